@@ -1,0 +1,62 @@
+# From a fresh clone to a running demo: needs python3 (3.10 to 3.13), a C++20 compiler and make.
+PYTHON ?= python3
+THREADS ?= 2
+export OMP_NUM_THREADS ?= $(THREADS)
+export MKL_NUM_THREADS ?= $(THREADS)
+export HF_HUB_OFFLINE = 1
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: demo test lint bench format clean setup
+.DELETE_ON_ERROR:
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest -q -ra
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases benchmarks examples/minilm.py
+	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+
+# `make bench BENCH=--save` also writes benchmarks/results.
+bench: setup
+	$(BIN)/python -m benchmarks.linear $(BENCH)
+	$(BIN)/python -m benchmarks.symmetry $(BENCH)
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+setup: $(VENV)/.data
+
+# torch first and by itself: whatever resolves its own torch may fetch another build of it.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else f"qfx needs Python 3.10 to 3.13, this is {v}; choose another with make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt torch
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.torch
+	$(PIP) install -q -c constraints.txt scikit-build-core pybind11 cmake ninja
+	touch $@
+
+$(VENV)/.built: $(VENV)/.tools $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev]'
+	touch $@
+
+$(VENV)/.data: $(VENV)/.built examples/minilm.py
+	$(BIN)/python examples/minilm.py
+	touch $@

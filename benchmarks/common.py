@@ -1,0 +1,108 @@
+"""What every benchmark needs: interleaved timing, a description of the machine, saved results."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SAMPLE_SECONDS = 2e-3  # the shortest sample: far above the clock's and the call's own cost
+INT8_FLAGS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call."""
+
+    median: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`run` is timed; `prepare` goes before each sample of it, untimed."""
+
+    run: Callable[[], Any]
+    prepare: Callable[[], Any] = lambda: None
+
+
+def interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, Timing]:
+    """Times all candidates in turn, `rounds` times over, so that a drift of the machine's speed
+    meets them alike. A sample repeats a call until it lasts SAMPLE_SECONDS."""
+    repeats = {name: _repeats(c) for name, c in candidates.items()}
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, candidate in candidates.items():
+            samples[name].append(_sample(candidate, repeats[name]))
+    return {name: Timing(median(s), min(s)) for name, s in samples.items()}
+
+
+def _repeats(candidate: Candidate) -> int:
+    _sample(candidate, 1)  # the first call packs, plans or allocates
+    return max(1, round(SAMPLE_SECONDS / _sample(candidate, 1)))
+
+
+def _sample(candidate: Candidate, repeats: int) -> float:
+    candidate.prepare()
+    candidate.run()  # after another candidate's turn: caches and branch predictors
+    start = time.perf_counter()
+    for _ in range(repeats):
+        candidate.run()
+    return (time.perf_counter() - start) / repeats
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on, next to the code: the CPU, its int8 instructions, torch, commit."""
+    cpu = _cpuinfo()
+    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    return {
+        "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
+        "family_model": [cpu.get("cpu family"), cpu.get("model")],
+        "flags": [f for f in INT8_FLAGS if f in flags],
+        "cores": torch.multiprocessing.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain")),
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    first = path.read_text().split("\n\n")[0] if path.exists() else ""
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints, or None outside a repository and before the first commit."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def slug(host: Mapping[str, Any]) -> str:
+    """A file name for the CPU: hypervisors hide names, so family and model follow where known."""
+    words = [host["cpu"], *(v for v in host["family_model"] if v)]
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
+
+
+def save(benchmark: str, rows: list[dict[str, Any]]) -> Path:
+    """Writes benchmarks/results/<cpu>-<benchmark>.json: the machine, then one row a line."""
+    host = machine()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{slug(host)}-{benchmark}.json"
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"machine": {json.dumps(host)},\n"rows": [\n{lines}\n]}}\n')
+    return path

@@ -1,0 +1,84 @@
+#include "cpu/arguments.h"
+
+#include <algorithm>
+
+namespace qfx::cpu {
+
+Matrix matrix_of(const char* op, const char* what, const Tensor& t) {
+  STD_TORCH_CHECK(t.dim() >= 1, op, ": ", what, " is a scalar, expected at least one dimension");
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
+  return {rows, t.size(t.dim() - 1)};
+}
+
+Dtype dtype_of(const char* op, ScalarType dtype) {
+  if (dtype == ScalarType::Float) return Dtype::kFloat32;
+  if (dtype == ScalarType::BFloat16) return Dtype::kBFloat16;
+  STD_TORCH_CHECK(dtype == ScalarType::Half, op, ": out_dtype is ", dtype_name(dtype),
+                  ", expected Float, BFloat16 or Half");
+  return Dtype::kFloat16;
+}
+
+Activation activation_of(const char* op, const std::string& name) {
+  static const char* const names[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
+  const auto found = std::find(std::begin(names), std::end(names), name);
+  STD_TORCH_CHECK(found != std::end(names), op, ": unknown activation '", name,
+                  "', expected none, relu, gelu, gelu_tanh or silu");
+  return static_cast<Activation>(found - std::begin(names));
+}
+
+CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t bits,
+                      bool symmetric) {
+  STD_TORCH_CHECK(bits >= 2 && bits <= 8, op, ": bits=", bits, " is outside 2..8");
+  const bool per_row = axes == std::vector<int64_t>{1};
+  const bool per_tensor = axes == std::vector<int64_t>{0, 1};
+  std::string given;
+  for (int64_t axis : axes) given += (given.empty() ? "" : ", ") + std::to_string(axis);
+  STD_TORCH_CHECK(per_row || per_tensor, op, ": axes=[", given,
+                  "], expected [1] (one scale per row) or [0, 1] (one for the matrix)");
+  return {static_cast<int>(bits), symmetric, per_tensor};
+}
+
+PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n) {
+  check_dtype(op, "the packed weight", packed, {ScalarType::Char});
+  STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
+                  ", pack_weight returns one dimension");
+  PackedWeight weight;
+  const std::string fault =
+      open_packed(static_cast<const int8_t*>(packed.const_data_ptr()), packed.numel(), &weight);
+  STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
+  STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
+                  ") but the weight was packed for K=", weight.k);
+  STD_TORCH_CHECK(weight.n == n, op, ": N=", n, " is asked for (n, or the size of w_scale) but the "
+                  "weight was packed for N=", weight.n);
+  return weight;
+}
+
+std::vector<int64_t> with_last(const Tensor& t, int64_t last) {
+  std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
+  shape.back() = last;
+  return shape;
+}
+
+Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
+  return torch::stable::empty({shape.data(), shape.size()}, dtype);
+}
+
+std::vector<float> bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
+  std::vector<float> values;
+  if (!bias.has_value()) return values;
+  check_float(op, "bias", *bias);
+  check_vector(op, "bias", *bias, n);
+  const Tensor flat = torch::stable::contiguous(*bias);
+  const Dtype dtype = dtype_of(op, flat.scalar_type());
+  values.resize(n);
+  if (dtype == Dtype::kFloat32) {
+    const float* from = static_cast<const float*>(flat.const_data_ptr());
+    std::copy(from, from + n, values.begin());
+  } else {
+    kernels_of(current_isa()).widen(flat.const_data_ptr(), dtype, n, values.data());
+  }
+  return values;
+}
+
+}  // namespace qfx::cpu

@@ -1,0 +1,19 @@
+#include "cpu/dispatch.h"
+
+#include <stdexcept>
+
+namespace qfx::cpu {
+
+const Kernels& kernels_of(Isa isa) {
+  switch (isa) {
+#define QFX_KERNELS(isa, function) \
+  case Isa::isa:                   \
+    return function();
+#include "cpu/kernels.inc"
+#undef QFX_KERNELS
+    default:
+      throw std::logic_error("no kernels are compiled for this instruction set");
+  }
+}
+
+}  // namespace qfx::cpu

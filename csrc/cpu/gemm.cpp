@@ -1,0 +1,93 @@
+#include "cpu/gemm.h"
+
+#include <algorithm>
+
+#include "cpu/parallel.h"
+#include "cpu/scratch.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int64_t kBlockRows = 240;  // a multiple of every tile height; its codes stay in L2
+constexpr int64_t kBlockK = 512;     // a panel block of 32 x 512 bytes stays in L1
+
+struct Task {
+  int64_t row_begin, row_end, panel_begin, panel_end;
+};
+
+// Row blocks x groups of panels, enough of them for the threads to share evenly.
+class Tasks {
+ public:
+  Tasks(int64_t rows, int64_t panels, int64_t threads)
+      : rows_(rows), panels_(panels), row_blocks_((rows + kBlockRows - 1) / kBlockRows) {
+    const int64_t wanted = threads == 1 ? 1 : (4 * threads + row_blocks_ - 1) / row_blocks_;
+    groups_ = std::clamp<int64_t>(wanted, 1, panels);
+  }
+
+  int64_t size() const { return row_blocks_ * groups_; }
+
+  Task operator[](int64_t i) const {
+    const int64_t block = i / groups_, group = i % groups_;
+    return {block * kBlockRows, std::min(rows_, (block + 1) * kBlockRows),
+            group * panels_ / groups_, (group + 1) * panels_ / groups_};
+  }
+
+ private:
+  int64_t rows_, panels_, row_blocks_, groups_;
+};
+
+void run_panel(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const Task& task,
+               int64_t p, int32_t* sums, const TileSink& sink) {
+  Panel panel;
+  sink.load_panel(p, &panel);
+  const int64_t height = kernels.tile_rows;
+  for (int64_t k = 0; k == 0 || k < w.padded_k; k += kBlockK) {
+    const int64_t groups = std::min(kBlockK, w.padded_k - k) / kGroup;
+    const int8_t* b = w.panel(p) + k * kPanel;
+    const bool last = k + kBlockK >= w.padded_k;
+    for (int64_t m = task.row_begin; m < task.row_end; m += height) {
+      const int count = static_cast<int>(std::min(height, task.row_end - m));
+      const uint8_t* a = rows.a + m * rows.stride + k * kernels.bytes_per_code;
+      int32_t* tile = sums + (m - task.row_begin) * kPanel;
+      kernels.tiles[count - 1](a, rows.stride, b, groups, tile, k > 0);
+      if (last) sink.tile(tile, m, count, p, panel);
+    }
+  }
+}
+
+void run_task(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const Task& task,
+              const TileSink& sink) {
+  thread_local Scratch scratch;
+  int32_t* sums = scratch.get<int32_t>(kBlockRows * kPanel);
+  for (int64_t p = task.panel_begin; p < task.panel_end; ++p) {
+    run_panel(kernels, rows, w, task, p, sums, sink);
+  }
+}
+
+}  // namespace
+
+Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k) {
+  thread_local Scratch codes, constants;
+  // 64 more bytes than a power of two, or the rows of a tile would share cache sets.
+  const int64_t stride = padded_k * kernels.bytes_per_code + 64;
+  int32_t* add = constants.get<int32_t>(2 * count);
+  return {codes.get<uint8_t>(count * stride), count, stride, add, add + count};
+}
+
+void arrange_row(const Kernels& kernels, const PackedWeight& w, const int8_t* q, int32_t zero_point,
+                 int64_t m, const Rows& rows) {
+  rows.add[m] = kernels.arrange(q, w.k, w.padded_k, rows.a + m * rows.stride);
+  rows.mul[m] = zero_point + kernels.mul_offset;
+}
+
+void gemm(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const TileSink& sink) {
+  if (rows.count == 0 || w.n == 0) return;
+  const int64_t work = rows.count * w.n * std::max<int64_t>(w.k, 1);
+  const bool serial = work < kSerialWork;
+  const Tasks tasks(rows.count, w.panels(), serial ? 1 : torch::stable::get_num_threads());
+  parallel(tasks.size(), work, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) run_task(kernels, rows, w, tasks[i], sink);
+  });
+}
+
+}  // namespace qfx::cpu

@@ -1,0 +1,37 @@
+// The integer GEMM: acc[m][n] = sum_k (q[m][k] - z[m]) w[n][k], handed on tile by tile. (G1)
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/dispatch.h"
+#include "cpu/pack.h"
+
+namespace qfx::cpu {
+
+// Activations in the operand format of an instruction set.
+struct Rows {
+  uint8_t* a;
+  int64_t count, stride;
+  int32_t *add, *mul;
+};
+
+// Room for `count` rows of `padded_k` codes, in memory of the calling thread, reused between calls.
+Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k);
+
+// Arranges the codes of row m.
+void arrange_row(const Kernels& kernels, const PackedWeight& w, const int8_t* q, int32_t zero_point,
+                 int64_t m, const Rows& rows);
+
+// Receives finished tiles; called from several threads at once for different tiles.
+class TileSink {
+ public:
+  virtual ~TileSink() = default;
+  // Column parameters of panel p, read once before its tiles.
+  virtual void load_panel(int64_t p, Panel* panel) const = 0;
+  // Raw sums [rows][32] of rows m.. and panel p; see kernels.h for the row constants.
+  virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p, const Panel& panel) const = 0;
+};
+
+void gemm(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const TileSink& sink);
+
+}  // namespace qfx::cpu

@@ -1,0 +1,79 @@
+// The functions every instruction set provides, and the table that names them.
+//
+// A row of activations is quantized to codes q[k], then arranged into the operand format of the
+// instruction set, together with integer constants of the row such that
+//     sum_k (q[k] - z) w[n][k] = tile[n] + row_add - row_mul * colsum[n]      (wrapping int32)
+// with row_add returned by arrange and row_mul = z + mul_offset.
+//
+// Files of an instruction set are compiled with its flags, so this header holds plain C types only:
+// an inline function shared with other files could carry wide instructions into them.
+#pragma once
+
+#include <cstdint>
+
+namespace qfx::cpu {
+
+inline constexpr int kPanel = 32;      // columns of a weight panel
+inline constexpr int kGroup = 4;       // consecutive k of one column that lie side by side
+inline constexpr int kKMultiple = 16;  // K is padded to this
+inline constexpr int kMaxTileRows = 12;
+
+enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
+enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
+
+// Extremes of a row as sortable integers: `magnitude` is the bit pattern of max|x| (NaN above
+// infinity above all finite), `low` and `high` bound the row and zero (see rows.h, to_sortable).
+struct Range {
+  int32_t magnitude, low, high;
+};
+
+// How one row becomes codes: q = clamp(rne(x * inverse) + zero_point, qmin, qmax), 0 if !finite.
+struct RowCode {
+  float scale, inverse;
+  int32_t zero_point, qmin, qmax;
+  bool finite;
+};
+
+// The float parameters of one panel of columns, [32] each, zero padded.
+struct Panel {
+  float scale[kPanel], bias[kPanel];
+  int32_t colsum[kPanel];
+  bool has_bias;
+};
+
+// Rows of an int32 tile [rows][32] -> out[m * ldo + n], n < columns. (E1)
+struct EpilogueArgs {
+  const int32_t* tile;
+  int rows, columns;
+  const int32_t *row_add, *row_mul;
+  const float* row_scale;
+  int64_t scale_stride;  // 1: one scale per row, 0: one for all
+  const Panel* panel;
+  Activation activation;
+  Dtype dtype;
+  void* out;
+  int64_t ldo;
+};
+
+// tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32.
+using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
+                        int32_t* tile, bool accumulate);
+
+struct Kernels {
+  const char* isa;
+  int tile_rows;           // the tallest tile
+  int bytes_per_code;      // of the operand format
+  int32_t mul_offset;      // see above
+  const TileFn* tiles;     // tiles[r - 1] handles r rows
+  void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
+  void (*range)(const float* x, int64_t n, Range* range);
+  void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
+  int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
+  void (*epilogue)(const EpilogueArgs* args);
+};
+
+#define QFX_KERNELS(isa, function) const Kernels& function();
+#include "cpu/kernels.inc"
+#undef QFX_KERNELS
+
+}  // namespace qfx::cpu

@@ -1,0 +1,168 @@
+// quantize, dequantize, pack_weight, unpack_weight on the CPU.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "cpu/arguments.h"
+#include "cpu/parallel.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int64_t kStepsPerElement = 16;  // of a pass over memory, in parallel.h's unit
+
+std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes, int64_t bits,
+                                            bool symmetric) {
+  constexpr const char* op = "quantize";
+  check_float(op, "x", x);
+  const Matrix size = matrix_of(op, "x", x);
+  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  x = torch::stable::contiguous(x);
+  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
+                              size.columns};
+  Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
+  std::vector<int64_t> shape = with_last(x, 1);
+  if (spec.per_tensor) std::fill(shape.begin(), shape.end(), 1);
+  Tensor scale = empty_on_cpu(shape, ScalarType::Float);
+  Tensor zero_point = empty_on_cpu(shape, ScalarType::Int);
+
+  const Kernels& kernels = kernels_of(current_isa());
+  int8_t* codes = static_cast<int8_t*>(q.mutable_data_ptr());
+  float* scales = static_cast<float*>(scale.mutable_data_ptr());
+  int32_t* zeros = static_cast<int32_t*>(zero_point.mutable_data_ptr());
+  RowCode shared{};
+  if (spec.per_tensor) {
+    shared = choose_tensor_code(kernels, matrix, spec);
+    *scales = shared.scale;
+    *zeros = shared.zero_point;
+  }
+  parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const RowCode code = spec.per_tensor ? shared : choose_row_code(kernels, matrix, spec, m);
+      quantize_row_of(kernels, matrix, m, code, codes + m * size.columns);
+      if (spec.per_tensor) continue;
+      scales[m] = code.scale;
+      zeros[m] = code.zero_point;
+    }
+  });
+  return {q, scale, zero_point};
+}
+
+// One row of (E1) in panels: raw sums are the codes or sums themselves, minus the zero point.
+struct Dequantize {
+  const Kernels& kernels;
+  const std::vector<Panel>& panels;
+  Matrix size;
+  Activation activation;
+  Dtype dtype;
+  char* out;
+
+  template <typename T>
+  void row(const T* q, int64_t m, float scale, int32_t zero_point) const {
+    const int64_t element = dtype == Dtype::kFloat32 ? 4 : 2;
+    const int32_t add = static_cast<int32_t>(-static_cast<uint32_t>(zero_point)), mul = 0;
+    int32_t tile[kPanel];
+    for (int64_t n = 0; n < size.columns; n += kPanel) {
+      const int columns = static_cast<int>(std::min<int64_t>(kPanel, size.columns - n));
+      for (int i = 0; i < kPanel; ++i) tile[i] = i < columns ? q[m * size.columns + n + i] : 0;
+      const EpilogueArgs args = {tile,   1,          columns,
+                                 &add,   &mul,       &scale,
+                                 0,      &panels[n / kPanel], activation,
+                                 dtype,  out + (m * size.columns + n) * element, size.columns};
+      kernels.epilogue(&args);
+    }
+  }
+};
+
+std::vector<Panel> panels_of(const Tensor* col_scale, const std::vector<float>& bias, int64_t n) {
+  std::vector<Panel> panels((n + kPanel - 1) / kPanel);
+  const float* scales = col_scale ? static_cast<const float*>(col_scale->const_data_ptr()) : nullptr;
+  for (int64_t i = 0; i < n; ++i) {
+    Panel& panel = panels[i / kPanel];
+    panel.scale[i % kPanel] = scales ? scales[i] : 1.f;
+    panel.bias[i % kPanel] = bias.empty() ? 0.f : bias[i];
+    panel.has_bias = !bias.empty();
+  }
+  return panels;
+}
+
+Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
+                  std::optional<Tensor> col_scale, std::optional<Tensor> bias,
+                  std::string activation, ScalarType out_dtype) {
+  constexpr const char* op = "dequantize";
+  check_dtype(op, "q", q, {ScalarType::Char, ScalarType::Int});
+  check_dtype(op, "scale", scale, {ScalarType::Float});
+  const Matrix size = matrix_of(op, "q", q);
+  check_per_row(op, "scale", scale, size.rows);
+  q = torch::stable::contiguous(q);
+  scale = torch::stable::contiguous(scale);
+  const int32_t* zeros = nullptr;
+  if (zero_point.has_value()) {
+    check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
+    STD_TORCH_CHECK(zero_point->numel() == scale.numel(), op, ": zero_point has ",
+                    zero_point->numel(), " elements but scale has ", scale.numel());
+    zero_point = torch::stable::contiguous(*zero_point);
+    zeros = static_cast<const int32_t*>(zero_point->const_data_ptr());
+  }
+  if (col_scale.has_value()) {
+    check_dtype(op, "col_scale", *col_scale, {ScalarType::Float});
+    check_vector(op, "col_scale", *col_scale, size.columns);
+    col_scale = torch::stable::contiguous(*col_scale);
+  }
+  const std::vector<float> biases = bias_of(op, bias, size.columns);
+  const std::vector<Panel> panels =
+      panels_of(col_scale.has_value() ? &*col_scale : nullptr, biases, size.columns);
+  const Dtype dtype = dtype_of(op, out_dtype);
+  Tensor y = empty_on_cpu(with_last(q, size.columns), out_dtype);
+  const Dequantize job = {kernels_of(current_isa()),
+                          panels,
+                          size,
+                          activation_of(op, activation),
+                          dtype,
+                          static_cast<char*>(y.mutable_data_ptr())};
+  const float* scales = static_cast<const float*>(scale.const_data_ptr());
+  const bool codes = q.scalar_type() == ScalarType::Char;
+  const void* data = q.const_data_ptr();
+  const int64_t step = scale.numel() == 1 ? 0 : 1;
+  parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const int32_t zero = zeros ? zeros[m * step] : 0;
+      if (codes) job.row(static_cast<const int8_t*>(data), m, scales[m * step], zero);
+      if (!codes) job.row(static_cast<const int32_t*>(data), m, scales[m * step], zero);
+    }
+  });
+  return y;
+}
+
+Tensor pack_weight(Tensor w) {
+  constexpr const char* op = "pack_weight";
+  check_dtype(op, "w", w, {ScalarType::Char});
+  STD_TORCH_CHECK(w.dim() == 2, op, ": w has shape ", shape_of(w), ", expected [N, K]");
+  const int64_t n = w.size(0), k = w.size(1);
+  STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
+                  ", where the int32 accumulator of a dot product could overflow");
+  Tensor packed = empty_on_cpu({packed_size(n, k)}, ScalarType::Char);
+  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1),
+       static_cast<int8_t*>(packed.mutable_data_ptr()));
+  return packed;
+}
+
+Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
+  constexpr const char* op = "unpack_weight";
+  packed = torch::stable::contiguous(packed);
+  const PackedWeight weight = packed_of(op, packed, packed, k, n);
+  Tensor w = empty_on_cpu({n, k}, ScalarType::Char);
+  unpack(weight, static_cast<int8_t*>(w.mutable_data_ptr()));
+  return w;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  m.impl("quantize", TORCH_BOX(&quantize));
+  m.impl("dequantize", TORCH_BOX(&dequantize));
+  m.impl("pack_weight", TORCH_BOX(&pack_weight));
+  m.impl("unpack_weight", TORCH_BOX(&unpack_weight));
+}
+
+}  // namespace
+}  // namespace qfx::cpu

@@ -1,0 +1,89 @@
+#include "cpu/pack.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace qfx::cpu {
+namespace {
+
+constexpr char kMagic[4] = {'Q', 'F', 'X', 'W'};
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kLayoutK4N32 = 1;
+
+int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// One panel of 32 columns; returns its column sums.
+void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
+                int32_t* colsum, int8_t* out) {
+  for (int64_t n = 0; n < columns; ++n) {
+    const int8_t* column = w + n * stride_n;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < k; ++i) {
+      const int8_t value = column[i * stride_k];
+      out[i / kGroup * (kPanel * kGroup) + n * kGroup + i % kGroup] = value;
+      sum += value;
+    }
+    colsum[n] = sum;
+  }
+}
+
+}  // namespace
+
+int64_t packed_size(int64_t n, int64_t k) {
+  const int64_t padded_n = round_up(n, kPanel);
+  return static_cast<int64_t>(sizeof(PackedHeader)) + 4 * padded_n +
+         padded_n * round_up(k, kKMultiple);
+}
+
+void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out) {
+  std::memset(out, 0, packed_size(n, k));
+  PackedHeader header = {{}, kVersion, kLayoutK4N32, 0, n, k, {}};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  std::memcpy(out, &header, sizeof(header));
+  const int64_t padded_n = round_up(n, kPanel), padded_k = round_up(k, kKMultiple);
+  int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(header));
+  int8_t* blocks = out + sizeof(header) + 4 * padded_n;
+  for (int64_t p = 0; p < n; p += kPanel) {
+    pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k, colsum + p,
+               blocks + p * padded_k);
+  }
+}
+
+void unpack(const PackedWeight& w, int8_t* out) {
+  for (int64_t n = 0; n < w.n; ++n) {
+    const int8_t* panel = w.panel(n / kPanel) + n % kPanel * kGroup;
+    for (int64_t k = 0; k < w.k; ++k) {
+      out[n * w.k + k] = panel[k / kGroup * (kPanel * kGroup) + k % kGroup];
+    }
+  }
+}
+
+std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) {
+  PackedHeader header;
+  if (size < static_cast<int64_t>(sizeof(header))) {
+    return "it has " + std::to_string(size) + " bytes, fewer than the header's 64";
+  }
+  std::memcpy(&header, data, sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
+    return "it does not start with the magic bytes QFXW that pack_weight writes";
+  }
+  if (header.version != kVersion || header.layout != kLayoutK4N32) {
+    return "it has layout " + std::to_string(header.layout) + " version " +
+           std::to_string(header.version) + ", this build reads layout 1 (K4N32) version 1";
+  }
+  const int64_t limit = int64_t{1} << 40;
+  if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
+    return "its header says N=" + std::to_string(header.n) + " K=" + std::to_string(header.k);
+  }
+  if (size != packed_size(header.n, header.k)) {
+    return "it has " + std::to_string(size) + " bytes, N=" + std::to_string(header.n) +
+           " K=" + std::to_string(header.k) + " takes " +
+           std::to_string(packed_size(header.n, header.k));
+  }
+  const int8_t* colsum = data + sizeof(header);
+  *weight = {header.n, header.k, round_up(header.k, kKMultiple),
+             reinterpret_cast<const int32_t*>(colsum), colsum + 4 * round_up(header.n, kPanel)};
+  return "";
+}
+
+}  // namespace qfx::cpu

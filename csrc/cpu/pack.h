@@ -1,0 +1,45 @@
+// The packed weight, layout K4N32, version 1, one flat buffer:
+//     header 64 bytes, colsum int32 [Np], blocks int8 [Np/32][Kp/4][32][4]
+//     W[n][k] = blocks[n / 32][k / 4][n % 32][k % 4],   colsum[n] = sum_k W[n][k]
+// Np is N rounded up to 32, Kp is K rounded up to 16; the padding is zero.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cpu/kernels.h"
+
+namespace qfx::cpu {
+
+// An int32 sum of K products of (code - zero point) in [-255, 255] and a weight in [-128, 127].
+inline constexpr int64_t kMaxK = 65792;
+
+struct PackedHeader {
+  char magic[4];
+  uint32_t version, layout, reserved;
+  int64_t n, k;
+  char zeros[32];
+};
+static_assert(sizeof(PackedHeader) == 64);
+
+struct PackedWeight {
+  int64_t n, k, padded_k;
+  const int32_t* colsum;
+  const int8_t* blocks;
+
+  int64_t panels() const { return (n + kPanel - 1) / kPanel; }
+  const int8_t* panel(int64_t p) const { return blocks + p * kPanel * padded_k; }
+};
+
+// Bytes of a packed [n, k] weight.
+int64_t packed_size(int64_t n, int64_t k);
+
+// Packs w[n * stride_n + k * stride_k] into out[packed_size(n, k)].
+void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out);
+
+void unpack(const PackedWeight& w, int8_t* out);
+
+// Reads a buffer of `size` bytes. Returns what is wrong with it, or an empty string.
+std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight);
+
+}  // namespace qfx::cpu

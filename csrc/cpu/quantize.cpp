@@ -1,0 +1,72 @@
+#include "cpu/quantize.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "cpu/scratch.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr float kSmallestScale = 0x1p-126f;
+constexpr int32_t kInfinity = 0x7f800000;
+
+float from_sortable(int32_t order) {
+  return std::bit_cast<float>(order ^ ((order >> 31) & 0x7fffffff));
+}
+
+const float* as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m) {
+  if (x.dtype == Dtype::kFloat32) return static_cast<const float*>(x.row(m));
+  thread_local Scratch scratch;
+  float* row = scratch.get<float>(x.columns);
+  kernels.widen(x.row(m), x.dtype, x.columns, row);
+  return row;
+}
+
+RowCode choose(const Range& range, const CodeSpec& spec) {
+  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
+  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
+  if (range.magnitude >= kInfinity) {  // (Q4)
+    return {std::bit_cast<float>(range.magnitude), 0.f, 0, qmin, qmax, false};
+  }
+  if (spec.symmetric) {  // (Q1)
+    const float scale = std::bit_cast<float>(range.magnitude) / static_cast<float>(qmax);
+    const float kept = std::max(scale, kSmallestScale);
+    return {kept, 1.f / kept, 0, qmin, qmax, true};
+  }
+  const float low = from_sortable(range.low), high = from_sortable(range.high);
+  const float n = static_cast<float>(qmax - qmin);
+  const float scale = std::max(high / n - low / n, kSmallestScale);  // (Q2)
+  const float inverse = 1.f / scale;
+  const int32_t zero = qmin - static_cast<int32_t>(std::nearbyintf(low * inverse));
+  return {scale, inverse, std::clamp(zero, qmin, qmax), qmin, qmax, true};
+}
+
+}  // namespace
+
+RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                        int64_t m) {
+  Range range;
+  kernels.range(as_floats(kernels, x, m), x.columns, &range);
+  return choose(range, spec);
+}
+
+RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec) {
+  Range all = {0, 0, 0};
+  for (int64_t m = 0; m < x.rows; ++m) {
+    Range range;
+    kernels.range(as_floats(kernels, x, m), x.columns, &range);
+    all.magnitude = std::max(all.magnitude, range.magnitude);
+    all.low = std::min(all.low, range.low);
+    all.high = std::max(all.high, range.high);
+  }
+  return choose(all, spec);
+}
+
+void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
+                     int8_t* q) {
+  kernels.quantize(as_floats(kernels, x, m), x.columns, &code, q);
+}
+
+}  // namespace qfx::cpu

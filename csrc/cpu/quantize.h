@@ -1,0 +1,39 @@
+// Rows of floats -> int8 codes with a scale and a zero point: equations (Q1) to (Q4).
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/dispatch.h"
+
+namespace qfx::cpu {
+
+struct CodeSpec {
+  int bits;
+  bool symmetric;
+  bool per_tensor;  // one scale for the matrix instead of one per row
+};
+
+// A matrix of floats, row-major: x[m][k].
+struct FloatMatrix {
+  const void* data;
+  Dtype dtype;
+  int64_t rows, columns;
+
+  const void* row(int64_t m) const {
+    const int64_t bytes = dtype == Dtype::kFloat32 ? 4 : 2;
+    return static_cast<const char*>(data) + m * columns * bytes;
+  }
+};
+
+// How row m becomes codes under a per-row scheme.
+RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                        int64_t m);
+
+// The one code of a per-tensor scheme.
+RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec);
+
+// q[columns] of row m.
+void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
+                     int8_t* q);
+
+}  // namespace qfx::cpu

@@ -1,0 +1,13 @@
+// The operators' schemas, one line each. Kernels: cpu/ops_*.cpp. Fake implementations, gradients and
+// the references that define them: qfx/ops/*.py. Numbers: docs/numerics.md.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(qfx, m) {
+  m.def("quantize(Tensor x, int[] axes, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");
+  m.def("dequantize(Tensor q, Tensor scale, Tensor? zero_point, Tensor? col_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
+  m.def("pack_weight(Tensor w) -> Tensor");
+  m.def("unpack_weight(Tensor packed, SymInt n, SymInt k) -> Tensor");
+  m.def("int8_mm(Tensor q, Tensor zero_point, Tensor packed, SymInt n) -> Tensor");
+  m.def("int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
+  m.def("int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype) -> Tensor");
+}

@@ -1,0 +1,30 @@
+"""qfx: int8 for PyTorch as a compiler backend. `torch.compile(model, backend="qfx")`."""
+
+import torch  # noqa: F401  (its libraries are loaded before our extension)
+
+from qfx import ops  # the operators, registered before anything uses them
+from qfx.api import rewrite
+from qfx.backend import qfx as backend
+from qfx.capture import trace
+from qfx.config import Config
+from qfx.plan import Plan
+from qfx.report import Report, explain
+from qfx.scheme import PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.weights import invalidate
+
+__all__ = [
+    "PER_ROW",
+    "PER_TENSOR",
+    "Config",
+    "Plan",
+    "QSpec",
+    "Report",
+    "Scheme",
+    "backend",
+    "explain",
+    "invalidate",
+    "ops",
+    "rewrite",
+    "trace",
+]
+__version__ = "0.1.0"

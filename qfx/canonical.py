@@ -1,0 +1,148 @@
+"""Rewrite: plan -> the canonical graph, three operators for every int8 site.
+
+    q, scale, zero_point = quantize(x)                 one node for sites that share x
+    acc = int8_mm(q, zero_point, packed, n)            exact int32
+    y = dequantize(acc, scale, w_scale, bias, activation)
+
+Readable and slow: it is the semantics; `qfx.fuse` makes it fast without changing a bit.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from qfx.capture import value
+from qfx.match import Site, writes
+from qfx.plan import Plan
+from qfx.scheme import QSpec, Scheme
+
+ops = torch.ops.qfx
+
+
+class PackedNodes(NamedTuple):
+    """The graph's names for a packed weight: the blocks and the scale [N]."""
+
+    blocks: fx.Node
+    scale: fx.Node
+
+
+ProvideWeight = Callable[[Site, QSpec], PackedNodes]
+"""Where the packed weight of a site lives: `qfx.provide` has the choices."""
+
+
+def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx.GraphModule:
+    """Edits `gm` to the canonical form of `plan` and returns it."""
+    quantized = _SharedQuantize(gm.graph)
+    for entry in plan.entries:
+        if entry.scheme is not None and isinstance(entry.match, Site):
+            site = quantized.up_to_date(entry.match)
+            quantized.replaced[site.out] = _replace(site, entry.scheme, provide_weight, quantized)
+    for entry in plan.entries:
+        if entry.scheme is not None and isinstance(entry.match, Site):
+            erase(gm.graph, entry.match.weight, down_to=set())
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def _replace(
+    site: Site, scheme: Scheme, provide_weight: ProvideWeight, quantized: _SharedQuantize
+) -> fx.Node:
+    graph = site.node.graph
+    packed = provide_weight(site, scheme.w)
+    bias = site.bias
+    if bias is not None and quantized.position[bias] > quantized.position[site.node]:
+        site.node.prepend(bias)  # a constant may stand between the matmul and its addition
+    q, scale, zero_point = quantized.of(site, scheme.x)
+    with graph.inserting_before(site.node):
+        n = _out_features(site, packed)
+        stem, epilogue = site.node.name, (packed.scale, bias, site.activation, _out_dtype(site))
+        acc = emit(graph, ops.int8_mm.default, (q, zero_point, packed.blocks, n), f"{stem}_acc")
+        arguments = (acc, scale, None, *epilogue)
+        y = emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")
+    for node in (acc, y):
+        _inherit(node, site.node)
+    y.meta = dict(site.out.meta)
+    site.out.replace_all_uses_with(y)
+    erase(graph, site.out, down_to={site.x, site.weight})
+    return y
+
+
+def _out_features(site: Site, packed: PackedNodes) -> int | fx.Node:
+    """N: a literal where the capture knew it, else read from the weight's scale."""
+    if site.n is not None:
+        return site.n
+    return site.node.graph.call_function(torch.ops.aten.sym_size.int, (packed.scale, 0))
+
+
+def _out_dtype(site: Site) -> torch.dtype:
+    """What the matmul's epilogue returned when it was captured, autocast included."""
+    if site.out_dtype is not None:
+        return site.out_dtype
+    return getattr(value(site.weight), "dtype", torch.float32)
+
+
+def _inherit(node: fx.Node, source: fx.Node) -> None:
+    for key in ("nn_module_stack", "stack_trace", "source_fn_stack"):
+        if key in source.meta:
+            node.meta[key] = source.meta[key]
+
+
+class _SharedQuantize:
+    """One quantize node for all sites that read the same x, unless x may change between them."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.write_positions = [i for n, i in self.position.items() if writes(n)]
+        self.replaced: dict[fx.Node, fx.Node] = {}  # a site's former output -> its int8 form
+        self.made: dict[tuple[fx.Node, QSpec], tuple[int, tuple[fx.Node, ...]]] = {}
+
+    def up_to_date(self, site: Site) -> Site:
+        """The site, reading the int8 form of an input that another site produced."""
+        return replace(site, x=self.replaced.get(site.x, site.x))
+
+    def of(self, site: Site, spec: QSpec) -> tuple[fx.Node, ...]:
+        """(q, scale, zero_point) of the site's input, valid where the site stands."""
+        here = self.position[site.node]
+        if (site.x, spec) in self.made:
+            there, nodes = self.made[site.x, spec]
+            if not any(there < i < here for i in self.write_positions):
+                return nodes
+        with self.graph.inserting_before(site.node):
+            arguments = (site.x, list(spec.axes), spec.bits, spec.symmetric)
+            stem = site.x.name
+            triple = emit(self.graph, ops.quantize.default, arguments, f"{stem}_quantize")
+            _inherit(triple, site.node)
+            nodes = tuple(
+                emit(self.graph, operator.getitem, (triple, i), f"{stem}_{part}")
+                for i, part in enumerate(("q", "scale", "zero_point"))
+            )
+        self.made[site.x, spec] = (here, nodes)
+        return nodes
+
+
+def emit(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:
+    """A function call at the graph's insertion point, named for readers."""
+    return graph.create_node("call_function", target, args, name=name)
+
+
+def erase(graph: fx.Graph, node: fx.Node, down_to: set[fx.Node]) -> None:
+    """Removes a node without users, then its inputs that this orphaned, never those in `down_to`.
+
+    `Graph.eliminate_dead_code` would delete in-place operations of a Dynamo graph.
+    """
+    if node._erased or node.users or node in down_to or node.op in ("placeholder", "output"):
+        return
+    inputs = node.all_input_nodes
+    graph.erase_node(node)
+    node.meta.clear()  # the graph still knows the node, and this may refer to parameters
+    for source in inputs:
+        if not writes(source):
+            erase(graph, source, down_to)

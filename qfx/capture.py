@@ -1,0 +1,130 @@
+"""Capture: an nn.Module, FX GraphModule or Dynamo graph -> a GraphModule that qfx may edit.
+
+A Dynamo graph is cloned, never edited in place: Dynamo reads the metadata of its own placeholders
+after the backend returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+_DYNAMO_ATTRIBUTES = ("_param_name_to_source", "_source_to_user_stacks")
+_GETATTR = re.compile(r"getattr\(([^()]*), '([^']*)'\)")
+_DICTIONARIES = re.compile(r"\._(modules|parameters|buffers)(?=\.)")
+_NO_PREFIXES: Mapping[str, str] = {}
+_ROOT = re.compile(r"^[LG]\['[^']*'\]")
+_INDEX = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
+
+
+class Tracer(fx.Tracer):
+    """Symbolic tracer that opens nn.Linear and activations: each becomes one function node."""
+
+    opened = (nn.Linear, nn.ReLU, nn.GELU, nn.SiLU)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not isinstance(m, self.opened) and super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module, *example_inputs: Any) -> fx.GraphModule:
+    """The graph of `model` by symbolic tracing; with example inputs every node knows its shape.
+
+    Returns an `fx.GraphModule` that shares the parameters of `model`. Raises what `torch.fx` raises
+    for Python that cannot be traced symbolically; `torch.compile(model, backend="qfx")` has no such
+    limit. Source: `torch.fx.Tracer`, `torch.fx.passes.fake_tensor_prop`.
+    """
+    gm = clone(model) if isinstance(model, fx.GraphModule) else _symbolic_trace(model)
+    if example_inputs:
+        with torch.no_grad():
+            FakeTensorProp(gm, FakeTensorMode(allow_non_fake_inputs=True)).propagate(
+                *example_inputs
+            )
+    return gm
+
+
+def _symbolic_trace(model: nn.Module) -> fx.GraphModule:
+    tracer = Tracer()
+    graph = tracer.trace(model)
+    return fx.GraphModule(tracer.root, graph, type(model).__name__)
+
+
+def clone(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of `gm` with its own graph; parameters, submodules and metadata values are shared."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result: Any = graph.graph_copy(gm.graph, copies, return_output_node=True)
+    if result is not None:
+        value, old_output = result
+        graph.output(value).meta = dict(old_output.meta)
+    graph.set_codegen(gm.graph._codegen)  # exported programs keep their signature there
+    for old, new in copies.items():
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
+    copy = fx.GraphModule(gm, graph, type(gm).__name__)
+    copy.meta = dict(gm.meta)
+    for name in _DYNAMO_ATTRIBUTES:
+        if hasattr(gm, name):
+            setattr(copy, name, getattr(gm, name))
+    return copy
+
+
+def value(node: fx.Node) -> Any:
+    """What the capture recorded for the node, usually a FakeTensor; None when nothing is known."""
+    recorded = node.meta.get("example_value", node.meta.get("val"))
+    if recorded is None and node.op == "get_attr":
+        return attribute(node)
+    return recorded
+
+
+def attribute(node: fx.Node) -> Any:
+    """What a get_attr node stands for; None when the graph's module lacks it."""
+    owner: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether the node is a parameter, a buffer or a tensor attribute of the captured module."""
+    recorded = value(node)
+    if node.op == "get_attr":
+        return isinstance(recorded, torch.Tensor)
+    if node.op != "placeholder":
+        return False
+    static = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
+    return static is not None or isinstance(recorded, nn.Parameter)
+
+
+def module_path(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
+    """Dotted path of the module whose forward called the node; '' outside any module."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return _plain(str(stack[-1][0]), prefixes) if stack else ""
+
+
+def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
+    """Dotted name of a parameter or buffer node."""
+    if node.op == "get_attr":
+        return str(node.target)
+    source = getattr(node, "_dynamo_source", None)
+    if source is None:
+        return node.name
+    return _plain(str(source.name() if callable(source.name) else source.name), prefixes)
+
+
+def _plain(source: str, prefixes: Mapping[str, str]) -> str:
+    """`L['self']._modules['a'].b[0]` and `getattr(L['self'].a, '0')` -> `a.b.0` and `a.0`.
+
+    `prefixes` maps a root such as `L['self']` to that module's own path in the model.
+    """
+    while (text := _GETATTR.sub(r"\1.\2", source)) != source:
+        source = text
+    root = _ROOT.match(source)
+    prefix = prefixes.get(root.group(), "") if root else ""
+    path = _INDEX.sub(r".\1", source[root.end() :] if root else source)
+    return f"{prefix}.{_DICTIONARIES.sub('', path).lstrip('.')}".strip(".")

@@ -1,0 +1,83 @@
+"""Config: what a user may set, checked when it is made; and its reading from `options={...}`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from qfx.scheme import PER_TENSOR, QSpec, Scheme
+
+# Candidates of each preset, the most accurate first; the plan picks by measured cost.
+PRESETS: dict[str, tuple[Scheme, ...]] = {
+    "w8a8": (Scheme(x=QSpec(symmetric=False)), Scheme()),
+    "w8a8-symmetric": (Scheme(),),
+    "w8a8-asymmetric": (Scheme(x=QSpec(symmetric=False)),),
+    "w8a8-tensor": (Scheme(x=QSpec(symmetric=False, axes=PER_TENSOR)),),
+}
+INNER = ("inductor", "aot_eager", "eager")
+
+
+@dataclass(frozen=True)
+class Config:
+    """How qfx decides.
+
+    `scheme`: a preset name (`w8a8`, `w8a8-symmetric`, `w8a8-asymmetric`, `w8a8-tensor`) or a
+    `Scheme`. `skip`, `only`: patterns for module paths and parameter names (`lm_head`,
+    `layers.0.*`); `only` keeps nothing else, `skip` wins over it. `minimum_gain`: a site becomes
+    int8 if its predicted float time divided by its int8 time is at least this; 0 quantizes all.
+    `inner`: the compiler of the rewritten graph. Raises ValueError or TypeError.
+    """
+
+    scheme: str | Scheme = "w8a8"
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    minimum_gain: float = 1.1
+    inner: str = "inductor"
+
+    def __post_init__(self) -> None:
+        for name in ("skip", "only"):
+            patterns = getattr(self, name)
+            if isinstance(patterns, str) or not all(isinstance(p, str) for p in patterns):
+                raise TypeError(f"option {name!r} takes a list of patterns, got {patterns!r}")
+            object.__setattr__(self, name, tuple(patterns))
+        if not isinstance(self.scheme, Scheme) and self.scheme not in PRESETS:
+            raise ValueError(
+                f"unknown scheme {self.scheme!r}; the presets are {', '.join(PRESETS)}"
+            )
+        if self.inner not in INNER:
+            raise ValueError(
+                f"unknown inner compiler {self.inner!r}; choose from {', '.join(INNER)}"
+            )
+        gain = self.minimum_gain
+        if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
+            raise ValueError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The candidates for each site, the most accurate first."""
+        return (self.scheme,) if isinstance(self.scheme, Scheme) else PRESETS[self.scheme]
+
+
+def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:
+    """Splits `options` into qfx's Config and the options of the inner compiler, Inductor.
+
+    Raises ValueError for a name that neither knows, with the nearest names.
+    """
+    ours = {f.name for f in fields(Config)}
+    mine = {k: v for k, v in (options or {}).items() if k in ours}
+    rest = {k.replace("-", "_"): v for k, v in (options or {}).items() if k not in ours}
+    config = Config(**mine)
+    known = torch._inductor.config.get_config_copy() if rest else {}
+    for name in rest:
+        if name not in known or config.inner != "inductor":
+            near = difflib.get_close_matches(name, [*ours, *known], n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(
+                f"unknown option {name!r}: it is neither an option of qfx "
+                f"({', '.join(sorted(ours))}) nor of the inner compiler {config.inner!r}{hint}"
+            )
+    return config, rest

@@ -1,0 +1,56 @@
+"""Fuse: the canonical graph -> the fewest and fastest operators, with the same bits.
+
+dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one site
+                                  ->  int8_linear(quantize(x))    x shared by several
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.canonical import emit, erase
+
+ops = torch.ops.qfx
+
+
+def fuse(gm: fx.GraphModule) -> fx.GraphModule:
+    """Edits the canonical graph of `qfx.canonical.rewrite` to its fused form and returns it."""
+    for node in list(gm.graph.nodes):
+        if node.op == "call_function" and node.target is ops.dequantize.default:
+            _fuse_linear(gm.graph, node)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
+    arguments: Any = dequantize.args
+    acc, scale, zero_point, w_scale, bias, activation, out_dtype = arguments
+    if not _calls(acc, ops.int8_mm.default) or zero_point is not None or len(acc.users) != 1:
+        return
+    q, q_zero_point, packed, _ = acc.args
+    triple: Any = q.args[0] if _calls(q, operator.getitem) else None
+    parts = [q, scale, q_zero_point]
+    if not _calls(triple, ops.quantize.default) or not all(
+        _calls(p, operator.getitem) and p.args == (triple, i) for i, p in enumerate(parts)
+    ):
+        return
+    epilogue = (packed, w_scale, bias)
+    if len(q.users) == 1:
+        x, *spec = triple.args
+        call = (ops.int8_linear_dynamic.default, (x, *epilogue, *spec, activation, out_dtype))
+    else:
+        call = (ops.int8_linear.default, (*parts, *epilogue, activation, out_dtype))
+    with graph.inserting_before(acc):
+        fused = emit(graph, *call, f"{dequantize.name.removesuffix('_dequantize')}_int8")
+    fused.meta = dict(dequantize.meta)
+    dequantize.replace_all_uses_with(fused)
+    erase(graph, dequantize, down_to={triple.args[0]})
+
+
+def _calls(node: Any, target: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is target

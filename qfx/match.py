@@ -1,0 +1,267 @@
+"""Match: graph -> sites that may become int8, and a reason for every other matmul-like node.
+
+site: out = activation(x_mk @ w_nk.T + bias_n)
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from qfx.capture import is_constant, module_path, parameter_name, value
+from qfx.spellings import Operands, operands, spelling, weight_root
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_K = 65792  # docs/numerics.md (G1)
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One matmul with a constant right operand. `m`, `k`, `n`: None when the graph does not say."""
+
+    node: fx.Node  # the matmul
+    out: fx.Node  # the last node of its epilogue, the matmul itself when there is none
+    x: fx.Node
+    weight: fx.Node  # the constant itself, [N, K], or [K, N] when `transposed`
+    transposed: bool
+    bias: fx.Node | None
+    activation: str
+    m: int | torch.SymInt | None
+    k: int | None
+    n: int | None
+    out_dtype: torch.dtype | None
+    path: str
+    parameter: str
+
+    @property
+    def name(self) -> str:
+        return self.path or self.node.name
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A matmul-like node that is no site, and why."""
+
+    node: fx.Node
+    reason: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        return self.path or self.node.name
+
+
+Match = Site | Unmatched
+
+
+def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tuple[Match, ...]:
+    """Every matmul-like node of `gm` and of the bodies of its higher-order operators, in order.
+
+    `prefixes`: what `qfx.capture.module_path` completes names with.
+    """
+    prefixes = prefixes or {}
+    written = _written_roots(gm.graph)
+    found: list[Match] = []
+    for node in gm.graph.nodes:
+        row = spelling(node)
+        if row is not None:
+            found.append(_matmul(node, operands(node, row), written, prefixes))
+        elif node.op == "get_attr" and isinstance(value(node), fx.GraphModule):
+            found += _inside_body(value(node), prefixes)
+        elif node.op == "call_module" and isinstance(body := _submodule(gm, node), fx.GraphModule):
+            found += _inside_body(body, prefixes)
+    return tuple(found)
+
+
+def _submodule(gm: fx.GraphModule, node: fx.Node) -> torch.nn.Module:
+    return gm.get_submodule(str(node.target))
+
+
+def _inside_body(body: fx.GraphModule, prefixes: Mapping[str, str]) -> list[Match]:
+    reason = "inside the body of a higher-order operator, which is not supported yet"
+    return [Unmatched(m.node, reason, m.path) for m in match(body, prefixes)]
+
+
+def _matmul(
+    node: fx.Node, parsed: Operands | str, written: set[fx.Node], prefixes: Mapping[str, str]
+) -> Match:
+    path = module_path(node, prefixes)
+    found = weight_root(parsed.right) if isinstance(parsed, Operands) else parsed
+    if isinstance(parsed, str) or isinstance(found, str):
+        return Unmatched(node, str(found), path)
+    weight, flipped = found
+    site = Site(
+        node=node,
+        out=node,
+        x=parsed.x,
+        weight=weight,
+        transposed=flipped == parsed.right_is_nk,
+        bias=parsed.bias,
+        activation="none",
+        m=None,
+        k=None,
+        n=None,
+        out_dtype=getattr(value(node), "dtype", None),
+        path=path,
+        parameter=parameter_name(weight, prefixes),
+    )
+    reason = _refusal(site, written)
+    return (
+        _with_epilogue(_with_shape(site), written)
+        if reason is None
+        else Unmatched(node, reason, path)
+    )
+
+
+def _with_shape(site: Site) -> Site:
+    shape = getattr(value(site.weight), "shape", None)
+    n, k = (None, None) if shape is None else reversed(shape) if site.transposed else shape
+    x = value(site.x)
+    m = None if x is None else math.prod(x.shape[:-1])
+    return replace(site, m=m, k=k, n=n)
+
+
+def _refusal(site: Site, written: set[fx.Node]) -> str | None:
+    """Why a matmul with a constant right operand cannot be int8, or None."""
+    x, w, out = value(site.x), value(site.weight), value(site.node)
+    for what, tensor in (("input", x), ("weight", w)):
+        if tensor is not None and tensor.dtype not in FLOATS:
+            return (
+                f"the {what} is {_short(tensor.dtype)}; int8 serves float32, bfloat16 and float16"
+            )
+        if tensor is not None and tensor.device.type != "cpu":
+            return f"the {what} is on {tensor.device.type}; this build has CPU kernels only"
+    if w is not None and w.ndim != 2:
+        return f"the weight has {w.ndim} dimensions, not 2"
+    if w is not None and type(w) not in _PLAIN_TENSORS and not _is_fake(w):
+        return f"the weight is a {type(w).__name__}, a tensor subclass"
+    if w is not None and w.shape[0 if site.transposed else 1] > LARGEST_K:
+        return f"K is above {LARGEST_K}, where an int32 accumulator could overflow"
+    if out is not None and getattr(out, "requires_grad", False):
+        return (
+            "gradients are being recorded and int8 is inference only: call it under torch.no_grad()"
+        )
+    if site.weight in written:
+        return "the weight is modified in place inside the graph"
+    return _bias_refusal(site)
+
+
+def _bias_refusal(site: Site) -> str | None:
+    if site.bias is None:
+        return None
+    bias, w = value(site.bias), value(site.weight)
+    if not isinstance(site.bias, fx.Node):
+        return "the added term is not a tensor of the graph"
+    if bias is None or w is None:
+        return None
+    n = w.shape[1 if site.transposed else 0]
+    if bias.ndim != 1 or bias.shape[0] != n:
+        return (
+            f"the added term has shape {list(bias.shape)}, not one bias for each of the {n} outputs"
+        )
+    return None if bias.dtype in FLOATS else f"the bias is {_short(bias.dtype)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_fake(tensor: Any) -> bool:
+    return isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+# --- epilogue: bias and activation that follow the matmul along single-user edges ---
+
+
+def _gelu(node: fx.Node) -> str | None:
+    approximate = node.kwargs.get("approximate", node.args[1] if len(node.args) > 1 else "none")
+    return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(approximate))
+
+
+_ACTIVATIONS: dict[Any, Any] = {
+    **dict.fromkeys(
+        (F.relu, torch.relu, ".relu", torch.ops.aten.relu.default), lambda node: "relu"
+    ),
+    **dict.fromkeys((F.silu, torch.ops.aten.silu.default), lambda node: "silu"),
+    **dict.fromkeys((F.gelu, torch.ops.aten.gelu.default), _gelu),
+}
+_ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
+
+
+def _target(node: fx.Node) -> Any:
+    return f".{node.target}" if node.op == "call_method" else node.target
+
+
+def _with_epilogue(site: Site, written: set[fx.Node]) -> Site:
+    grown = _grow_bias(site)
+    site = site if grown.bias in written else grown
+    following = _only_user(site.out)
+    if following is None or following.args[:1] != (site.out,):
+        return site
+    name = _ACTIVATIONS.get(_target(following), lambda node: None)(following)
+    return site if name is None else replace(site, out=following, activation=name)
+
+
+def _grow_bias(site: Site) -> Site:
+    """x @ w + b, b one constant per output feature -> bias."""
+    add = _only_user(site.out)
+    if site.bias is not None or add is None or _target(add) not in _ADDS or add.kwargs:
+        return site
+    others = [a for a in add.args if a is not site.out]
+    if len(add.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):
+        return site
+    bias = value(others[0])
+    same_type = getattr(bias, "dtype", None) == site.out_dtype
+    if not is_constant(others[0]) or bias.shape != (site.n,) or not same_type:
+        return site
+    return replace(site, bias=others[0], out=add)
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].op != "output" else None
+
+
+# --- what is written in place ---
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether the node may modify one of its tensor arguments in place."""
+    if node.op == "call_method":
+        name = str(node.target)
+        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    name = getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    augmented = node.target in _AUGMENTED or node.kwargs.get("inplace") is True
+    return in_place or augmented or node.kwargs.get("out") is not None
+
+
+_AUGMENTED: set[Any] = {operator.setitem, operator.iadd, operator.isub, operator.imul}
+_AUGMENTED |= {operator.itruediv, operator.ifloordiv, operator.ipow, operator.imatmul}
+_AUGMENTED |= {operator.iand, operator.ior, operator.ixor, operator.imod}
+
+
+def _written_roots(graph: fx.Graph) -> set[fx.Node]:
+    """The constants that some in-place node may write, through any chain of views."""
+    return {_root(n) for n in graph.nodes if writes(n)}
+
+
+def _root(node: fx.Node) -> fx.Node:
+    while node.op not in ("placeholder", "get_attr"):
+        sources = [a for a in node.args if isinstance(a, fx.Node)]
+        if not sources:
+            return node
+        node = sources[0]
+    return node

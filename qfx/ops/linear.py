@@ -1,0 +1,91 @@
+"""int8_mm, int8_linear, int8_linear_dynamic: reference, fake, gradient. docs/numerics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import dequantize, quantize
+from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.weight import unpack_weight
+
+
+@reference
+def int8_mm(q: Tensor, zero_point: Tensor, packed: Tensor, n: int) -> Tensor:
+    """sum_k (q[m, k] - zero_point[m]) * w[n, k], exact: q int8 [..., K] -> int32 [..., n]. (G1)"""
+    w = unpack_weight(packed, n, q.shape[-1]).long()
+    rows = q.reshape(q.shape[:-1].numel(), q.shape[-1]).long() - zero_point.reshape(-1, 1)
+    return (rows @ w.t()).int().reshape(*q.shape[:-1], n)
+
+
+@fake("int8_mm")
+def _(q: Tensor, zero_point: Tensor, packed: Tensor, n: int) -> Tensor:
+    return q.new_empty((*q.shape[:-1], n), dtype=torch.int32)
+
+
+@reference
+def int8_linear(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """dequantize(int8_mm(q)): q int8 [..., K], w_scale float32 [N] -> out_dtype [..., N]. (E1)"""
+    acc = int8_mm(q, zero_point, packed, w_scale.numel())
+    return dequantize(acc, scale, None, w_scale, bias, activation, out_dtype)
+
+
+@fake("int8_linear")
+def _(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+
+
+@reference
+def int8_linear_dynamic(
+    x: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    axes: Sequence[int],
+    bits: int,
+    symmetric: bool,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """int8_linear(quantize(x)): x [..., K] float, w_scale float32 [N] -> out_dtype [..., N]."""
+    codes = quantize(x, axes, bits, symmetric)
+    return int8_linear(*codes, packed, w_scale, bias, activation, out_dtype)
+
+
+@fake("int8_linear_dynamic")
+def _(
+    x: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    axes: Sequence[int],
+    bits: int,
+    symmetric: bool,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+
+
+no_gradient("int8_linear")
+no_gradient("int8_linear_dynamic")

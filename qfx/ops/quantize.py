@@ -1,0 +1,104 @@
+"""quantize and dequantize: reference, fake, gradient. Equations: docs/numerics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.ops.registry import fake, no_gradient, reference
+from qfx.scheme import PER_TENSOR
+
+SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
+ACTIVATIONS = {
+    "none": lambda v: v,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def code_range(bits: int, symmetric: bool) -> tuple[int, int]:
+    """(qmin, qmax) of `bits`-bit codes; symmetric codes leave out the lowest one."""
+    qmax = 2 ** (bits - 1) - 1
+    return (-qmax if symmetric else -qmax - 1), qmax
+
+
+@reference
+def quantize(
+    x: Tensor, axes: Sequence[int], bits: int, symmetric: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [..., K] -> codes q int8 [..., K], scale float32, zero_point int32. (Q1)-(Q4)"""
+    qmin, qmax = code_range(bits, symmetric)
+    per_tensor = tuple(axes) == PER_TENSOR
+    rows = x.float().reshape((1, x.numel()) if per_tensor else (x.shape[:-1].numel(), x.shape[-1]))
+    reduced = F.pad(rows, (0, 1))  # the range holds zero, also that of an empty row
+    if symmetric:
+        scale = reduced.abs().amax(1) / qmax  # (Q1)
+    else:
+        scale = reduced.amax(1) / (qmax - qmin) - reduced.amin(1) / (qmax - qmin)  # (Q2)
+    scale = scale.clamp_min(SMALLEST_SCALE)
+    inverse = 1 / scale
+    zero_point = torch.zeros_like(scale)
+    if not symmetric:
+        zero_point = (qmin - (reduced.amin(1) * inverse).round()).clamp(qmin, qmax)
+    q = ((rows * inverse[:, None]).round() + zero_point[:, None]).clamp(qmin, qmax)  # (Q3)
+    finite = scale.isfinite()
+    q = torch.where(finite[:, None], q, 0)  # (Q4)
+    zero_point = torch.where(finite, zero_point, 0)
+    shape = _scale_shape(x, axes)
+    return q.to(torch.int8).reshape(x.shape), scale.reshape(shape), zero_point.int().reshape(shape)
+
+
+def _scale_shape(x: Tensor, axes: Sequence[int]) -> tuple[int, ...]:
+    return (1,) * x.dim() if tuple(axes) == PER_TENSOR else (*x.shape[:-1], 1)
+
+
+@fake("quantize")
+def _(x: Tensor, axes: Sequence[int], bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    shape = _scale_shape(x, axes)
+    scale = x.new_empty(shape, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=torch.int8), scale, x.new_empty(shape, dtype=torch.int32)
+
+
+@reference
+def dequantize(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    col_scale: Tensor | None,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """q int8 or int32 [..., N] -> act((q - zero_point) * (scale * col_scale) + bias). (Q5) (E1)"""
+    rows = q.reshape(q.shape[:-1].numel(), q.shape[-1])
+    if zero_point is not None:
+        rows = rows - zero_point.reshape(-1, 1)  # int32
+    factor = scale.reshape(-1, 1)
+    if col_scale is not None:
+        factor = factor * col_scale
+    y = rows.float() * factor
+    if bias is not None:
+        y = y + bias.float()
+    return ACTIVATIONS[activation](y).to(out_dtype).reshape(q.shape)
+
+
+@fake("dequantize")
+def _(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    col_scale: Tensor | None,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return q.new_empty(q.shape, dtype=out_dtype)
+
+
+no_gradient("quantize")
+no_gradient("dequantize")

@@ -1,0 +1,65 @@
+"""pack_weight and unpack_weight: the layout the GEMM kernels read.
+
+Layout K4N32, version 1, one flat int8 tensor:
+    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 0, i64 N, i64 K, zeros
+    colsum int32 [Np], colsum[n] = sum_k W[n, k]          Np = N rounded up to 32
+    blocks int8 [Np/32, Kp/4, 32, 4], zero padded         Kp = K rounded up to 16
+    W[n, k] = blocks[n // 32, k // 4, n % 32, k % 4]
+"""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.ops.registry import fake, reference
+
+MAGIC, VERSION, LAYOUT_K4N32 = b"QFXW", 1, 1
+HEADER_BYTES, PANEL, GROUP, K_MULTIPLE = 64, 32, 4, 16
+
+
+def _padded(n: int, k: int) -> tuple[int, int]:
+    return -(-n // PANEL) * PANEL, -(-k // K_MULTIPLE) * K_MULTIPLE
+
+
+def packed_size(n: int, k: int) -> int:
+    """Bytes of a packed [n, k] weight."""
+    n_padded, k_padded = _padded(n, k)
+    return HEADER_BYTES + 4 * n_padded + n_padded * k_padded
+
+
+@reference
+def pack_weight(w: Tensor) -> Tensor:
+    """w int8 [N, K] -> the layout above."""
+    n, k = w.shape
+    n_padded, k_padded = _padded(n, k)
+    header = struct.pack("<4sIIIqq", MAGIC, VERSION, LAYOUT_K4N32, 0, n, k).ljust(
+        HEADER_BYTES, b"\0"
+    )
+    padded = F.pad(w, (0, k_padded - k, 0, n_padded - n))
+    colsum = padded.sum(1, dtype=torch.int32)
+    blocks = padded.reshape(n_padded // PANEL, PANEL, k_padded // GROUP, GROUP).transpose(1, 2)
+    head = torch.frombuffer(bytearray(header), dtype=torch.int8)
+    return torch.cat([head, colsum.view(torch.int8), blocks.reshape(-1)])
+
+
+@fake("pack_weight")
+def _(w: Tensor) -> Tensor:
+    return w.new_empty(packed_size(*w.shape))
+
+
+@reference
+def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
+    """The inverse of pack_weight: int8 [n, k]."""
+    n_padded, k_padded = _padded(n, k)
+    blocks = packed[HEADER_BYTES + 4 * n_padded :]
+    blocks = blocks.reshape(n_padded // PANEL, k_padded // GROUP, PANEL, GROUP).transpose(1, 2)
+    return blocks.reshape(n_padded, k_padded)[:n, :k].contiguous()
+
+
+@fake("unpack_weight")
+def _(packed: Tensor, n: int, k: int) -> Tensor:
+    return packed.new_empty(n, k)

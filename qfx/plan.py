@@ -1,0 +1,156 @@
+"""Plan: sites + config + cost -> for every matmul a scheme, or the reason why it stays float.
+
+The only place with policy. A plan is a value and prints as a table; no kernel is needed to test it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from tabulate import tabulate
+
+from qfx.config import Config
+from qfx.match import Match, Site
+from qfx.scheme import Scheme
+
+# A more accurate scheme is taken when it costs at most this much more time.
+ACCURACY_BUDGET = 0.03
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted seconds of one call of a site, in float and in int8."""
+
+    float_s: float
+    int8_s: float
+
+    @property
+    def gain(self) -> float:
+        return self.float_s / self.int8_s
+
+
+class CostModel(Protocol):
+    """Predicts a site's times from its shape; `dtype` is that of the float matmul."""
+
+    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The decision on one matmul: `scheme` is None when it stays float, `reason` says why."""
+
+    match: Match
+    scheme: Scheme | None
+    reason: str
+    estimate: Estimate | None = None
+
+    @property
+    def shape(self) -> str:
+        if not isinstance(self.match, Site):
+            return ""
+        sizes = (self.match.m, self.match.k, self.match.n)
+        return "x".join("?" if s is None else str(s) for s in sizes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One entry for every matmul-like node of a graph, in graph order."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def quantized(self) -> int:
+        return sum(e.scheme is not None for e in self.entries)
+
+    @property
+    def total(self) -> int:
+        return len(self.entries)
+
+    def __str__(self) -> str:
+        rows = [
+            (e.match.name, e.match.node.name, e.shape, e.scheme or "float", e.reason)
+            for e in self.entries
+        ]
+        head = ("module", "node", "MxKxN", "scheme", "reason")
+        return f"{tabulate(rows, head)}\n{self.quantized} of {self.total} matmuls in int8"
+
+
+def decide(matches: Sequence[Match], config: Config, cost: CostModel | None) -> Plan:
+    """The plan of one graph. `cost` None: no measurements are at hand, every legal site is int8."""
+    return Plan(tuple(_entry(match, config, cost) for match in matches))
+
+
+def _entry(match: Match, config: Config, cost: CostModel | None) -> Entry:
+    if not isinstance(match, Site):
+        return Entry(match, None, match.reason)
+    for pattern in config.skip:
+        if fits(pattern, names(match)):
+            return Entry(match, None, f"skipped by the pattern {pattern!r}")
+    if config.only and not any(fits(p, names(match)) for p in config.only):
+        return Entry(match, None, f"not among only={list(config.only)}")
+    return _by_cost(match, config, cost)
+
+
+def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
+    m, dtype = hint(site.m), site.out_dtype or torch.float32
+    if cost is None or m is None or site.k is None or site.n is None:
+        return Entry(site, config.schemes[0], "int8; its gain was not predicted")
+    estimates = [cost.estimate(m, site.k, site.n, dtype, s) for s in config.schemes]
+    fastest = min(e.int8_s for e in estimates)
+    scheme, estimate = next(
+        (s, e)
+        for s, e in zip(config.schemes, estimates, strict=True)
+        if e.int8_s <= fastest * (1 + ACCURACY_BUDGET)
+    )
+    if estimate.gain < config.minimum_gain:
+        reason = (
+            f"int8 would be {estimate.gain:.2f}x float, below minimum_gain={config.minimum_gain}"
+        )
+        return Entry(site, None, reason, estimate)
+    reason = f"int8 predicted {estimate.gain:.2f}x float"
+    if len(config.schemes) > 1:
+        reason += _why_symmetry(scheme, estimates[0].int8_s / estimates[-1].int8_s - 1)
+    return Entry(site, scheme, reason, estimate)
+
+
+def _why_symmetry(scheme: Scheme, extra: float) -> str:
+    if scheme.x.symmetric:
+        return f", symmetric: a zero point would cost {extra:.1%} time"
+    return f", zero point for {max(extra, 0):.1%} time"
+
+
+def hint(size: int | torch.SymInt | None) -> int | None:
+    """The size a symbolic dimension had in the captured call; adds no guard."""
+    if isinstance(size, torch.SymInt):
+        seen = size.node.hint
+        return None if seen is None else int(seen)
+    return size
+
+
+def names(match: Match) -> tuple[str, ...]:
+    """The names patterns are matched against: call site's module path and parameter name."""
+    if isinstance(match, Site):
+        return tuple(n for n in (match.path, match.parameter) if n)
+    return (match.path,) if match.path else ()
+
+
+def fits(pattern: str, candidates: Iterable[str]) -> bool:
+    """Whether the pattern equals a run of whole components of a dotted name, wildcards allowed."""
+    shapes = (pattern, f"*.{pattern}", f"{pattern}.*", f"*.{pattern}.*")
+    return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
+
+
+def check_patterns(config: Config, known: Iterable[str]) -> None:
+    """Raises ValueError for a skip or only pattern that fits none of the `known` names."""
+    known = sorted(set(known))
+    for option in ("skip", "only"):
+        for pattern in getattr(config, option):
+            if not fits(pattern, known):
+                listed = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
+                raise ValueError(
+                    f"{option}: the pattern {pattern!r} matches nothing; there is: {listed}"
+                )

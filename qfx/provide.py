@@ -1,0 +1,99 @@
+"""Where the packed weights of a rewritten graph live: its buffers, its inputs, or the graph itself.
+
+Each function returns a `ProvideWeight` for `qfx.canonical.rewrite`; a weight that several sites use
+in the same way is packed once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from qfx.canonical import PackedNodes, ProvideWeight
+from qfx.capture import attribute
+from qfx.match import Site
+from qfx.scheme import PER_TENSOR, QSpec
+from qfx.weights import pack
+
+ops = torch.ops.qfx
+
+
+class Slot(NamedTuple):
+    """A packed weight that the graph takes as the inputs `nodes`."""
+
+    weight: fx.Node
+    transposed: bool
+    spec: QSpec
+    nodes: PackedNodes
+
+
+def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
+    """New graph inputs; appends to `slots` what the caller must feed them with."""
+
+    def make(site: Site, spec: QSpec) -> PackedNodes:
+        last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
+        nodes = []
+        for part in PackedNodes._fields:
+            with gm.graph.inserting_after(last):
+                last = gm.graph.placeholder(_name(site.weight.name, site, spec, part))
+            last._dynamo_source = None  # type: ignore[attr-defined]  # AOTAutograd reads it
+            last.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+            nodes.append(last)
+        slots.append(Slot(site.weight, site.transposed, spec, PackedNodes(*nodes)))
+        return slots[-1].nodes
+
+    return _once_per_weight(make)
+
+
+def as_constants(gm: fx.GraphModule) -> ProvideWeight:
+    """Buffers of `gm`, packed now, for the constants of a graph; graph inputs are packed in it."""
+
+    def make(site: Site, spec: QSpec) -> PackedNodes:
+        if site.weight.op == "placeholder":
+            return _in_graph(site, spec)
+        packed = pack(attribute(site.weight), site.transposed, spec)
+        nodes = []
+        for part, tensor in zip(PackedNodes._fields, packed, strict=True):
+            name = _name(str(site.weight.target).replace(".", "_"), site, spec, part)
+            gm.register_buffer(name, tensor)
+            with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+                nodes.append(gm.graph.get_attr(name))
+        return PackedNodes(*nodes)
+
+    return _once_per_weight(make)
+
+
+def _name(weight: str, site: Site, spec: QSpec, part: str) -> str:
+    return f"{weight.strip('_')}{'_t' * site.transposed}_{spec}_{part}"
+
+
+def _in_graph(site: Site, spec: QSpec) -> PackedNodes:
+    """Quantizes and packs at every call, after the last graph input."""
+    graph = site.node.graph
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_before(last.next):
+        w_nk = graph.call_method("t", (site.weight,)) if site.transposed else site.weight
+        arguments = (w_nk, list(spec.axes), spec.bits, spec.symmetric)
+        triple = graph.call_function(ops.quantize.default, arguments)
+        q = graph.call_function(operator.getitem, (triple, 0))
+        scale = graph.call_function(operator.getitem, (triple, 1))
+        scale = graph.call_method("reshape", (scale, (-1,)))
+        if spec.axes == PER_TENSOR:
+            scale = graph.call_method("repeat", (scale, site.n))
+        return PackedNodes(graph.call_function(ops.pack_weight.default, (q,)), scale)
+
+
+def _once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeight:
+    made: dict[tuple[fx.Node, bool, QSpec], PackedNodes] = {}
+
+    def provide(site: Site, spec: QSpec) -> PackedNodes:
+        key = (site.weight, site.transposed, spec)
+        if key not in made:
+            made[key] = make(site, spec)
+        return made[key]
+
+    return provide

@@ -1,0 +1,209 @@
+"""explain: every matmul of a model on given inputs: int8 or why not, kernel, error, time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tabulate import tabulate
+from torch import Tensor, fx, nn
+
+import qfx._C as _C
+from qfx.backend import plan_of
+from qfx.capture import attribute, clone, trace
+from qfx.config import Config, parse_options
+from qfx.cost import medians
+from qfx.match import Site
+from qfx.ops.quantize import ACTIVATIONS
+from qfx.plan import Entry, check_patterns
+from qfx.weights import pack
+
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One matmul. Times in seconds for one call, `measured` on the given input or else predicted.
+
+    `sqnr_db`: signal to quantization noise of this site's output alone, its input being exact.
+    """
+
+    module: str
+    node: str
+    shape: str
+    scheme: str
+    kernel: str
+    reason: str
+    sqnr_db: float | None = None
+    float_s: float | None = None
+    int8_s: float | None = None
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into."""
+
+    rows: tuple[Row, ...]
+    graphs: int
+
+    @property
+    def quantized(self) -> int:
+        return sum(r.scheme != "float" for r in self.rows)
+
+    @property
+    def total(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        table = [_printed(row) for row in self.rows]
+        text = tabulate(table, headers="keys", disable_numparse=True)
+        note = "times: measured on this input; ~ predicted by the cost model"
+        count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
+        return f"{text}\n{note}\n{count}"
+
+
+def _printed(row: Row) -> dict[str, str]:
+    return {
+        "module": row.module,
+        "node": row.node,
+        "MxKxN": row.shape,
+        "scheme": row.scheme,
+        "kernel": row.kernel,
+        "SQNR dB": "" if row.sqnr_db is None else f"{row.sqnr_db:.1f}",
+        "float us": _us(row, row.float_s),
+        "int8 us": _us(row, row.int8_s),
+        "reason": row.reason,
+    }
+
+
+def _us(row: Row, seconds: float | None) -> str:
+    return "" if seconds is None else f"{'' if row.measured else '~'}{seconds * 1e6:.0f}"
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: Mapping[str, Any] | None = None,
+    **keyword_inputs: Any,
+) -> Report:
+    """Runs `model(*inputs, **keyword_inputs)` once in float and reports on each of its matmuls.
+
+    `model`: a module or function for `torch.compile`, or an `fx.GraphModule`, which is taken as it
+    is. `options`: as for the backend. Every site the plan quantizes is also run in int8 on its real
+    input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
+    """
+    config, _ = parse_options(options)
+    graphs: list[_Observer] = []
+
+    def look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
+        graphs.append(_Observer(clone(gm), config))
+        return torch._dynamo.disable(graphs[-1].run)
+
+    with torch.no_grad():
+        if isinstance(model, fx.GraphModule):
+            look(trace(model, *inputs))(*inputs)
+        else:
+            torch.compile(_unwrapped(model), backend=look)(*inputs, **keyword_inputs)
+    if isinstance(model, nn.Module):
+        _check(config, model)
+    return Report(tuple(row for graph in graphs for row in graph.rows()), len(graphs))
+
+
+def _unwrapped(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model under a `torch.compile` wrapper."""
+    return getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
+
+
+def _check(config: Config, model: nn.Module) -> None:
+    modules = [name for name, _ in model.named_modules() if name]
+    check_patterns(config, modules + [name for name, _ in model.named_parameters()])
+
+
+class _Observer(fx.Interpreter):
+    """Runs a float graph and, beside each site the plan quantizes, its int8 form."""
+
+    def __init__(self, gm: fx.GraphModule, config: Config) -> None:
+        super().__init__(gm)
+        self.entries = plan_of(gm, config, check=False).entries
+        sites = [(e, e.match) for e in self.entries if e.scheme and isinstance(e.match, Site)]
+        self.starts = {site.node: (entry, site) for entry, site in sites}
+        self.ends = {site.out: site.node for _, site in sites}
+        self.constants = {n: None for _, s in sites for n in (s.weight, s.bias) if n is not None}
+        self.int8: dict[fx.Node, tuple[Tensor, float, float]] = {}  # output, seconds in both forms
+        self.measured: dict[fx.Node, Row] = {}
+
+    def rows(self) -> list[Row]:
+        return [self.measured.get(e.match.node) or _row(e) for e in self.entries]
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n in self.starts:
+            self.int8[n] = self._run_int8(*self.starts[n])
+        result = super().run_node(n)
+        if n in self.constants:
+            self.constants[n] = result
+        if n in self.ends:
+            start = self.ends[n]
+            output, float_s, int8_s = self.int8.pop(start)
+            row = _row(self.starts[start][0], sqnr(result, output), float_s, int8_s)
+            self.measured[start] = row
+        return result
+
+    def _run_int8(self, entry: Entry, site: Site) -> tuple[Tensor, float, float]:
+        assert entry.scheme is not None
+        spec, x, w = entry.scheme.x, self.env[site.x], self._constant(site.weight)
+        bias = None if site.bias is None else self._constant(site.bias)
+        dtype = site.out_dtype or w.dtype
+        w_nk = (w.t() if site.transposed else w).to(dtype)
+        packed = pack(w, site.transposed, entry.scheme.w)
+        activation = ACTIVATIONS[site.activation]
+        same = (list(spec.axes), spec.bits, spec.symmetric, site.activation, dtype)
+
+        def in_float() -> Tensor:
+            return activation(F.linear(x.to(dtype), w_nk, None if bias is None else bias.to(dtype)))
+
+        def in_int8() -> Tensor:
+            return torch.ops.qfx.int8_linear_dynamic(x, *packed, bias, *same)
+
+        float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
+        return in_int8(), float_s, int8_s
+
+    def _constant(self, node: fx.Node) -> Tensor:
+        if self.constants[node] is None:  # it stands later in the graph
+            self.constants[node] = attribute(node)
+        return self.constants[node]  # type: ignore[return-value]
+
+
+def sqnr(signal: Tensor, noisy: Tensor) -> float:
+    """Signal to quantization noise ratio in dB, 10 log10(sum s^2 / sum (s - n)^2)."""
+    s, n = signal.double(), noisy.double()
+    noise, power = (s - n).square().sum().item(), s.square().sum().item()
+    return math.inf if noise == 0 else 10 * math.log10(power / noise) if power else -math.inf
+
+
+def _row(
+    entry: Entry,
+    sqnr_db: float | None = None,
+    float_s: float | None = None,
+    int8_s: float | None = None,
+) -> Row:
+    estimate = entry.estimate
+    measured = float_s is not None
+    if not measured and estimate is not None:
+        float_s, int8_s = estimate.float_s, estimate.int8_s
+    return Row(
+        module=entry.match.path,
+        node=entry.match.node.name,
+        shape=entry.shape,
+        scheme=str(entry.scheme or "float"),
+        kernel="" if entry.scheme is None else _C.isa(),
+        reason=entry.reason,
+        sqnr_db=sqnr_db,
+        float_s=float_s,
+        int8_s=int8_s,
+        measured=measured,
+    )

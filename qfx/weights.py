@@ -1,0 +1,165 @@
+"""Packed weights: quantized and packed once, outside the graph; never stale, never a leak.
+
+An entry belongs to a storage and holds no reference to the weight: it is keyed on the identity of
+the storage, the view into it, and how it is packed, and is valid for one (version, address) of it.
+Optimizer steps and `invalidate` mark entries stale, because fused optimizers and `.data` writes do
+not bump a tensor's version. A stale entry is refreshed in place, so its address stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from qfx.scheme import PER_TENSOR, QSpec
+
+
+class Packed(NamedTuple):
+    """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N]."""
+
+    blocks: Tensor
+    scale: Tensor
+
+
+def pack(weight: Tensor, transposed: bool, spec: QSpec) -> Packed:
+    """Quantizes and packs a float weight [N, K] ([K, N] when `transposed`). (Q1) (Q3)"""
+    with torch.no_grad():
+        w_nk = weight.detach().t() if transposed else weight.detach()
+        q, scale, _ = torch.ops.qfx.quantize(w_nk, list(spec.axes), spec.bits, spec.symmetric)
+        scale = scale.reshape(-1)
+        if spec.axes == PER_TENSOR:
+            scale = scale.expand(w_nk.shape[0]).contiguous()
+        return Packed(torch.ops.qfx.pack_weight(q), scale)
+
+
+class Stamp(NamedTuple):
+    """What tells two states of a weight apart without reading it."""
+
+    storage: int
+    address: int
+    version: int
+
+
+def stamp(weight: Tensor) -> Stamp:
+    version = 0 if weight.is_inference() else weight._version
+    return Stamp(weight.untyped_storage()._cdata, weight.data_ptr(), version)
+
+
+@dataclass
+class _Entry:
+    stamp: Stamp
+    packed: Packed
+    stale: bool = False
+
+
+class Cache:
+    """(weight, how it is packed) -> Packed. Thread-safe; forgets a weight when its storage dies."""
+
+    def __init__(self) -> None:
+        self.generation = 0  # grows whenever an entry is marked stale
+        self.packs = 0  # how many times a weight was packed
+        self._lock = threading.Lock()
+        self._owners: dict[int, tuple[StorageWeakRef, dict[Any, _Entry]]] = {}
+
+    def get(self, weight: Tensor, transposed: bool, spec: QSpec) -> Packed:
+        """The packed weight, valid for the weight's value now."""
+        if isinstance(weight, FakeTensor):
+            return pack(weight, transposed, spec)
+        if (
+            weight.device.type != "meta"
+            and weight.numel()
+            and weight.untyped_storage().nbytes() == 0
+        ):
+            raise RuntimeError(
+                f"a weight of shape {list(weight.shape)} has no storage: it was freed"
+            )
+        now = stamp(weight)
+        view = (weight.storage_offset(), weight.shape, weight.stride(), weight.dtype)
+        key = (*view, transposed, spec)
+        with self._lock:
+            entries = self._entries(weight)
+            entry = entries.get(key)
+            if entry is None:
+                entry = entries[key] = _Entry(now, self._pack(weight, transposed, spec))
+            elif entry.stale or entry.stamp != now:
+                for old, new in zip(
+                    entry.packed, self._pack(weight, transposed, spec), strict=True
+                ):
+                    old.copy_(new)
+                entry.stamp, entry.stale = now, False
+            return entry.packed
+
+    def _pack(self, weight: Tensor, transposed: bool, spec: QSpec) -> Packed:
+        self.packs += 1
+        with torch.inference_mode(False):  # the buffers must take part in later in-place refreshes
+            return pack(weight, transposed, spec)
+
+    def _entries(self, weight: Tensor) -> dict[Any, _Entry]:
+        storage = weight.untyped_storage()
+        owner = self._owners.get(storage._cdata)
+        if owner is None:
+            self._sweep()
+            owner = self._owners[storage._cdata] = (StorageWeakRef(storage), {})
+        return owner[1]
+
+    def _sweep(self) -> None:
+        """Drops what belonged to dead storages. A weak reference keeps their identity unused."""
+        for cdata in [c for c, (ref, _) in self._owners.items() if ref.expired()]:
+            del self._owners[cdata]
+
+    def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
+        """Marks the entries of these tensors stale, or all."""
+        with self._lock:
+            keys = self._owners if tensors is None else [_storage(t) for t in tensors]
+            touched = [e for c in keys if c in self._owners for e in self._owners[c][1].values()]
+            for entry in touched:
+                entry.stale = True
+            self.generation += bool(touched)
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._sweep()
+            return sum(len(entries) for _, entries in self._owners.values())
+
+
+def _storage(tensor: Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:  # a tensor subclass without a storage is never cached
+        return None
+
+
+CACHE = Cache()
+
+
+def invalidate(target: nn.Module | Tensor | None = None) -> None:
+    """Tells qfx that weights changed behind PyTorch's back, so that they are packed anew.
+
+    `target`: a module, a tensor, or None for all weights. Only needed after writes that bump no
+    version counter: `w.data.mul_(2)`, or numpy writing into the weight's memory. Optimizer steps,
+    `load_state_dict`, in-place operations and `.data = ...` are noticed without it.
+    """
+    if isinstance(target, nn.Module):
+        CACHE.invalidate([*target.parameters(), *target.buffers()])
+    else:
+        CACHE.invalidate(None if target is None else [target])
+
+
+def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Fused optimizers change weights without bumping versions."""
+    CACHE.invalidate(_parameters(optimizer))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+register_optimizer_step_post_hook(_stepped)

@@ -1,0 +1,50 @@
+"""Small models that the compiler tests share, and how to compile them without touching caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import qfx
+
+FEATURES = 32
+
+
+class Block(nn.Module):
+    """Attention with shared q/k/v input, a gated MLP, and a head tied to the embedding."""
+
+    def __init__(self, features: int = FEATURES) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(features, features)
+        self.q, self.k = nn.Linear(features, features), nn.Linear(features, features)
+        self.v = nn.Linear(features, features, bias=False)
+        self.norm = nn.LayerNorm(features)
+        self.gate, self.up = nn.Linear(features, 2 * features), nn.Linear(features, 2 * features)
+        self.down = nn.Parameter(torch.randn(2 * features, features) / features)
+        self.lm_head = nn.Linear(features, features, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).transpose(-1, -2) / x.shape[-1] ** 0.5
+        h = self.norm(x + F.softmax(scores, -1) @ self.v(x))
+        h = h + (F.silu(self.gate(h)) * self.up(h)) @ self.down
+        return self.lm_head(h)
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    """`torch.compile` with qfx, everything legal in int8, one fixed scheme, no Inductor."""
+    defaults = {"minimum_gain": 0, "scheme": "w8a8-asymmetric", "inner": "eager"}
+    return torch.compile(model, backend=qfx.backend, options={**defaults, **options})
+
+
+def int8_by_hand(x: Tensor, w_nk: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ w_nk.T + bias by the references, per-token asymmetric activations."""
+    from qfx.ops import REFERENCES as ref
+
+    q, scale, _ = ref["quantize"](w_nk.detach(), [1], 8, True)
+    packed = ref["pack_weight"](q)
+    arguments = (packed, scale.reshape(-1), bias, [1], 8, False, "none", x.dtype)
+    return ref["int8_linear_dynamic"](x, *arguments)

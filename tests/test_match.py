@@ -1,0 +1,207 @@
+"""Every spelling of a matmul becomes one site, and every other matmul-like node a reason."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import qfx
+from qfx.match import Match, Site, Unmatched, match
+
+K, N = 8, 6
+W_NK, W_KN = nn.Parameter(torch.randn(N, K)), nn.Parameter(torch.randn(K, N))
+BIAS = nn.Parameter(torch.randn(N))
+
+
+class Holder(nn.Module):
+    """Parameters in both layouts, and the spelling under test as its forward."""
+
+    def __init__(self, spelling: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.nk, self.kn, self.b, self.spelling = W_NK, W_KN, BIAS, spelling
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.spelling(self, x)
+
+
+# spelling -> (weight is stored [K, N], has a bias)
+SPELLINGS: dict[str, tuple[Callable[..., Tensor], bool, bool]] = {
+    "F.linear": (lambda s, x: F.linear(x, s.nk, s.b), False, True),
+    "F.linear_no_bias": (lambda s, x: F.linear(x, s.nk), False, False),
+    "F.linear_keywords": (lambda s, x: F.linear(input=x, weight=s.nk, bias=s.b), False, True),
+    "F.linear_of_transposed": (lambda s, x: F.linear(x, s.kn.t()), True, False),
+    "F.linear_of_T": (lambda s, x: F.linear(x, s.kn.T), True, False),
+    "matmul": (lambda s, x: torch.matmul(x, s.kn), True, False),
+    "matmul_keywords": (lambda s, x: torch.matmul(input=x, other=s.kn), True, False),
+    "matmul_method": (lambda s, x: x.matmul(s.kn), True, False),
+    "at": (lambda s, x: x @ s.kn, True, False),
+    "at_t": (lambda s, x: x @ s.nk.t(), False, False),
+    "at_T": (lambda s, x: x @ s.nk.T, False, False),
+    "at_mT": (lambda s, x: x @ s.nk.mT, False, False),
+    "at_transpose": (lambda s, x: x @ s.nk.transpose(0, 1), False, False),
+    "at_transpose_negative": (lambda s, x: x @ torch.transpose(s.nk, -1, -2), False, False),
+    "at_swapaxes": (lambda s, x: x @ s.nk.swapaxes(0, 1), False, False),
+    "at_permute": (lambda s, x: x @ s.nk.permute(1, 0), False, False),
+    "at_permute_tuple": (lambda s, x: x @ torch.permute(s.nk, (1, 0)), False, False),
+    "at_transposed_twice": (lambda s, x: x @ s.kn.t().t(), True, False),
+    "at_contiguous": (lambda s, x: x @ s.nk.t().contiguous(), False, False),
+    "at_plus_bias": (lambda s, x: x @ s.kn + s.b, True, True),
+    "bias_plus_at": (lambda s, x: s.b + x @ s.kn, True, True),
+    "operator.matmul": (lambda s, x: operator.matmul(x, s.kn), True, False),
+}
+SPELLINGS_2D = {
+    "mm": (lambda s, x: torch.mm(x, s.kn), True, False),
+    "mm_keywords": (lambda s, x: torch.mm(x, mat2=s.kn), True, False),
+    "mm_method": (lambda s, x: x.mm(s.nk.t()), False, False),
+    "addmm": (lambda s, x: torch.addmm(s.b, x, s.kn), True, True),
+    "addmm_keywords": (lambda s, x: torch.addmm(s.b, mat1=x, mat2=s.nk.t()), False, True),
+    "addmm_method": (lambda s, x: s.b.addmm(x, s.kn), True, True),
+}
+
+
+def _dynamo_graph(model: nn.Module, x: Tensor) -> fx.GraphModule:
+    seen: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Tensor]:
+        seen.append(gm)
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(model, backend=keep, fullgraph=True)(x)
+    return seen[0]
+
+
+def _export_graph(model: nn.Module, x: Tensor) -> fx.GraphModule:
+    with torch.no_grad():
+        return torch.export.export(model, (x,)).module()
+
+
+CAPTURES = {"dynamo": _dynamo_graph, "fx": qfx.trace, "export": _export_graph}
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("name", [*SPELLINGS, *SPELLINGS_2D])
+def test_spelling(name: str, capture: str) -> None:
+    spelling, transposed, has_bias = {**SPELLINGS, **SPELLINGS_2D}[name]
+    x = torch.randn(*(() if name in SPELLINGS_2D else (3,)), 5, K)
+    model = Holder(spelling)
+    gm = CAPTURES[capture](model, x)
+    (site,) = match(gm)
+    assert isinstance(site, Site), site
+    assert (site.m, site.k, site.n) == (x.numel() // K, K, N)
+    assert (site.transposed, site.bias is not None) == (transposed, has_bias)
+    if capture == "dynamo":
+        return  # its weights are graph inputs; the backend tests run them
+    rewritten, plan = qfx.rewrite(gm, qfx.Config(scheme="w8a8-asymmetric", minimum_gain=0))
+    assert plan.quantized == 1
+    with torch.no_grad():
+        error = (rewritten(x) - model(x)).abs().max()
+    assert 0 < error <= 0.05 * K  # |x|, |w| stay below 5 here: (B2) with both scales below 5 / 127
+
+
+def _reasons(function: Callable[..., Tensor], *inputs: Tensor) -> list[str]:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b, self.conv = W_NK, BIAS, nn.Conv1d(K, N, 1)
+            self.frozen = nn.Parameter(torch.ones(N, K, dtype=torch.int64), requires_grad=False)
+
+        def forward(self, *x: Tensor) -> Tensor:
+            return function(self, *x)
+
+    found: tuple[Match, ...] = ()
+
+    def look(gm: fx.GraphModule, example: list[Tensor]) -> Callable[..., Tensor]:
+        nonlocal found
+        found = match(gm)
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(Model(), backend=look, fullgraph=True)(*inputs)
+    assert all(isinstance(m, Unmatched) for m in found), found
+    return [m.reason for m in found if isinstance(m, Unmatched)]
+
+
+X2, X3 = torch.randn(5, K), torch.randn(3, 5, K)
+REFUSALS = {
+    "bmm": (lambda s, x: torch.bmm(x, x.mT), (X3,), "batched matmul of two activations"),
+    "baddbmm": (lambda s, x: torch.baddbmm(x @ x.mT, x, x.mT), (X3,), "batched matmul"),
+    "einsum": (lambda s, x: torch.einsum("bik,nk->bin", x, s.w), (X3,), "einsum is not"),
+    "attention": (
+        lambda s, x: F.scaled_dot_product_attention(x, x, x),
+        (X3,),
+        "attention is not supported yet",
+    ),
+    "conv": (lambda s, x: s.conv(x.mT), (X3,), "convolution is not"),
+    "two_activations": (lambda s, x: x @ x.mT, (X3,), "the right operand is computed by"),
+    "two_inputs": (lambda s, x, y: x @ y, (X2, X2.t().contiguous()), "the right operand is an input"),
+    "computed_weight": (lambda s, x: F.linear(x, s.w * 2), (X2,), "computed by mul"),
+    "double": (lambda s, x: x @ s.w.t().double(), (X2.double(),), "computed by double"),
+    "integer": (lambda s, x: x @ s.frozen.t(), (X2.long(),), "the input is int64"),
+    "scaled_addmm": (lambda s, x: torch.addmm(s.b, x, s.w.t(), alpha=2), (X2,), "alpha=2"),
+    "addmm_matrix": (
+        lambda s, x: torch.addmm(torch.ones(5, N), x, s.w.t()),
+        (X2,),
+        "the added term has shape [5, 6]",
+    ),
+    "written_weight": (
+        lambda s, x: F.linear(x, s.w.mul_(1)),
+        (X2,),
+        "computed by mul_",
+    ),
+    "weight_written_elsewhere": (
+        lambda s, x: (s.w[0].zero_(), F.linear(x, s.w))[1],
+        (X2,),
+        "modified in place",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusal_has_its_reason(name: str) -> None:
+    function, inputs, phrase = REFUSALS[name]
+    reasons = _reasons(function, *inputs)
+    assert reasons and phrase in reasons[-1], reasons
+
+
+def test_matmuls_in_a_checkpoint_body_are_reported() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    function = lambda s, x: checkpoint(lambda y: F.linear(y, s.w), x, use_reentrant=False)  # noqa: E731
+    (reason,) = _reasons(function, X2)
+    assert "higher-order operator" in reason
+
+
+ACTIVATIONS = {
+    "relu": (lambda y: F.relu(y), "relu"),
+    "relu_in_place": (lambda y: F.relu(y, inplace=True), "relu"),
+    "relu_method": (lambda y: y.relu(), "relu"),
+    "gelu": (lambda y: F.gelu(y), "gelu"),
+    "gelu_tanh": (lambda y: F.gelu(y, approximate="tanh"), "gelu_tanh"),
+    "silu": (lambda y: F.silu(y), "silu"),
+    "used_twice": (lambda y: F.relu(y) + y, "none"),
+    "tanh": (lambda y: torch.tanh(y), "none"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_epilogue(name: str) -> None:
+    function, expected = ACTIVATIONS[name]
+    gm = _dynamo_graph(Holder(lambda s, x: function(F.linear(x, s.nk, s.b))), X2)
+    (site,) = match(gm)
+    assert isinstance(site, Site) and site.activation == expected
+
+
+def test_bias_that_is_written_in_place_is_not_absorbed() -> None:
+    def forward(s: Holder, x: Tensor) -> Tensor:
+        y = x @ s.kn
+        s.b.add_(1)
+        return y + s.b
+
+    (site,) = match(_dynamo_graph(Holder(forward), X2))
+    assert isinstance(site, Site) and site.bias is None
