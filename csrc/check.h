@@ -22,7 +22,8 @@ inline std::string shape_of(const Tensor& t) {
 inline const char* dtype_name(ScalarType dtype) { return torch::headeronly::toString(dtype); }
 
 inline void check_cpu(const char* op, const char* what, const Tensor& t) {
-  STD_TORCH_CHECK(t.is_cpu(), op, ": ", what, " is not on the CPU while other operands are; move all "
+  STD_TORCH_CHECK(t.is_cpu(), op, ": ", what,
+                  " is not on the CPU while other operands are; move all "
                   "operands to one device");
 }
 

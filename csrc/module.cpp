@@ -34,8 +34,9 @@ pybind11::list kernels() {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "qfx kernels: loading this module registers the operators torch.ops.qfx.*";
-  m.def("isa", [] { return qfx::cpu::name_of(qfx::cpu::current_isa()); },
-        "The instruction set the kernels run on.");
+  m.def(
+      "isa", [] { return qfx::cpu::name_of(qfx::cpu::current_isa()); },
+      "The instruction set the kernels run on.");
   m.def("isas", &isas, "The instruction sets of this machine, best first.");
   m.def("set_isa", &qfx::cpu::set_isa, pybind11::arg("name"),
         "Runs the kernels on another instruction set of this machine; ValueError if it has none.");

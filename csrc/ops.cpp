@@ -1,7 +1,8 @@
-// The operators' schemas, one line each. Kernels: cpu/ops_*.cpp. Fake implementations, gradients and
-// the references that define them: qfx/ops/*.py. Numbers: docs/numerics.md.
+// The operators' schemas, one line each. Kernels: cpu/ops_*.cpp. Fake implementations, gradients
+// and the references that define them: qfx/ops/*.py. Numbers: docs/numerics.md.
 #include <torch/csrc/stable/library.h>
 
+// clang-format off
 STABLE_TORCH_LIBRARY(qfx, m) {
   m.def("quantize(Tensor x, int[] axes, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");
   m.def("dequantize(Tensor q, Tensor scale, Tensor? zero_point, Tensor? col_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");

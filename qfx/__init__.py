@@ -4,9 +4,9 @@ import torch  # noqa: F401  (its libraries are loaded before our extension)
 
 from qfx import ops  # the operators, registered before anything uses them
 from qfx.api import rewrite
-from qfx.backend import qfx as backend
 from qfx.capture import trace
 from qfx.config import Config
+from qfx.dynamo import qfx as backend
 from qfx.plan import Plan
 from qfx.report import Report, explain
 from qfx.scheme import PER_ROW, PER_TENSOR, QSpec, Scheme

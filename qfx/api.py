@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import fx
 
-from qfx.backend import plan_of
 from qfx.canonical import rewrite as to_canonical
 from qfx.capture import clone
 from qfx.config import Config
+from qfx.dynamo import plan_of
 from qfx.fuse import fuse
 from qfx.plan import Plan
 from qfx.provide import as_constants

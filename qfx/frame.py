@@ -1,21 +1,21 @@
 """The frame Dynamo is compiling: which modules it holds, so that names are absolute and checkable.
 
 After a graph break Dynamo compiles a submodule's forward as a frame of its own, and the names in
-its graph are relative to that submodule. Modules seen as roots earlier complete them.
+its graph are relative to that submodule. The modules whose methods are running further up the stack
+complete them.
 """
 
 from __future__ import annotations
 
-import weakref
+import sys
 from collections.abc import Iterable
 
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from qfx.match import Match
 from qfx.plan import names
-
-_ROOTS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def _frame_modules() -> dict[str, nn.Module]:
@@ -27,33 +27,40 @@ def _frame_modules() -> dict[str, nn.Module]:
     found = {f"L['{k}']": v for k, v in frame.f_locals.items() if isinstance(v, nn.Module)}
     used = frame.f_code.co_names + frame.f_code.co_freevars
     globals_ = {k: frame.f_globals.get(k) for k in used}
-    found |= {f"G['{k}']": v for k, v in globals_.items() if isinstance(v, nn.Module)}
-    return found
+    return found | {f"G['{k}']": v for k, v in globals_.items() if isinstance(v, nn.Module)}
+
+
+def _running_modules() -> list[nn.Module]:
+    """The modules whose methods are on the Python stack, the outermost first."""
+    found: list[nn.Module] = []
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, nn.Module) and not isinstance(owner, OptimizedModule):
+            found.append(owner)
+    return found[::-1]
 
 
 def prefixes() -> dict[str, str]:
-    """Source expression of each module of the frame -> its dotted path below a root seen before."""
-    result = {}
-    for source, module in _frame_modules().items():
-        path = _path_below_roots(module)
-        if path is None:
-            _ROOTS.add(module)
-        result[source] = path or ""
-    return result
+    """Source expression of each module of the compiled frame -> its dotted path in the model."""
+    running = _running_modules()
+    return {source: _path(module, running) for source, module in _frame_modules().items()}
 
 
-def _path_below_roots(module: nn.Module) -> str | None:
-    for root in _ROOTS:
+def _path(module: nn.Module, running: list[nn.Module]) -> str:
+    for root in running:
         for path, part in root.named_modules():
-            if part is module and path:
+            if part is module:
                 return path
-    return None
+    return ""
 
 
 def known_names(matches: Iterable[Match]) -> set[str]:
     """Every name a pattern may mean: the graph's own, and those of the modules around it."""
     known = {name for m in matches for name in names(m)}
-    for module in [*_frame_modules().values(), *_ROOTS]:
+    for module in [*_frame_modules().values(), *_running_modules()]:
         known.update(name for name, _ in module.named_modules() if name)
         known.update(name for name, _ in module.named_parameters())
     return known

@@ -13,10 +13,10 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx._C as _C
-from qfx.backend import plan_of
 from qfx.capture import attribute, clone, trace
 from qfx.config import Config, parse_options
 from qfx.cost import medians
+from qfx.dynamo import plan_of
 from qfx.match import Site
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, check_patterns

@@ -139,7 +139,11 @@ REFUSALS = {
     ),
     "conv": (lambda s, x: s.conv(x.mT), (X3,), "convolution is not"),
     "two_activations": (lambda s, x: x @ x.mT, (X3,), "the right operand is computed by"),
-    "two_inputs": (lambda s, x, y: x @ y, (X2, X2.t().contiguous()), "the right operand is an input"),
+    "two_inputs": (
+        lambda s, x, y: x @ y,
+        (X2, X2.t().contiguous()),
+        "the right operand is an input",
+    ),
     "computed_weight": (lambda s, x: F.linear(x, s.w * 2), (X2,), "computed by mul"),
     "double": (lambda s, x: x @ s.w.t().double(), (X2.double(),), "computed by double"),
     "integer": (lambda s, x: x @ s.frozen.t(), (X2.long(),), "the input is int64"),

@@ -29,7 +29,8 @@ inline float exp_of(float x) {
   p = fma(p, r, 0.5f);
   p = fma(p, r, 1.f);
   p = fma(p, r, 1.f);
-  const uint32_t exponent = __builtin_bit_cast(uint32_t, shifted) - __builtin_bit_cast(uint32_t, kRound) + 127;
+  const uint32_t exponent =
+      __builtin_bit_cast(uint32_t, shifted) - __builtin_bit_cast(uint32_t, kRound) + 127;
   return p * __builtin_bit_cast(float, exponent << 23);  // 2^n; n = 128 is infinity
 }
 

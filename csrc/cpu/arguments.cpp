@@ -39,7 +39,8 @@ CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t 
   return {static_cast<int>(bits), symmetric, per_tensor};
 }
 
-PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n) {
+PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
+                       int64_t n) {
   check_dtype(op, "the packed weight", packed, {ScalarType::Char});
   STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
                   ", pack_weight returns one dimension");
@@ -49,8 +50,10 @@ PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, in
   STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
   STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
                   ") but the weight was packed for K=", weight.k);
-  STD_TORCH_CHECK(weight.n == n, op, ": N=", n, " is asked for (n, or the size of w_scale) but the "
-                  "weight was packed for N=", weight.n);
+  STD_TORCH_CHECK(weight.n == n, op, ": N=", n,
+                  " is asked for (n, or the size of w_scale) but the "
+                  "weight was packed for N=",
+                  weight.n);
   return weight;
 }
 

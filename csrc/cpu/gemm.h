@@ -29,7 +29,8 @@ class TileSink {
   // Column parameters of panel p, read once before its tiles.
   virtual void load_panel(int64_t p, Panel* panel) const = 0;
   // Raw sums [rows][32] of rows m.. and panel p; see kernels.h for the row constants.
-  virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p, const Panel& panel) const = 0;
+  virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p,
+                    const Panel& panel) const = 0;
 };
 
 void gemm(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const TileSink& sink);

@@ -28,8 +28,9 @@ Isa parse(const std::string& name) {
     names += names.empty() ? "" : ", ";
     names += name_of(isa);
   }
-  throw std::invalid_argument("instruction set '" + name +
-                              "' is unknown or not supported by this processor, which has: " + names);
+  throw std::invalid_argument(
+      "instruction set '" + name +
+      "' is unknown or not supported by this processor, which has: " + names);
 }
 
 std::atomic<Isa>& current() {

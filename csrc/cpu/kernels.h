@@ -61,10 +61,10 @@ using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t 
 
 struct Kernels {
   const char* isa;
-  int tile_rows;           // the tallest tile
-  int bytes_per_code;      // of the operand format
-  int32_t mul_offset;      // see above
-  const TileFn* tiles;     // tiles[r - 1] handles r rows
+  int tile_rows;        // the tallest tile
+  int bytes_per_code;   // of the operand format
+  int32_t mul_offset;   // see above
+  const TileFn* tiles;  // tiles[r - 1] handles r rows
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);

@@ -32,12 +32,15 @@ struct IntegerSink final : TileSink {
 
   void load_panel(int64_t p, Panel* panel) const override { load_colsum(w, p, panel); }
 
-  void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override {
+  void tile(const int32_t* raw, int64_t m, int count, int64_t p,
+            const Panel& panel) const override {
     for (int r = 0; r < count; ++r, ++m, raw += kPanel) {
-      const uint32_t add = static_cast<uint32_t>(rows.add[m]), mul = static_cast<uint32_t>(rows.mul[m]);
+      const uint32_t add = static_cast<uint32_t>(rows.add[m]),
+                     mul = static_cast<uint32_t>(rows.mul[m]);
       for (int n = 0; n < columns_of(w, p); ++n) {
         const uint32_t colsum = static_cast<uint32_t>(panel.colsum[n]);
-        out[m * w.n + p * kPanel + n] = static_cast<int32_t>(static_cast<uint32_t>(raw[n]) + add - mul * colsum);
+        out[m * w.n + p * kPanel + n] =
+            static_cast<int32_t>(static_cast<uint32_t>(raw[n]) + add - mul * colsum);
       }
     }
   }
@@ -79,14 +82,21 @@ struct FloatSink final : TileSink {
     }
   }
 
-  void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override {
+  void tile(const int32_t* raw, int64_t m, int count, int64_t p,
+            const Panel& panel) const override {
     const int64_t element = dtype == Dtype::kFloat32 ? 4 : 2;
-    const EpilogueArgs args = {raw,          count,
-                               columns_of(w, p), rows.add + m,
-                               rows.mul + m, row_scale + m * scale_stride,
-                               scale_stride, &panel,
-                               activation,   dtype,
-                               out + (m * w.n + p * kPanel) * element, w.n};
+    const EpilogueArgs args = {raw,
+                               count,
+                               columns_of(w, p),
+                               rows.add + m,
+                               rows.mul + m,
+                               row_scale + m * scale_stride,
+                               scale_stride,
+                               &panel,
+                               activation,
+                               dtype,
+                               out + (m * w.n + p * kPanel) * element,
+                               w.n};
     kernels.epilogue(&args);
   }
 };

@@ -66,10 +66,18 @@ struct Dequantize {
     for (int64_t n = 0; n < size.columns; n += kPanel) {
       const int columns = static_cast<int>(std::min<int64_t>(kPanel, size.columns - n));
       for (int i = 0; i < kPanel; ++i) tile[i] = i < columns ? q[m * size.columns + n + i] : 0;
-      const EpilogueArgs args = {tile,   1,          columns,
-                                 &add,   &mul,       &scale,
-                                 0,      &panels[n / kPanel], activation,
-                                 dtype,  out + (m * size.columns + n) * element, size.columns};
+      const EpilogueArgs args = {tile,
+                                 1,
+                                 columns,
+                                 &add,
+                                 &mul,
+                                 &scale,
+                                 0,
+                                 &panels[n / kPanel],
+                                 activation,
+                                 dtype,
+                                 out + (m * size.columns + n) * element,
+                                 size.columns};
       kernels.epilogue(&args);
     }
   }
@@ -77,7 +85,8 @@ struct Dequantize {
 
 std::vector<Panel> panels_of(const Tensor* col_scale, const std::vector<float>& bias, int64_t n) {
   std::vector<Panel> panels((n + kPanel - 1) / kPanel);
-  const float* scales = col_scale ? static_cast<const float*>(col_scale->const_data_ptr()) : nullptr;
+  const float* scales =
+      col_scale ? static_cast<const float*>(col_scale->const_data_ptr()) : nullptr;
   for (int64_t i = 0; i < n; ++i) {
     Panel& panel = panels[i / kPanel];
     panel.scale[i % kPanel] = scales ? scales[i] : 1.f;
@@ -115,12 +124,9 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
       panels_of(col_scale.has_value() ? &*col_scale : nullptr, biases, size.columns);
   const Dtype dtype = dtype_of(op, out_dtype);
   Tensor y = empty_on_cpu(with_last(q, size.columns), out_dtype);
-  const Dequantize job = {kernels_of(current_isa()),
-                          panels,
-                          size,
-                          activation_of(op, activation),
-                          dtype,
-                          static_cast<char*>(y.mutable_data_ptr())};
+  const Dequantize job = {
+      kernels_of(current_isa()),     panels, size,
+      activation_of(op, activation), dtype,  static_cast<char*>(y.mutable_data_ptr())};
   const float* scales = static_cast<const float*>(scale.const_data_ptr());
   const bool codes = q.scalar_type() == ScalarType::Char;
   const void* data = q.const_data_ptr();

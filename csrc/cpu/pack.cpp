@@ -44,8 +44,8 @@ void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t strid
   int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(header));
   int8_t* blocks = out + sizeof(header) + 4 * padded_n;
   for (int64_t p = 0; p < n; p += kPanel) {
-    pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k, colsum + p,
-               blocks + p * padded_k);
+    pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
+               colsum + p, blocks + p * padded_k);
   }
 }
 

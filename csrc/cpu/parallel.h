@@ -18,7 +18,8 @@ void parallel(int64_t count, int64_t work, const F& f) {
     if (count > 0) f(int64_t{0}, count);
     return;
   }
-  torch::stable::parallel_for(0, count, std::max<int64_t>(1, kSerialWork / 2 / (work / count + 1)), f);
+  torch::stable::parallel_for(0, count, std::max<int64_t>(1, kSerialWork / 2 / (work / count + 1)),
+                              f);
 }
 
 }  // namespace qfx::cpu

@@ -100,7 +100,8 @@ template <Activation A>
 inline void finish_row(const int32_t* raw, uint32_t add, uint32_t mul, float scale, const Panel& p,
                        float* y) {
   for (int n = 0; n < kPanel; ++n) {
-    const uint32_t acc = static_cast<uint32_t>(raw[n]) + add - mul * static_cast<uint32_t>(p.colsum[n]);
+    const uint32_t acc =
+        static_cast<uint32_t>(raw[n]) + add - mul * static_cast<uint32_t>(p.colsum[n]);
     y[n] = static_cast<float>(static_cast<int32_t>(acc)) * (scale * p.scale[n]);
   }
   if (p.has_bias) {
@@ -114,7 +115,8 @@ inline void finish_tile(const EpilogueArgs& e) {
   const int64_t element = e.dtype == Dtype::kFloat32 ? 4 : 2;
   alignas(64) float y[kPanel];
   for (int m = 0; m < e.rows; ++m) {
-    const uint32_t add = static_cast<uint32_t>(e.row_add[m]), mul = static_cast<uint32_t>(e.row_mul[m]);
+    const uint32_t add = static_cast<uint32_t>(e.row_add[m]),
+                   mul = static_cast<uint32_t>(e.row_mul[m]);
     finish_row<A>(e.tile + m * kPanel, add, mul, e.row_scale[m * e.scale_stride], *e.panel, y);
     store_row(y, e.columns, e.dtype, static_cast<char*>(e.out) + m * e.ldo * element);
   }

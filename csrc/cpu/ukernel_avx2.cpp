@@ -86,8 +86,8 @@ constexpr TileFn kTiles[] = {tile<1>, tile<2>};
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels kernels = {"avx2",       2,            2,       0,       kTiles, widen_row,
-                                      range_of_row, quantize_row, arrange, epilogue};
+  static constexpr Kernels kernels = {
+      "avx2", 2, 2, 0, kTiles, widen_row, range_of_row, quantize_row, arrange, epilogue};
   return kernels;
 }
 

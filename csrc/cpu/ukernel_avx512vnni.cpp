@@ -51,8 +51,9 @@ constexpr TileFn kTiles[] = {tile<1>, tile<2>, tile<3>, tile<4>,  tile<5>,  tile
 }  // namespace
 
 const Kernels& kernels_avx512vnni() {
-  static constexpr Kernels kernels = {"avx512vnni", kMaxTileRows, 1,       128,     kTiles, widen_row,
-                                      range_of_row, quantize_row, arrange, epilogue};
+  static constexpr Kernels kernels = {
+      "avx512vnni", kMaxTileRows, 1,       128,     kTiles, widen_row,
+      range_of_row, quantize_row, arrange, epilogue};
   return kernels;
 }
 

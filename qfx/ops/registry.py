@@ -25,10 +25,17 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the shape and dtype function of operator `name`."""
+    """Registers the shape and dtype function of operator `name`; mixed devices are an error."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch.library.register_fake(f"qfx::{name}", function)
+        def checked(*args: Any) -> Any:
+            devices = {str(a.device) for a in args if isinstance(a, torch.Tensor)}
+            if len(devices) > 1:
+                where = " and ".join(sorted(devices))
+                raise RuntimeError(f"{name}: operands are on {where}; move all to one device")
+            return function(*args)
+
+        torch.library.register_fake(f"qfx::{name}", checked)
         FAKES[name] = function
         return function
 

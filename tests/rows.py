@@ -1,0 +1,134 @@
+"""THE table of operator cases: correctness, opcheck and bit-exactness run over these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.ops import REFERENCES
+from qfx.scheme import PER_ROW, PER_TENSOR
+
+SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator on one problem. `leading` are the axes before K; the rest as in the schemas."""
+
+    op: str
+    leading: tuple[int, ...] = (5,)
+    k: int = 19
+    n: int = 33
+    dtype: torch.dtype = torch.float32
+    out_dtype: torch.dtype = torch.float32
+    axes: tuple[int, ...] = PER_ROW
+    bits: int = 8
+    symmetric: bool = False
+    activation: str = "none"
+    bias: bool = True
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, (*self.leading, self.k, self.n)))
+        kind = (
+            f"{'s' if self.symmetric else 'a'}{self.bits}{'t' if self.axes == PER_TENSOR else 'r'}"
+        )
+        types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
+        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{'-bias' * self.bias}"
+
+    def arguments(self, seed: int = 0) -> tuple[Any, ...]:
+        """Random arguments of the operator, in schema order."""
+        generator = torch.Generator().manual_seed(seed)
+        return BUILDERS[self.op](self, generator)
+
+
+def _codes(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+
+
+def _x(row: Row, g: torch.Generator) -> Tensor:
+    return torch.randn(*row.leading, row.k, generator=g).to(row.dtype)
+
+
+def _bias(row: Row, g: torch.Generator) -> Tensor | None:
+    return torch.randn(row.n, generator=g).to(row.dtype) if row.bias else None
+
+
+def _packed(row: Row, g: torch.Generator) -> Tensor:
+    return REFERENCES["pack_weight"](_codes(g, row.n, row.k))
+
+
+def _scales(g: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(*shape, generator=g) * 0.02 + 0.001
+
+
+def _zeros(row: Row, g: torch.Generator) -> Tensor:
+    return torch.randint(-128, 128, (*row.leading, 1), generator=g, dtype=torch.int32)
+
+
+def _dequantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    acc = torch.randint(-(2**20), 2**20, (*row.leading, row.n), generator=g, dtype=torch.int32)
+    scale = _scales(g, *row.leading, 1)
+    tail = (_bias(row, g), row.activation, row.out_dtype)
+    return (acc, scale, _zeros(row, g), _scales(g, row.n) * 0.01, *tail)
+
+
+def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    q = (_codes(g, *row.leading, row.k), _scales(g, *row.leading, 1), _zeros(row, g))
+    tail = (_bias(row, g), row.activation, row.out_dtype)
+    return (*q, _packed(row, g), _scales(g, row.n), *tail)
+
+
+BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
+    "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
+    "dequantize": _dequantize,
+    "pack_weight": lambda r, g: (_codes(g, r.n, r.k),),
+    "unpack_weight": lambda r, g: (_packed(r, g), r.n, r.k),
+    "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
+    "int8_linear": _linear,
+    "int8_linear_dynamic": lambda r, g: (
+        _x(r, g),
+        _packed(r, g),
+        _scales(g, r.n),
+        _bias(r, g),
+        list(r.axes),
+        r.bits,
+        r.symmetric,
+        r.activation,
+        r.out_dtype,
+    ),
+}
+_SHAPES = (
+    {"leading": (1,), "k": 16, "n": 32},
+    {"leading": (13,), "k": 65, "n": 31},
+    {"leading": (25,), "k": 600, "n": 97},  # two blocks of K, two tile heights
+    {"leading": (2, 3), "k": 4, "n": 1},
+    {"leading": (), "k": 7, "n": 5},
+    {"leading": (0,), "k": 8, "n": 8},
+    {"leading": (3,), "k": 0, "n": 8},
+    {"leading": (3,), "k": 8, "n": 0},
+    {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
+)
+_QUANTIZED = ("quantize", "int8_linear_dynamic")
+_FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
+ROWS += [
+    Row(op, dtype=dtype, axes=axes, symmetric=symmetric, bits=bits)
+    for op in _QUANTIZED
+    for dtype in _TYPES
+    for axes in (PER_ROW, PER_TENSOR)
+    for symmetric, bits in ((True, 8), (False, 4), (True, 2))
+]
+ROWS += [
+    Row(op, out_dtype=dtype, activation=activation, bias=bias)
+    for op in _FLOAT_OUT
+    for dtype in _TYPES
+    for activation in ACTIVATIONS
+    for bias in (True, False)
+]
+ROWS = list(dict.fromkeys(ROWS))

@@ -1,0 +1,98 @@
+"""The cost model: kept on disk, read back, robust, and sane between its measured points."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qfx
+from qfx import cost
+from tests.conftest import FIXED_COST
+
+ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cost, "measure", lambda dtype: FIXED_COST)
+    cost.table.cache_clear()
+    return tmp_path / "qfx"
+
+
+@pytest.mark.real_cost
+def test_measured_once_and_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cost.table(torch.float32, 1, "ref")
+    monkeypatch.setattr(cost, "measure", lambda dtype: pytest.fail("measured again"))
+    cost.table.cache_clear()
+    assert cost.table(torch.float32, 1, "ref") == first == FIXED_COST
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.real_cost
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"float_s": [[1.0]], "int8_s": []}', "null"])
+def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
+    cost.table(torch.float32, 1, "ref")
+    (path,) = folder.iterdir()
+    path.write_text(text)
+    cost.table.cache_clear()
+    assert cost.table(torch.float32, 1, "ref") == FIXED_COST
+    assert path.read_text() != text
+
+
+@pytest.mark.real_cost
+def test_an_unwritable_folder_is_no_error(folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+    assert cost.table(torch.float32, 1, "ref") == FIXED_COST
+
+
+@pytest.mark.real_cost
+def test_tables_of_other_types_threads_and_instruction_sets_are_apart(folder: Path) -> None:
+    for key in ((torch.float32, 1, "ref"), (torch.bfloat16, 1, "ref"), (torch.float32, 2, "ref")):
+        cost.table(*key)
+    cost.table(torch.float32, 1, "avx2")
+    assert len(list(folder.iterdir())) == 4
+
+
+@given(st.integers(0, 5000), st.integers(0, 20000), st.integers(0, 20000))
+def test_estimates_are_positive_and_finite(m: int, k: int, n: int) -> None:
+    estimate = FIXED_COST.estimate(m, k, n, torch.float32, ASYMMETRIC)
+    assert 0 < estimate.float_s < math.inf and 0 < estimate.int8_s < math.inf
+
+
+@given(st.sampled_from(cost.ROWS), st.sampled_from(cost.SIZES))
+def test_measured_points_are_returned_as_measured(m: int, size: int) -> None:
+    estimate = FIXED_COST.estimate(m, size, size, torch.float32, ASYMMETRIC)
+    i, j = cost.ROWS.index(m), cost.SIZES.index(size)
+    assert math.isclose(estimate.float_s, FIXED_COST.float_s[i][j], rel_tol=1e-9)
+    assert math.isclose(estimate.int8_s, FIXED_COST.int8_s[i][j], rel_tol=1e-9)
+
+
+def test_beyond_the_grid_time_grows_with_the_work() -> None:
+    near = FIXED_COST.estimate(256, 2048, 2048, torch.float32, ASYMMETRIC)
+    far = FIXED_COST.estimate(512, 8192, 4096, torch.float32, ASYMMETRIC)
+    assert math.isclose(far.float_s / near.float_s, 2 * 4 * 2, rel_tol=0.01)
+
+
+def test_a_symmetric_scheme_saves_the_zero_point() -> None:
+    priced = replace(FIXED_COST, symmetric_saving=1e-9)
+    cheap, dear = (
+        priced.estimate(256, 1024, 1024, torch.float32, s) for s in (qfx.Scheme(), ASYMMETRIC)
+    )
+    assert math.isclose(dear.int8_s - cheap.int8_s, 256 * 1024 * 1e-9, rel_tol=1e-6)
+
+
+@pytest.mark.real_cost
+def test_a_real_measurement_has_the_right_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "ROWS", (1, 4))
+    monkeypatch.setattr(cost, "SIZES", (32, 64))
+    state = torch.random.get_rng_state()
+    measured = cost.measure(torch.float32)
+    assert [len(row) for row in measured.float_s + measured.int8_s] == [2] * 4
+    assert torch.equal(torch.random.get_rng_state(), state)

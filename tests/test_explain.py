@@ -1,0 +1,92 @@
+"""explain: every matmul is a row, with its error and times; on modules, functions and graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qfx
+from tests.models import FEATURES, Block, compiled
+
+X = torch.randn(2, 5, FEATURES)
+ALL = {"minimum_gain": 0, "scheme": "w8a8-asymmetric"}
+
+
+def test_block() -> None:
+    report = qfx.explain(Block(), X, options=ALL)
+    assert (report.quantized, report.total, report.graphs) == (7, 9, 1)
+    for row in report.rows:
+        if row.scheme == "float":
+            assert "right operand is computed" in row.reason and row.sqnr_db is None
+        else:
+            assert row.sqnr_db is not None and 25 < row.sqnr_db < 60
+            assert row.measured and row.float_s and row.int8_s and row.kernel
+
+
+def test_report_prints_as_a_table() -> None:
+    text = str(qfx.explain(Block(), X, options=ALL))
+    for word in ("lm_head", "10x32x32", "xa8r_ws8r", "SQNR dB", "float us", "int8 us"):
+        assert word in text
+    assert text.splitlines()[-1] == "7 of 9 matmuls in int8, 1 graph(s)"
+
+
+def test_sites_left_float_by_cost_show_predicted_times() -> None:
+    report = qfx.explain(Block(), X)
+    row = report.rows[0]
+    assert row.scheme == "float" and "below minimum_gain=1.1" in row.reason
+    assert row.float_s and row.int8_s and not row.measured
+    assert "~" in str(report)
+
+
+def test_bad_site_has_a_low_sqnr() -> None:
+    """An outlier shared by no other feature leaves few codes for the rest of its row."""
+    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    fine = qfx.explain(model, x, options=ALL).rows[0].sqnr_db
+    x[:, 0] = 1000
+    model.weight.data[:, 0] = 0
+    bad = qfx.explain(model, x, options=ALL).rows[0].sqnr_db
+    assert fine is not None and bad is not None and bad < fine - 20
+
+
+def test_functions_keywords_and_compiled_models() -> None:
+    model = Block()
+
+    def function(x: Tensor, *, scale: float) -> Tensor:
+        return model(x) * scale
+
+    assert qfx.explain(function, X, scale=2.0, options=ALL).quantized == 7
+    assert qfx.explain(compiled(model), X, options=ALL).quantized == 7
+
+
+def test_graph_modules() -> None:
+    model = Block()
+    assert qfx.explain(qfx.trace(model), X, options=ALL).quantized == 7
+    exported = torch.export.export(model, (X,)).module()
+    assert qfx.explain(exported, X, options=ALL).quantized == 7
+
+
+def test_the_model_is_not_changed_and_runs_in_float() -> None:
+    model = Block()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    qfx.explain(model, X, options=ALL)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_wrong_pattern_and_option() -> None:
+    with pytest.raises(ValueError, match="'lmhead' matches nothing"):
+        qfx.explain(Block(), X, options={"skip": ["lmhead"]})
+    with pytest.raises(ValueError, match="unknown option"):
+        qfx.explain(Block(), X, options={"skp": []})
+
+
+def test_the_same_site_called_twice_is_two_rows() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(self.a(x))
+
+    assert qfx.explain(Twice(), torch.randn(4, 8), options=ALL).quantized == 2

@@ -1,0 +1,111 @@
+"""Every operator has all its parts, passes opcheck, and its kernel equals its reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import qfx._C as _C
+import torch
+from torch import Tensor
+
+from qfx.ops import FAKES, REFERENCES
+from qfx.ops.quantize import ACTIVATIONS
+from qfx.ops.registry import NO_GRADIENT
+from tests.rows import ROWS, Row
+
+OPS = sorted(
+    schema.name.removeprefix("qfx::")
+    for schema in torch._C._jit_get_all_schemas()
+    if schema.name.startswith("qfx::")
+)
+FLOAT_OUT = ("quantize", "dequantize", "int8_linear", "int8_linear_dynamic")
+ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def _op(name: str) -> Any:
+    return getattr(torch.ops.qfx, name).default
+
+
+@pytest.fixture(params=_C.isas())
+def isa(request: pytest.FixtureRequest) -> Any:
+    before = _C.isa()
+    _C.set_isa(request.param)
+    yield request.param
+    _C.set_isa(before)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_all_parts(name: str) -> None:
+    assert name in REFERENCES and name in FAKES
+    assert (name in NO_GRADIENT) == (name in FLOAT_OUT)
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"qfx::{name}", "CPU")
+    assert any(row.op == name for row in ROWS)
+
+
+def test_the_table_knows_the_operators() -> None:
+    assert len(OPS) == 7 and {row.op for row in ROWS} == set(OPS)
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_kernel_equals_reference(row: Row, isa: str) -> None:
+    """Bit for bit; the activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
+    arguments = row.arguments()
+    got = as_tuple(_op(row.op)(*arguments))
+    expected = as_tuple(REFERENCES[row.op](*arguments))
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype == e.dtype and g.shape == e.shape
+    if row.activation in ("none", "relu") or row.op not in FLOAT_OUT[1:]:
+        assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
+        return
+    v = REFERENCES[row.op](*arguments[:-2], "none", torch.float32).double()
+    exact = ACTIVATIONS[row.activation](v)
+    bound = 4 * 2.0**-24 * v.abs().clamp_min(1)
+    bound = bound + (exact.abs() + bound) * ROUNDOFF[row.out_dtype] + 2.0**-25
+    assert ((got[0].double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_activation_error_on_a_dense_sweep(activation: str, isa: str) -> None:
+    """Over +-110 and, densely, +-8; measured about 2 * 2^-24 * max(1, |v|), bounded by 4. (E2)"""
+    near = torch.arange(-8_000_000, 8_000_001, 17, dtype=torch.int32)
+    v = torch.cat([near, torch.arange(-110_000_000, 110_000_001, 1009, dtype=torch.int32)])
+    one = torch.tensor([1e-6])
+    y = _op("dequantize")(v[None], one, None, None, None, activation, torch.float32)[0].double()
+    v = (v.float() * one).double()
+    error = (y - ACTIVATIONS[activation](v)).abs() / v.abs().clamp_min(1)
+    assert error.max() <= 4 * 2.0**-24
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_activations_of_infinity_and_nan(activation: str, isa: str) -> None:
+    """Infinity stays infinity; NaN, and 0 * -infinity inside gelu and silu, are NaN."""
+    codes = torch.tensor([[1, -1, 0]], dtype=torch.int32)
+    infinite = torch.tensor([torch.inf])
+    y = _op("dequantize")(codes, infinite, None, None, None, activation, torch.float32)[0]
+    low = {"none": -torch.inf, "relu": 0.0}.get(activation, torch.nan)
+    expected = torch.tensor([torch.inf, low, torch.nan])
+    assert torch.equal(y.nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if 0 not in (*r.leading, r.k, r.n)], ids=str)
+def test_opcheck(row: Row) -> None:
+    """Schema, fake implementation with static and dynamic shapes, autograd registration."""
+    torch.library.opcheck(_op(row.op), row.arguments())
+
+
+@pytest.mark.parametrize("name", FLOAT_OUT)
+def test_backward_is_an_error_sentence(name: str) -> None:
+    row = next(r for r in ROWS if r.op == name)
+    arguments = [
+        a.requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
+        for a in row.arguments()
+    ]
+    result = as_tuple(_op(name)(*arguments))
+    differentiable = next(r for r in result if r.is_floating_point())
+    with pytest.raises(NotImplementedError, match=rf"qfx::{name} is an inference operator"):
+        differentiable.sum().backward()

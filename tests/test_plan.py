@@ -1,0 +1,181 @@
+"""Policy, without a kernel: patterns, gains, choice of scheme, options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import qfx
+from qfx.config import parse_options
+from qfx.match import match
+from qfx.plan import Estimate, Plan, check_patterns, decide, fits
+from tests.models import FEATURES, Block
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of every site: float, int8 with a zero point, int8 without."""
+
+    float_s: float
+    asymmetric_s: float
+    symmetric_s: float
+
+    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: qfx.Scheme) -> Estimate:
+        return Estimate(self.float_s, self.symmetric_s if scheme.x.symmetric else self.asymmetric_s)
+
+
+GAIN = Prices(4.0, 1.0, 1.0)
+
+
+def _plan(config: qfx.Config, prices: Prices = GAIN) -> Plan:
+    return decide(match(qfx.trace(Block(), torch.randn(2, 5, FEATURES))), config, prices)
+
+
+def _int8(plan: Plan) -> list[str]:
+    return [e.match.name for e in plan.entries if e.scheme is not None]
+
+
+ALL = ["q", "k", "v", "gate", "up", "matmul_2", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ALL),
+        ({"skip": ["lm_head"]}, ALL[:-1]),
+        ({"skip": ["[qk]"]}, ALL[2:]),
+        ({"skip": ["down"]}, [n for n in ALL if n != "matmul_2"]),  # a parameter's name
+        ({"skip": ["*.weight"]}, ["matmul_2"]),
+        ({"only": ["gate", "up"]}, ["gate", "up"]),
+        ({"only": ["gate", "up"], "skip": ["up"]}, ["gate"]),
+    ],
+)
+def test_patterns(options: dict[str, list[str]], expected: list[str]) -> None:
+    assert _int8(_plan(qfx.Config(**options))) == expected  # type: ignore[arg-type]
+
+
+def test_skip_of_the_call_site_leaves_a_tied_weight_alone() -> None:
+    """lm_head shares embed's weight; its site is named after the call."""
+    (entry,) = [
+        e for e in _plan(qfx.Config(skip=("lm_head",))).entries if e.match.path == "lm_head"
+    ]
+    assert entry.reason == "skipped by the pattern 'lm_head'"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("layers.0", "model.layers.0.q", True),
+        ("layers.0", "model.layers.01.q", False),
+        ("layers.*.q", "model.layers.3.q", True),
+        ("q", "model.layers.3.q", True),
+        ("q", "model.layers.3.qq", False),
+        ("model", "model.layers.3", True),
+        ("", "model", False),
+    ],
+)
+def test_fits(pattern: str, name: str, expected: bool) -> None:
+    assert fits(pattern, [name]) is expected
+
+
+def test_pattern_that_matches_nothing_lists_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"skip: the pattern 'lmhead' matches nothing.*lm_head"):
+        check_patterns(qfx.Config(skip=("lmhead",)), ["lm_head", "q"])
+
+
+def test_slower_sites_stay_float_with_the_numbers() -> None:
+    plan = _plan(qfx.Config(minimum_gain=1.5), Prices(1.4, 1.0, 1.0))
+    assert plan.quantized == 0
+    assert plan.entries[0].reason == "int8 would be 1.40x float, below minimum_gain=1.5"
+
+
+def test_zero_minimum_gain_quantizes_all() -> None:
+    assert _int8(_plan(qfx.Config(minimum_gain=0), Prices(0.1, 1.0, 1.0))) == ALL
+
+
+@pytest.mark.parametrize(
+    ("prices", "symmetric", "phrase"),
+    [
+        (Prices(4.0, 1.01, 1.0), False, "zero point for 1.0% time"),
+        (Prices(4.0, 1.2, 1.0), True, "symmetric: a zero point would cost 20.0% time"),
+    ],
+)
+def test_zero_point_is_chosen_by_its_cost(prices: Prices, symmetric: bool, phrase: str) -> None:
+    entry = _plan(qfx.Config(), prices).entries[0]
+    assert entry.scheme is not None and entry.scheme.x.symmetric is symmetric
+    assert phrase in entry.reason
+
+
+def test_plan_prints_every_matmul() -> None:
+    plan = _plan(qfx.Config())
+    text = str(plan)
+    assert all(e.match.node.name in text and e.reason in text for e in plan.entries)
+    assert text.endswith("7 of 9 matmuls in int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "phrase"),
+    [
+        ({"skp": ["a"]}, ValueError, r"unknown option 'skp'.*did you mean skip"),
+        ({"scheme": "w4a4"}, ValueError, "unknown scheme 'w4a4'; the presets are w8a8"),
+        ({"skip": "lm_head"}, TypeError, "takes a list of patterns, got 'lm_head'"),
+        ({"skip": [3]}, TypeError, r"takes a list of patterns, got \[3\]"),
+        ({"minimum_gain": -1}, ValueError, "minimum_gain=-1"),
+        ({"minimum_gain": "2"}, ValueError, "minimum_gain='2'"),
+        ({"inner": "nvfuser"}, ValueError, "unknown inner compiler 'nvfuser'"),
+        ({"inner": "eager", "cpp_wrapper": True}, ValueError, "inner compiler 'eager'"),
+    ],
+)
+def test_wrong_options(options: dict[str, object], error: type[Exception], phrase: str) -> None:
+    with pytest.raises(error, match=phrase):
+        parse_options(options)
+
+
+def test_options_of_inductor_are_passed_on() -> None:
+    config, rest = parse_options({"minimum_gain": 0, "cpp_wrapper": True, "cpp.threads": 1})
+    assert config.minimum_gain == 0
+    assert rest == {"cpp_wrapper": True, "cpp.threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "phrase"),
+    [
+        (lambda: qfx.QSpec(bits=9), r"bits=9 is outside 2\.\.8"),
+        (lambda: qfx.QSpec(axes=(0,)), r"axes=\(0,\)"),
+        (lambda: qfx.Scheme(w=qfx.QSpec(symmetric=False)), "weight must be symmetric"),
+    ],
+)
+def test_impossible_schemes(make: object, phrase: str) -> None:
+    with pytest.raises(ValueError, match=phrase):
+        make()  # type: ignore[operator]
+
+
+def test_values_are_hashable_and_print_as_one_token() -> None:
+    scheme = qfx.Scheme(x=qfx.QSpec(bits=4, symmetric=False, axes=qfx.PER_TENSOR))
+    assert str(scheme) == "xa4t_ws8r"
+    assert hash(qfx.Config(scheme=scheme)) == hash(qfx.Config(scheme=scheme))
+
+
+def test_names_of_an_unscripted_module() -> None:
+    """A module list, an attribute that needs getattr, and a bare parameter."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.stack[0](x)
+
+    found: list[str] = []
+
+    def look(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        found.extend(m.name for m in match(gm))
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(Outer(), backend=look)(torch.randn(2, 4))
+    assert found == ["stack.0.0", "stack.0.1"]
