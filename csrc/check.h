@@ -15,7 +15,7 @@ using torch::stable::Tensor;
 // "5x7", "scalar" for a tensor without dimensions.
 inline std::string shape_of(const Tensor& t) {
   std::string text;
-  for (int64_t size : t.sizes()) text += (text.empty() ? "" : "x") + std::to_string(size);
+  for (int64_t size : t.sizes()) text.append(text.empty() ? "" : "x").append(std::to_string(size));
   return text.empty() ? "scalar" : text;
 }
 
@@ -33,7 +33,7 @@ inline void check_dtype(const char* op, const char* what, const Tensor& t,
   std::string names;
   for (ScalarType dtype : allowed) {
     if (t.scalar_type() == dtype) return;
-    names += (names.empty() ? "" : " or ") + std::string(dtype_name(dtype));
+    names.append(names.empty() ? "" : " or ").append(dtype_name(dtype));
   }
   STD_TORCH_CHECK(false, op, ": ", what, " has dtype ", dtype_name(t.scalar_type()), ", expected ",
                   names);

@@ -14,18 +14,21 @@ std::vector<std::string> isas() {
   return names;
 }
 
+// One row per micro-kernel: mr rows of activations x nr columns of weights.
 pybind11::list kernels() {
   pybind11::list rows;
-  for (Isa isa : qfx::cpu::supported_isas()) {
+  for (Isa isa : qfx::cpu::compiled_isas()) {
     const qfx::cpu::Kernels& k = qfx::cpu::kernels_of(isa);
-    const std::string name = "s8s8_gemm_" + std::to_string(k.tile_rows) + "x" +
-                             std::to_string(qfx::cpu::kPanel) + "__" + k.isa;
-    pybind11::dict row;
-    row["name"] = name;
-    row["isa"] = k.isa;
-    row["tile_rows"] = k.tile_rows;
-    row["tile_columns"] = qfx::cpu::kPanel;
-    rows.append(row);
+    for (int mr = 1; mr <= k.tile_rows; ++mr) {
+      const std::string tile = std::to_string(mr) + "x" + std::to_string(qfx::cpu::kPanel);
+      pybind11::dict row;
+      row["name"] = "s8s8_gemm_" + tile + "__" + k.isa;
+      row["isa"] = k.isa;
+      row["mr"] = mr;
+      row["nr"] = qfx::cpu::kPanel;
+      row["supported"] = qfx::cpu::supported(isa);
+      rows.append(row);
+    }
   }
   return rows;
 }
@@ -40,6 +43,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("isas", &isas, "The instruction sets of this machine, best first.");
   m.def("set_isa", &qfx::cpu::set_isa, pybind11::arg("name"),
         "Runs the kernels on another instruction set of this machine; ValueError if it has none.");
-  m.def("kernels", &kernels, "The GEMM kernels of this machine, best first.");
+  m.def("kernels", &kernels,
+        "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import
 }

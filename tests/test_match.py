@@ -109,6 +109,7 @@ def _reasons(function: Callable[..., Tensor], *inputs: Tensor) -> list[str]:
         def __init__(self) -> None:
             super().__init__()
             self.w, self.b, self.conv = W_NK, BIAS, nn.Conv1d(K, N, 1)
+            self.layer = nn.TransformerEncoderLayer(K, 2, K, batch_first=True).eval()
             self.frozen = nn.Parameter(torch.ones(N, K, dtype=torch.int64), requires_grad=False)
 
         def forward(self, *x: Tensor) -> Tensor:
@@ -138,6 +139,8 @@ REFUSALS = {
         "attention is not supported yet",
     ),
     "conv": (lambda s, x: s.conv(x.mT), (X3,), "convolution is not"),
+    "encoder_layer": (lambda s, x: s.layer(x), (X3,), "this operator with a matmul inside"),
+    "inner": (lambda s, x: torch.inner(x, s.w), (X3,), "this operator with a matmul inside"),
     "two_activations": (lambda s, x: x @ x.mT, (X3,), "the right operand is computed by"),
     "two_inputs": (
         lambda s, x, y: x @ y,

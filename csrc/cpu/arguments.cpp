@@ -33,7 +33,7 @@ CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t 
   const bool per_row = axes == std::vector<int64_t>{1};
   const bool per_tensor = axes == std::vector<int64_t>{0, 1};
   std::string given;
-  for (int64_t axis : axes) given += (given.empty() ? "" : ", ") + std::to_string(axis);
+  for (int64_t axis : axes) given.append(given.empty() ? "" : ", ").append(std::to_string(axis));
   STD_TORCH_CHECK(per_row || per_tensor, op, ": axes=[", given,
                   "], expected [1] (one scale per row) or [0, 1] (one for the matrix)");
   return {static_cast<int>(bits), symmetric, per_tensor};

@@ -36,21 +36,30 @@ class Tasks {
   int64_t rows_, panels_, row_blocks_, groups_;
 };
 
+// Rows of a tile: as tall as the kernels allow, and all of about the same height.
+int64_t tile_height(int64_t rows, int64_t tallest) {
+  const int64_t tiles = (rows + tallest - 1) / tallest;
+  return (rows + tiles - 1) / tiles;
+}
+
 void run_panel(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const Task& task,
                int64_t p, int32_t* sums, const TileSink& sink) {
   Panel panel;
   sink.load_panel(p, &panel);
-  const int64_t height = kernels.tile_rows;
-  for (int64_t k = 0; k == 0 || k < w.padded_k; k += kBlockK) {
-    const int64_t groups = std::min(kBlockK, w.padded_k - k) / kGroup;
+  const int64_t count = task.row_end - task.row_begin;
+  const int64_t height = tile_height(count, kernels.tile_rows);
+  const int64_t block = count == height ? std::max(w.padded_k, kBlockK) : kBlockK;
+  for (int64_t k = 0; k == 0 || k < w.padded_k; k += block) {
+    const int64_t groups = std::min(block, w.padded_k - k) / kGroup;
     const int8_t* b = w.panel(p) + k * kPanel;
-    const bool last = k + kBlockK >= w.padded_k;
-    for (int64_t m = task.row_begin; m < task.row_end; m += height) {
-      const int count = static_cast<int>(std::min(height, task.row_end - m));
+    const bool last = k + block >= w.padded_k;
+    const TileFn* tiles = kernels.cold_tiles;
+    for (int64_t m = task.row_begin; m < task.row_end; m += height, tiles = kernels.tiles) {
+      const int height_here = static_cast<int>(std::min(height, task.row_end - m));
       const uint8_t* a = rows.a + m * rows.stride + k * kernels.bytes_per_code;
       int32_t* tile = sums + (m - task.row_begin) * kPanel;
-      kernels.tiles[count - 1](a, rows.stride, b, groups, tile, k > 0);
-      if (last) sink.tile(tile, m, count, p, panel);
+      tiles[height_here - 1](a, rows.stride, b, groups, tile, k > 0);
+      if (last) sink.tile(tile, m, height_here, p, panel);
     }
   }
 }
@@ -68,8 +77,9 @@ void run_task(const Kernels& kernels, const Rows& rows, const PackedWeight& w, c
 
 Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k) {
   thread_local Scratch codes, constants;
-  // 64 more bytes than a power of two, or the rows of a tile would share cache sets.
-  const int64_t stride = padded_k * kernels.bytes_per_code + 64;
+  // An odd number of cache lines, or the rows of a tile would share cache sets.
+  const int64_t lines = (padded_k * kernels.bytes_per_code + 63) / 64;
+  const int64_t stride = (lines | 1) * 64;
   int32_t* add = constants.get<int32_t>(2 * count);
   return {codes.get<uint8_t>(count * stride), count, stride, add, add + count};
 }

@@ -7,20 +7,6 @@
 namespace qfx::cpu {
 namespace {
 
-bool supported(Isa isa) {
-#if defined(__x86_64__)
-  // libgcc and compiler-rt also check that the operating system saves the wide registers.
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (isa == Isa::kAvx2) return avx2;
-  if (isa == Isa::kAvx512Vnni) {
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
-  }
-#endif
-  return isa == Isa::kRef;
-}
-
 Isa parse(const std::string& name) {
   std::string names;
   for (Isa isa : supported_isas()) {
@@ -55,9 +41,32 @@ const char* name_of(Isa isa) {
   return "ref";
 }
 
+std::vector<Isa> compiled_isas() {
+#if defined(__x86_64__)
+  return {Isa::kAvx512Vnni, Isa::kAvx2, Isa::kRef};
+#else
+  return {Isa::kRef};
+#endif
+}
+
+bool supported(Isa isa) {
+#if defined(__x86_64__)
+  // libgcc and compiler-rt also check that the operating system saves the wide registers.
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  if (isa == Isa::kAvx2) return avx2;
+  if (isa == Isa::kAvx512Vnni) {
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+  }
+#endif
+  return isa == Isa::kRef;
+}
+
 std::vector<Isa> supported_isas() {
   std::vector<Isa> found;
-  for (Isa isa : {Isa::kAvx512Vnni, Isa::kAvx2, Isa::kRef}) {
+  for (Isa isa : compiled_isas()) {
     if (supported(isa)) found.push_back(isa);
   }
   return found;

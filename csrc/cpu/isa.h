@@ -11,6 +11,11 @@ enum class Isa { kRef, kAvx2, kAvx512Vnni };
 
 const char* name_of(Isa isa);
 
+// Those this library was compiled with, best first.
+std::vector<Isa> compiled_isas();
+
+bool supported(Isa isa);
+
 // Supported on this machine, best first; kRef is always among them.
 std::vector<Isa> supported_isas();
 

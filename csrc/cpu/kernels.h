@@ -17,6 +17,7 @@ inline constexpr int kPanel = 32;      // columns of a weight panel
 inline constexpr int kGroup = 4;       // consecutive k of one column that lie side by side
 inline constexpr int kKMultiple = 16;  // K is padded to this
 inline constexpr int kMaxTileRows = 12;
+inline constexpr int kAhead = 2048;  // bytes of weights that a cold tile prefetches ahead
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
 enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
@@ -61,10 +62,11 @@ using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t 
 
 struct Kernels {
   const char* isa;
-  int tile_rows;        // the tallest tile
-  int bytes_per_code;   // of the operand format
-  int32_t mul_offset;   // see above
-  const TileFn* tiles;  // tiles[r - 1] handles r rows
+  int tile_rows;             // the tallest tile
+  int bytes_per_code;        // of the operand format
+  int32_t mul_offset;        // see above
+  const TileFn* tiles;       // tiles[r - 1] handles r rows
+  const TileFn* cold_tiles;  // the same, prefetching weights that are not in cache yet
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);

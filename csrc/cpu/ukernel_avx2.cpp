@@ -18,7 +18,7 @@ inline __m256i broadcast(const uint8_t* p) {
 }
 
 // rows x 32 columns; every loop over the accumulators is unrolled, or GCC spills them.
-template <int kRows>
+template <int kRows, bool kPrefetch>
 void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_t* out,
           bool accumulate) {
   constexpr int kVectors = kPanel / 8;
@@ -33,6 +33,10 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_
   }
   const __m256i ones = _mm256_set1_epi16(1);
   for (int64_t g = 0; g < groups; ++g, a += 2 * kGroup, b += kPanel * kGroup) {
+    if constexpr (kPrefetch) {
+      _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), _MM_HINT_T0);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const __m256i size = broadcast(a + r * lda), sign = broadcast(a + r * lda + kGroup);
@@ -81,13 +85,15 @@ int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
   return static_cast<int32_t>(add) + arrange_tail(q, i, k, padded_k, a);
 }
 
-constexpr TileFn kTiles[] = {tile<1>, tile<2>};
+constexpr TileFn kTiles[] = {tile<1, false>, tile<2, false>};
+constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>};
 
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels kernels = {
-      "avx2", 2, 2, 0, kTiles, widen_row, range_of_row, quantize_row, arrange, epilogue};
+  static constexpr Kernels kernels = {"avx2",       2,          2,         0,
+                                      kTiles,       kColdTiles, widen_row, range_of_row,
+                                      quantize_row, arrange,    epilogue};
   return kernels;
 }
 

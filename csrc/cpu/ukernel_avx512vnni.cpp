@@ -13,29 +13,49 @@ inline __m512i broadcast(const uint8_t* p) {
   return _mm512_set1_epi32(word);
 }
 
-// rows x 32 columns, 2 accumulators a row: 24 registers for 12 rows, 2 for the weights.
-template <int kRows>
+// rows x 32 columns. 2 accumulators a row and depth step: up to 24 registers, 2 for the weights.
+// Few rows take several steps at once, or the latency of vpdpbusd would bound them. Every loop over
+// the accumulators is unrolled, or GCC spills them.
+template <int kRows, bool kPrefetch>
 void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_t* out,
           bool accumulate) {
-  __m512i acc[kRows][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
-    acc[r][0] = accumulate ? _mm512_loadu_si512(out + r * kPanel) : _mm512_setzero_si512();
-    acc[r][1] = accumulate ? _mm512_loadu_si512(out + r * kPanel + 16) : _mm512_setzero_si512();
-  }
-  for (int64_t g = 0; g < groups; ++g, a += kGroup, b += kPanel * kGroup) {
-    const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
+  constexpr int kSteps = kRows <= 2 ? 4 : kRows <= 5 ? 2 : 1;  // divides groups
+  __m512i acc[kSteps][kRows][2];
+#pragma GCC unroll 4
+  for (int s = 0; s < kSteps; ++s) {
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
-      const __m512i x = broadcast(a + r * lda);
-      acc[r][0] = _mm512_dpbusd_epi32(acc[r][0], x, w0);
-      acc[r][1] = _mm512_dpbusd_epi32(acc[r][1], x, w1);
+      const bool load = accumulate && s == 0;
+      const int32_t* c = out + r * kPanel;
+      acc[s][r][0] = load ? _mm512_loadu_si512(c) : _mm512_setzero_si512();
+      acc[s][r][1] = load ? _mm512_loadu_si512(c + 16) : _mm512_setzero_si512();
+    }
+  }
+  for (int64_t g = 0; g < groups; g += kSteps) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kSteps; ++s, a += kGroup, b += kPanel * kGroup) {
+      if constexpr (kPrefetch) {
+        _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), _MM_HINT_T0);
+      }
+      const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
+#pragma GCC unroll 12
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i x = broadcast(a + r * lda);
+        acc[s][r][0] = _mm512_dpbusd_epi32(acc[s][r][0], x, w0);
+        acc[s][r][1] = _mm512_dpbusd_epi32(acc[s][r][1], x, w1);
+      }
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    _mm512_storeu_si512(out + r * kPanel, acc[r][0]);
-    _mm512_storeu_si512(out + r * kPanel + 16, acc[r][1]);
+#pragma GCC unroll 4
+    for (int s = 1; s < kSteps; ++s) {
+      acc[0][r][0] = _mm512_add_epi32(acc[0][r][0], acc[s][r][0]);
+      acc[0][r][1] = _mm512_add_epi32(acc[0][r][1], acc[s][r][1]);
+    }
+    _mm512_storeu_si512(out + r * kPanel, acc[0][r][0]);
+    _mm512_storeu_si512(out + r * kPanel + 16, acc[0][r][1]);
   }
 }
 
@@ -45,15 +65,19 @@ int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
   return 0;
 }
 
-constexpr TileFn kTiles[] = {tile<1>, tile<2>, tile<3>, tile<4>,  tile<5>,  tile<6>,
-                             tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
+constexpr TileFn kTiles[] = {tile<1, false>, tile<2, false>,  tile<3, false>,  tile<4, false>,
+                             tile<5, false>, tile<6, false>,  tile<7, false>,  tile<8, false>,
+                             tile<9, false>, tile<10, false>, tile<11, false>, tile<12, false>};
+constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>,  tile<3, true>,  tile<4, true>,
+                                 tile<5, true>, tile<6, true>,  tile<7, true>,  tile<8, true>,
+                                 tile<9, true>, tile<10, true>, tile<11, true>, tile<12, true>};
 
 }  // namespace
 
 const Kernels& kernels_avx512vnni() {
-  static constexpr Kernels kernels = {
-      "avx512vnni", kMaxTileRows, 1,       128,     kTiles, widen_row,
-      range_of_row, quantize_row, arrange, epilogue};
+  static constexpr Kernels kernels = {"avx512vnni", kMaxTileRows, 1,         128,
+                                      kTiles,       kColdTiles,   widen_row, range_of_row,
+                                      quantize_row, arrange,      epilogue};
   return kernels;
 }
 

@@ -30,7 +30,7 @@ constexpr TileFn kTiles[] = {tile_1x32};
 
 const Kernels& kernels_ref() {
   static constexpr Kernels kernels = {
-      "ref", 1, 1, 0, kTiles, widen_row, range_of_row, quantize_row, arrange, epilogue};
+      "ref", 1, 1, 0, kTiles, kTiles, widen_row, range_of_row, quantize_row, arrange, epilogue};
   return kernels;
 }
 
