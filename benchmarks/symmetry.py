@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor, nn
 
+import qfx  # noqa: F401  (registers the operators)
 from benchmarks.common import Candidate, interleaved, machine, save
 from examples.minilm import load
 

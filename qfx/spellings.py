@@ -64,7 +64,11 @@ def _not_yet(what: str) -> Parse:
 _MM = ("x", "w")
 _ADDMM = ("bias", "x", "w", "beta", "alpha")
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)  # the same objects as torch.conv1d and so on
-_FUSED = (F.bilinear, F.multi_head_attention_forward, torch._transformer_encoder_layer_fwd)
+_FUSED: tuple[Any, ...] = (
+    F.bilinear,
+    F.multi_head_attention_forward,
+    torch._transformer_encoder_layer_fwd,
+)
 _FUSED += (torch._native_multi_head_attention, torch.inner, torch.tensordot, torch.addbmm)
 _FUSED += (torch.gru_cell, torch.lstm_cell, torch.lstm, torch.gru, torch.rnn_tanh, torch.mv)
 _BATCHED = "a batched matmul of two activations"

@@ -1,0 +1,111 @@
+"""Writes docs/tour.md: one linear followed through all stages, with what each of them prints.
+
+    python docs/make_tour.py           # rewrites docs/tour.md
+    python docs/make_tour.py --check   # fails if it would change
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tabulate import tabulate
+from torch import Tensor, fx, nn
+
+import qfx
+from qfx.match import Site, match
+from qfx.ops import REFERENCES
+from qfx.plan import decide
+
+TOUR = Path(__file__).with_name("tour.md")
+TEMPLATE = Path(__file__).with_name("tour.template.md")
+CONFIG = qfx.Config(scheme="w8a8-asymmetric", minimum_gain=0)
+
+
+class Model(nn.Module):
+    """Two projections of one input, their product, and a layer with an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(64, 32), nn.Linear(64, 32, bias=False)
+        self.up = nn.Linear(32, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.up(self.q(x) * self.k(x)))
+
+
+def calls(gm: fx.GraphModule) -> str:
+    """The graph as assignments."""
+    lines = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            lines.append(f"{node.name} = input")
+        elif node.op == "call_function":
+            name = getattr(node.target, "_opname", None) or node.target.__name__
+            arguments = ", ".join(map(str, (*node.args, *node.kwargs.values())))
+            lines.append(f"{node.name} = {name}({arguments})")
+        elif node.op == "output":
+            lines.append(f"return {node.args[0]}")
+    return "\n".join(lines)
+
+
+def sites(gm: fx.GraphModule) -> str:
+    rows = [
+        (m.path, m.node, m.x, m.weight, m.bias, m.activation, f"{m.m}x{m.k}x{m.n}")
+        for m in match(gm)
+        if isinstance(m, Site)
+    ]
+    return tabulate(rows, ("module", "node", "x", "weight", "bias", "activation", "MxKxN"))
+
+
+def arithmetic() -> dict[str, str]:
+    """The operators on two tokens of four features and two outputs."""
+    x = torch.tensor([[0.5, -1.0, 2.0, 0.25], [0.0, 3.0, 1.0, 5.0]])
+    w = torch.tensor([[1.0, -0.5, 0.25, 2.0], [0.1, 0.2, -0.3, 0.4]])
+    ref = REFERENCES
+    q, scale, zero_point = ref["quantize"](x, [1], 8, False)
+    w_q, w_scale, _ = ref["quantize"](w, [1], 8, True)
+    packed = ref["pack_weight"](w_q)
+    acc = ref["int8_mm"](q, zero_point, packed, 2)
+    y = ref["dequantize"](acc, scale, None, w_scale.reshape(-1), None, "none", torch.float32)
+    return {
+        "quantized": f"q          = {q.tolist()}\nscale      = {rounded(scale)}\n"
+        f"zero_point = {zero_point.flatten().tolist()}",
+        "weight": f"w_q     = {w_q.tolist()}\nw_scale = {rounded(w_scale)}",
+        "acc": f"acc = {acc.tolist()}",
+        "result": f"int8  y = {rounded(y)}\nfloat y = {rounded(x @ w.t())}",
+        "header": " ".join(f"{b & 0xFF:02x}" for b in packed[:32].tolist()),
+        "bytes": str(packed.numel()),
+    }
+
+
+def rounded(t: Tensor) -> list[float]:
+    return [round(v, 4) for v in t.flatten().tolist()]
+
+
+def tour() -> str:
+    torch.manual_seed(0)
+    gm = qfx.trace(Model(), torch.randn(6, 64))
+    canonical, plan = qfx.rewrite(gm, CONFIG, canonical=True)
+    fused, _ = qfx.rewrite(gm, CONFIG)
+    blocks = {
+        "captured": calls(gm),
+        "sites": sites(gm),
+        "plan": str(decide(match(gm), CONFIG, None)),
+        "canonical": calls(canonical),
+        "fused": calls(fused),
+        **arithmetic(),
+    }
+    assert plan.quantized == 3
+    text = TEMPLATE.read_text()
+    for name, block in blocks.items():
+        text = text.replace(f"@{name}@", block)
+    return text
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(None if TOUR.read_text() == tour() else "docs/tour.md is out of date")
+    TOUR.write_text(tour())
