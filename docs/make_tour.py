@@ -1,7 +1,7 @@
 """Writes docs/tour.md: one linear followed through all stages, with what each of them prints.
 
-    python docs/make_tour.py           # rewrites docs/tour.md
-    python docs/make_tour.py --check   # fails if it would change
+python docs/make_tour.py           # rewrites docs/tour.md
+python docs/make_tour.py --check   # fails if it would change
 """
 
 from __future__ import annotations

@@ -49,6 +49,18 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   return {q, scale, zero_point};
 }
 
+// A row of a tile: in place where it is one already, else widened into `copy`.
+const int32_t* as_tile(const int32_t* from, int columns, int32_t* copy) {
+  if (columns == kPanel) return from;
+  std::copy(from, from + columns, copy);
+  return copy;
+}
+
+const int32_t* as_tile(const int8_t* from, int columns, int32_t* copy) {
+  std::copy(from, from + columns, copy);
+  return copy;
+}
+
 // One row of (E1) in panels: raw sums are the codes or sums themselves, minus the zero point.
 struct Dequantize {
   const Kernels& kernels;
@@ -62,10 +74,10 @@ struct Dequantize {
   void row(const T* q, int64_t m, float scale, int32_t zero_point) const {
     const int64_t element = dtype == Dtype::kFloat32 ? 4 : 2;
     const int32_t add = static_cast<int32_t>(-static_cast<uint32_t>(zero_point)), mul = 0;
-    int32_t tile[kPanel];
+    int32_t copy[kPanel] = {};
     for (int64_t n = 0; n < size.columns; n += kPanel) {
       const int columns = static_cast<int>(std::min<int64_t>(kPanel, size.columns - n));
-      for (int i = 0; i < kPanel; ++i) tile[i] = i < columns ? q[m * size.columns + n + i] : 0;
+      const int32_t* tile = as_tile(q + m * size.columns + n, columns, copy);
       const EpilogueArgs args = {tile,
                                  1,
                                  columns,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/parallel.h"
+
 namespace qfx::cpu {
 namespace {
 
@@ -12,18 +14,30 @@ constexpr uint32_t kLayoutK4N32 = 1;
 
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// One panel of 32 columns; returns its column sums.
+// One panel of 32 columns into blocks and column sums that are zero.
 void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
                 int32_t* colsum, int8_t* out) {
-  for (int64_t n = 0; n < columns; ++n) {
-    const int8_t* column = w + n * stride_n;
-    int32_t sum = 0;
-    for (int64_t i = 0; i < k; ++i) {
-      const int8_t value = column[i * stride_k];
-      out[i / kGroup * (kPanel * kGroup) + n * kGroup + i % kGroup] = value;
-      sum += value;
+  constexpr int64_t kStep = kPanel * kGroup;
+  const int64_t whole = stride_k == 1 ? k / kGroup * kGroup : 0;  // moved a group at a time
+  constexpr int64_t kChunk = 256;  // of k: its block of 32 x 256 bytes stays in L1
+  for (int64_t begin = 0; begin < whole; begin += kChunk) {
+    const int64_t end = std::min(begin + kChunk, whole);
+    for (int64_t n = 0; n < columns; ++n) {
+      const int8_t* column = w + n * stride_n;
+      int8_t* to = out + begin * kPanel + n * kGroup;
+      for (int64_t i = begin; i < end; i += kGroup, to += kStep) {
+        std::memcpy(to, column + i, kGroup);
+      }
+      for (int64_t i = begin; i < end; ++i) colsum[n] += column[i];
     }
-    colsum[n] = sum;
+  }
+  for (int64_t i = whole; i < k; ++i) {
+    int8_t* to = out + i / kGroup * kStep + i % kGroup;
+    for (int64_t n = 0; n < columns; ++n) {
+      const int8_t value = w[n * stride_n + i * stride_k];
+      to[n * kGroup] = value;
+      colsum[n] += value;
+    }
   }
 }
 
@@ -36,17 +50,22 @@ int64_t packed_size(int64_t n, int64_t k) {
 }
 
 void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out) {
-  std::memset(out, 0, packed_size(n, k));
   PackedHeader header = {{}, kVersion, kLayoutK4N32, 0, n, k, {}};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   std::memcpy(out, &header, sizeof(header));
   const int64_t padded_n = round_up(n, kPanel), padded_k = round_up(k, kKMultiple);
   int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(header));
   int8_t* blocks = out + sizeof(header) + 4 * padded_n;
-  for (int64_t p = 0; p < n; p += kPanel) {
-    pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
-               colsum + p, blocks + p * padded_k);
-  }
+  std::memset(colsum, 0, 4 * padded_n);
+  constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
+  parallel(padded_n / kPanel, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin * kPanel; p < end * kPanel; p += kPanel) {
+      int8_t* block = blocks + p * padded_k;
+      std::memset(block, 0, kPanel * padded_k);
+      pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
+                 colsum + p, block);
+    }
+  });
 }
 
 void unpack(const PackedWeight& w, int8_t* out) {

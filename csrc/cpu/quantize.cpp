@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <mutex>
 
+#include "cpu/parallel.h"
 #include "cpu/scratch.h"
 
 namespace qfx::cpu {
@@ -22,6 +24,10 @@ const float* as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m) 
   float* row = scratch.get<float>(x.columns);
   kernels.widen(x.row(m), x.dtype, x.columns, row);
   return row;
+}
+
+Range widest(const Range& a, const Range& b) {
+  return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
 RowCode choose(const Range& range, const CodeSpec& spec) {
@@ -53,14 +59,19 @@ RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const Code
 }
 
 RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec) {
+  constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   Range all = {0, 0, 0};
-  for (int64_t m = 0; m < x.rows; ++m) {
-    Range range;
-    kernels.range(as_floats(kernels, x, m), x.columns, &range);
-    all.magnitude = std::max(all.magnitude, range.magnitude);
-    all.low = std::min(all.low, range.low);
-    all.high = std::max(all.high, range.high);
-  }
+  std::mutex merging;
+  parallel(x.rows, x.rows * x.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    Range part = {0, 0, 0};
+    for (int64_t m = begin; m < end; ++m) {
+      Range range;
+      kernels.range(as_floats(kernels, x, m), x.columns, &range);
+      part = widest(part, range);
+    }
+    const std::lock_guard<std::mutex> lock(merging);
+    all = widest(all, part);
+  });
   return choose(all, spec);
 }
 
