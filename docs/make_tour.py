@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,27 +63,40 @@ def sites(gm: fx.GraphModule) -> str:
 
 def arithmetic() -> dict[str, str]:
     """The operators on two tokens of four features and two outputs."""
-    x = torch.tensor([[0.5, -1.0, 2.0, 0.25], [0.0, 3.0, 1.0, 5.0]])
-    w = torch.tensor([[1.0, -0.5, 0.25, 2.0], [0.1, 0.2, -0.3, 0.4]])
+    x = torch.tensor([[0.6, -1.0, 2.0, 0.25], [0.0, 3.0, 1.0, 5.0]])
+    w = torch.tensor([[0.9, -0.5, 0.25, 2.0], [0.1, 0.15, -0.3, 0.4]])
     ref = REFERENCES
     q, scale, zero_point = ref["quantize"](x, [1], 8, False)
     w_q, w_scale, _ = ref["quantize"](w, [1], 8, True)
     packed = ref["pack_weight"](w_q)
     acc = ref["int8_mm"](q, zero_point, packed, 2)
     y = ref["dequantize"](acc, scale, None, w_scale.reshape(-1), None, "none", torch.float32)
+    z, s, sw = int(zero_point[0]), float(scale[0]), float(w_scale[0])
+    products = " + ".join(f"({a} - {z})*{b}" for a, b in zip(q[0].tolist(), w_q[0].tolist()))
     return {
-        "quantized": f"q          = {q.tolist()}\nscale      = {rounded(scale)}\n"
+        "x": f"x = {rounded(x)}\nw = {rounded(w)}",
+        "quantized": f"q          = {q.tolist()}\nscale      = {rounded(scale.flatten())}\n"
         f"zero_point = {zero_point.flatten().tolist()}",
-        "weight": f"w_q     = {w_q.tolist()}\nw_scale = {rounded(w_scale)}",
-        "acc": f"acc = {acc.tolist()}",
-        "result": f"int8  y = {rounded(y)}\nfloat y = {rounded(x @ w.t())}",
-        "header": " ".join(f"{b & 0xFF:02x}" for b in packed[:32].tolist()),
+        "scale0": f"2/255 - (-1)/255 = {s:.5f}",
+        "zero0": f"-128 - round(-1 / {s:.5f}) = {z}",
+        "code0": f"round(0.6 / {s:.5f}) + ({z}) = {int(q[0, 0])}",
+        "weight": f"w_q     = {w_q.tolist()}\nw_scale = {rounded(w_scale.flatten())}",
+        "acc": f"acc = {acc.tolist()}\nacc[0][0] = {products.replace('- -', '+ ')} = {acc[0, 0]}",
+        "result": f"y[0][0] = {acc[0, 0]} * ({s:.5f} * {sw:.5f}) = {y[0, 0]:.4f}\n"
+        f"int8  y = {rounded(y)}\nfloat y = {rounded(x @ w.t())}",
         "bytes": str(packed.numel()),
+        "layout": f"  0 header  {hexadecimal(packed[:32])} ...\n"
+        f" 64 colsum  {packed[64:192].view(torch.int32)[:4].tolist()} ...\n"
+        f"192 blocks  {packed[192:204].tolist()} ...",
     }
 
 
-def rounded(t: Tensor) -> list[float]:
-    return [round(v, 4) for v in t.flatten().tolist()]
+def hexadecimal(octets: Tensor) -> str:
+    return " ".join(f"{b & 0xFF:02x}" for b in octets.tolist())
+
+
+def rounded(t: Tensor) -> list[Any]:
+    return [rounded(row) if row.ndim else round(row.item(), 4) for row in t]
 
 
 def tour() -> str:

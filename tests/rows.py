@@ -112,6 +112,7 @@ _SHAPES = (
     {"leading": (3,), "k": 0, "n": 8},
     {"leading": (3,), "k": 8, "n": 0},
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
+    {"leading": (500,), "k": 60000, "n": 2},  # more rows than are arranged at a time
 )
 _QUANTIZED = ("quantize", "int8_linear_dynamic")
 _FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")

@@ -9,7 +9,8 @@ namespace qfx::cpu {
 namespace {
 
 constexpr int64_t kBlockRows = 240;  // a multiple of every tile height; its codes stay in L2
-constexpr int64_t kBlockK = 512;     // a panel block of 32 x 512 bytes stays in L1
+constexpr int64_t kArrangedBytes = 16 << 20;
+constexpr int64_t kBlockK = 512;  // a panel block of 32 x 512 bytes stays in L1
 
 struct Task {
   int64_t row_begin, row_end, panel_begin, panel_end;
@@ -73,13 +74,21 @@ void run_task(const Kernels& kernels, const Rows& rows, const PackedWeight& w, c
   }
 }
 
+// An odd number of cache lines, or the rows of a tile would share cache sets.
+int64_t row_stride(const Kernels& kernels, int64_t padded_k) {
+  return ((padded_k * kernels.bytes_per_code + 63) / 64 | 1) * 64;
+}
+
 }  // namespace
+
+int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w) {
+  const int64_t row_bytes = row_stride(kernels, w.padded_k);
+  return std::max<int64_t>(kArrangedBytes / row_bytes / kBlockRows, 1) * kBlockRows;
+}
 
 Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k) {
   thread_local Scratch codes, constants;
-  // An odd number of cache lines, or the rows of a tile would share cache sets.
-  const int64_t lines = (padded_k * kernels.bytes_per_code + 63) / 64;
-  const int64_t stride = (lines | 1) * 64;
+  const int64_t stride = row_stride(kernels, padded_k);
   int32_t* add = constants.get<int32_t>(2 * count);
   return {codes.get<uint8_t>(count * stride), count, stride, add, add + count};
 }
@@ -87,7 +96,8 @@ Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k) {
 void arrange_row(const Kernels& kernels, const PackedWeight& w, const int8_t* q, int32_t zero_point,
                  int64_t m, const Rows& rows) {
   rows.add[m] = kernels.arrange(q, w.k, w.padded_k, rows.a + m * rows.stride);
-  rows.mul[m] = zero_point + kernels.mul_offset;
+  rows.mul[m] = static_cast<int32_t>(static_cast<uint32_t>(zero_point) +
+                                     static_cast<uint32_t>(kernels.mul_offset));
 }
 
 void gemm(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const TileSink& sink) {

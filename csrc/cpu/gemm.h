@@ -15,6 +15,9 @@ struct Rows {
   int32_t *add, *mul;
 };
 
+// How many rows to arrange at a time: whole row blocks, about 16 MB of them.
+int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w);
+
 // Room for `count` rows of `padded_k` codes, in memory of the calling thread, reused between calls.
 Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k);
 

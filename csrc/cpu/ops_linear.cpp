@@ -46,57 +46,53 @@ struct IntegerSink final : TileSink {
   }
 };
 
-// Applies the epilogue (E1) while the tile is in cache.
+// Where and how an operator's float result is written.
+struct FloatOutput {
+  const float* w_scale;
+  std::vector<float> bias;
+  Activation activation;
+  Dtype dtype;
+  char* data;  // [M, N]
+
+  int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
+};
+
+// Applies the epilogue (E1) while the tile is in cache. `first` is the output row of rows' row 0.
 struct FloatSink final : TileSink {
   const Kernels& kernels;
   const PackedWeight& w;
   const Rows& rows;
-  const float *row_scale, *w_scale;
-  int64_t scale_stride;
-  std::vector<float> bias;
-  Activation activation;
-  Dtype dtype;
-  char* out;
+  const FloatOutput& to;
+  const float* row_scale;
+  int64_t scale_stride, first;
 
-  FloatSink(const Kernels& kernels, const PackedWeight& w, const Rows& rows, const float* row_scale,
-            int64_t scale_stride, const float* w_scale, std::vector<float> bias,
-            Activation activation, Dtype dtype, void* out)
+  FloatSink(const Kernels& kernels, const PackedWeight& w, const Rows& rows, const FloatOutput& to,
+            const float* row_scale, int64_t scale_stride, int64_t first)
       : kernels(kernels),
         w(w),
         rows(rows),
+        to(to),
         row_scale(row_scale),
-        w_scale(w_scale),
         scale_stride(scale_stride),
-        bias(std::move(bias)),
-        activation(activation),
-        dtype(dtype),
-        out(static_cast<char*>(out)) {}
+        first(first) {}
 
   void load_panel(int64_t p, Panel* panel) const override {
     load_colsum(w, p, panel);
-    panel->has_bias = !bias.empty();
+    panel->has_bias = !to.bias.empty();
     const int columns = columns_of(w, p);
     for (int n = 0; n < kPanel; ++n) {
-      panel->scale[n] = n < columns ? w_scale[p * kPanel + n] : 0.f;
-      panel->bias[n] = n < columns && panel->has_bias ? bias[p * kPanel + n] : 0.f;
+      panel->scale[n] = n < columns ? to.w_scale[p * kPanel + n] : 0.f;
+      panel->bias[n] = n < columns && panel->has_bias ? to.bias[p * kPanel + n] : 0.f;
     }
   }
 
   void tile(const int32_t* raw, int64_t m, int count, int64_t p,
             const Panel& panel) const override {
-    const int64_t element = dtype == Dtype::kFloat32 ? 4 : 2;
-    const EpilogueArgs args = {raw,
-                               count,
-                               columns_of(w, p),
-                               rows.add + m,
-                               rows.mul + m,
-                               row_scale + m * scale_stride,
-                               scale_stride,
-                               &panel,
-                               activation,
-                               dtype,
-                               out + (m * w.n + p * kPanel) * element,
-                               w.n};
+    char* out = to.data + ((first + m) * w.n + p * kPanel) * to.element();
+    const float* scale = row_scale + (first + m) * scale_stride;
+    const EpilogueArgs args = {raw,   count,        columns_of(w, p), rows.add + m,  rows.mul + m,
+                               scale, scale_stride, &panel,           to.activation, to.dtype,
+                               out,   w.n};
     kernels.epilogue(&args);
   }
 };
@@ -113,26 +109,30 @@ Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* 
   return rows;
 }
 
-// Quantizes x [M, K] row by row and arranges the codes; scales[m], or scales[0] when per tensor.
+// Quantizes x [M, K] row by row and arranges the codes. Each row has its own code, which is chosen
+// here and whose scale goes to scales[m]; or all have `shared`.
 Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                    const CodeSpec& spec, float* scales) {
+                    const CodeSpec& spec, const RowCode* shared, float* scales) {
   const Rows rows = make_rows(kernels, x.rows, w.padded_k);
-  RowCode shared{};
-  if (spec.per_tensor) {
-    shared = choose_tensor_code(kernels, x, spec);
-    scales[0] = shared.scale;
-  }
   parallel(x.rows, x.rows * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
     int8_t* q = scratch.get<int8_t>(w.k);
     for (int64_t m = begin; m < end; ++m) {
-      const RowCode code = spec.per_tensor ? shared : choose_row_code(kernels, x, spec, m);
+      const RowCode code = shared != nullptr ? *shared : choose_row_code(kernels, x, spec, m);
       quantize_row_of(kernels, x, m, code, q);
       arrange_row(kernels, w, q, code.zero_point, m, rows);
-      if (!spec.per_tensor) scales[m] = code.scale;
+      if (shared == nullptr) scales[m] = code.scale;
     }
   });
   return rows;
+}
+
+// Runs f(first, count) over the rows, a bounded number at a time, so that the memory for arranged
+// rows stays bounded too.
+template <typename F>
+void in_chunks(const Kernels& kernels, const PackedWeight& w, int64_t rows, const F& f) {
+  const int64_t step = rows_at_once(kernels, w);
+  for (int64_t first = 0; first < rows; first += step) f(first, std::min(step, rows - first));
 }
 
 void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows) {
@@ -157,9 +157,14 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   zero_point = torch::stable::contiguous(zero_point);
   Tensor acc = empty_on_cpu(with_last(q, n), ScalarType::Int);
   const Kernels& kernels = kernels_of(current_isa());
-  const Rows rows = rows_of_codes(kernels, w, static_cast<const int8_t*>(q.const_data_ptr()),
-                                  ints(zero_point), stride_of(zero_point), size.rows);
-  gemm(kernels, rows, w, IntegerSink(w, rows, static_cast<int32_t*>(acc.mutable_data_ptr())));
+  const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
+  const int64_t step = stride_of(zero_point);
+  int32_t* out = static_cast<int32_t*>(acc.mutable_data_ptr());
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+    const int32_t* zeros = ints(zero_point) + first * step;
+    const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
+    gemm(kernels, rows, w, IntegerSink(w, rows, out + first * w.n));
+  });
   return acc;
 }
 
@@ -179,20 +184,23 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   check_zero_point(op, zero_point, size.rows);
   packed = torch::stable::contiguous(packed);
   const PackedWeight w = packed_of(op, packed, q, size.columns, w_scale.numel());
-  std::vector<float> biases = bias_of(op, bias, w.n);
-  const Activation act = activation_of(op, activation);
-  const Dtype dtype = dtype_of(op, out_dtype);
+  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
+                    dtype_of(op, out_dtype), nullptr};
   q = torch::stable::contiguous(q);
   scale = torch::stable::contiguous(scale);
   zero_point = torch::stable::contiguous(zero_point);
   w_scale = torch::stable::contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(q, w.n), out_dtype);
+  to.w_scale = floats(w_scale);
+  to.data = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
-  const Rows rows = rows_of_codes(kernels, w, static_cast<const int8_t*>(q.const_data_ptr()),
-                                  ints(zero_point), stride_of(zero_point), size.rows);
-  gemm(kernels, rows, w,
-       FloatSink(kernels, w, rows, floats(scale), stride_of(scale), floats(w_scale),
-                 std::move(biases), act, dtype, y.mutable_data_ptr()));
+  const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
+  const int64_t step = stride_of(zero_point);
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+    const int32_t* zeros = ints(zero_point) + first * step;
+    const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
+    gemm(kernels, rows, w, FloatSink(kernels, w, rows, to, floats(scale), stride_of(scale), first));
+  });
   return y;
 }
 
@@ -206,21 +214,26 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   packed = torch::stable::contiguous(packed);
   const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.numel());
-  std::vector<float> biases = bias_of(op, bias, w.n);
-  const Activation act = activation_of(op, activation);
-  const Dtype dtype = dtype_of(op, out_dtype);
+  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
+                    dtype_of(op, out_dtype), nullptr};
   x = torch::stable::contiguous(x);
   w_scale = torch::stable::contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
-  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
-                              size.columns};
+  to.w_scale = floats(w_scale);
+  to.data = static_cast<char*>(y.mutable_data_ptr());
+  FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows, size.columns};
   const Kernels& kernels = kernels_of(current_isa());
+  RowCode shared{};
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
   thread_local Scratch scratch;
-  float* scales = scratch.get<float>(spec.per_tensor ? 1 : size.rows);
-  const Rows rows = rows_of_floats(kernels, w, matrix, spec, scales);
-  gemm(kernels, rows, w,
-       FloatSink(kernels, w, rows, scales, spec.per_tensor ? 0 : 1, floats(w_scale),
-                 std::move(biases), act, dtype, y.mutable_data_ptr()));
+  float* scales = scratch.get<float>(std::max<int64_t>(size.rows, 1));
+  if (spec.per_tensor) scales[0] = shared.scale;
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+    const FloatMatrix chunk = {matrix.row(first), matrix.dtype, count, matrix.columns};
+    const RowCode* same = spec.per_tensor ? &shared : nullptr;
+    const Rows rows = rows_of_floats(kernels, w, chunk, spec, same, scales + first);
+    gemm(kernels, rows, w, FloatSink(kernels, w, rows, to, scales, spec.per_tensor ? 0 : 1, first));
+  });
   return y;
 }
 
