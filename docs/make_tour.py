@@ -72,7 +72,8 @@ def arithmetic() -> dict[str, str]:
     acc = ref["int8_mm"](q, zero_point, packed, 2)
     y = ref["dequantize"](acc, scale, None, w_scale.reshape(-1), None, "none", torch.float32)
     z, s, sw = int(zero_point[0]), float(scale[0]), float(w_scale[0])
-    products = " + ".join(f"({a} - {z})*{b}" for a, b in zip(q[0].tolist(), w_q[0].tolist()))
+    pairs = torch.stack([q[0], w_q[0]], 1).tolist()
+    products = " + ".join(f"({a} + {-z})*{b}" for a, b in pairs)
     return {
         "x": f"x = {rounded(x)}\nw = {rounded(w)}",
         "quantized": f"q          = {q.tolist()}\nscale      = {rounded(scale.flatten())}\n"
@@ -81,18 +82,14 @@ def arithmetic() -> dict[str, str]:
         "zero0": f"-128 - round(-1 / {s:.5f}) = {z}",
         "code0": f"round(0.6 / {s:.5f}) + ({z}) = {int(q[0, 0])}",
         "weight": f"w_q     = {w_q.tolist()}\nw_scale = {rounded(w_scale.flatten())}",
-        "acc": f"acc = {acc.tolist()}\nacc[0][0] = {products.replace('- -', '+ ')} = {acc[0, 0]}",
+        "acc": f"acc = {acc.tolist()}\nacc[0][0] = {products} = {acc[0, 0]}",
         "result": f"y[0][0] = {acc[0, 0]} * ({s:.5f} * {sw:.5f}) = {y[0, 0]:.4f}\n"
         f"int8  y = {rounded(y)}\nfloat y = {rounded(x @ w.t())}",
         "bytes": str(packed.numel()),
-        "layout": f"  0 header  {hexadecimal(packed[:32])} ...\n"
+        "layout": f"  0 header  {packed[:32].numpy().tobytes().hex(' ')} ...\n"
         f" 64 colsum  {packed[64:192].view(torch.int32)[:4].tolist()} ...\n"
         f"192 blocks  {packed[192:204].tolist()} ...",
     }
-
-
-def hexadecimal(octets: Tensor) -> str:
-    return " ".join(f"{b & 0xFF:02x}" for b in octets.tolist())
 
 
 def rounded(t: Tensor) -> list[Any]:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from qfx.capture import value
+from qfx.fault import at
 from qfx.match import Site, writes
 from qfx.plan import Plan
 from qfx.scheme import QSpec, Scheme
@@ -41,8 +42,10 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx
     quantized = _SharedQuantize(gm.graph)
     for entry in plan.entries:
         if entry.scheme is not None and isinstance(entry.match, Site):
-            site = quantized.up_to_date(entry.match)
-            quantized.replaced[site.out] = _replace(site, entry.scheme, provide_weight, quantized)
+            with at(entry.match.node):
+                site = quantized.up_to_date(entry.match)
+                y = _replace(site, entry.scheme, provide_weight, quantized)
+                quantized.replaced[site.out] = y
     for entry in plan.entries:
         if entry.scheme is not None and isinstance(entry.match, Site):
             erase(gm.graph, entry.match.weight, down_to=set())

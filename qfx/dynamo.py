@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensor
+from torch import fx
 
 from qfx.canonical import rewrite
 from qfx.capture import clone
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
+from qfx.fault import FAULTS
+from qfx.feed import drop_unused_inputs, with_packed_weights
+from qfx.feed import example_inputs as fed_examples
 from qfx.frame import known_names, prefixes
 from qfx.fuse import fuse
 from qfx.match import match
 from qfx.plan import Plan, check_patterns, decide
 from qfx.provide import Slot, as_placeholders
-from qfx.scheme import QSpec
-from qfx.weights import CACHE, pack, stamp
 
 log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
-# What a defect of our own pass can raise. User errors are raised before the pass starts.
-PASS_FAULTS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError)
 
 
 def qfx(
@@ -52,15 +48,14 @@ def qfx(
     copy = clone(gm)
     try:
         plan, slots = _int8(copy, config)
-    except PASS_FAULTS as fault:
+    except FAULTS as fault:
         _warn_of_fault(fault)
         return inner(clone(gm), example_inputs)
     _record(plan, copy)
     if not slots:
         return inner(copy, example_inputs)
-    feed, sources = _drop_unused_inputs(copy, slots)
-    examples = _example_inputs(feed, sources, example_inputs)
-    return _fed(inner(copy, examples), feed, sources)
+    feed = drop_unused_inputs(copy, slots)
+    return with_packed_weights(inner(copy, fed_examples(feed, example_inputs)), feed)
 
 
 def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, list[Slot]]:
@@ -100,9 +95,9 @@ def _run_as_it_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
 
 def _warn_of_fault(fault: BaseException) -> None:
     log.debug("the int8 pass failed", exc_info=fault)
-    what = f"{type(fault).__name__}: {str(fault).partition(chr(10))[0]}"
+    what, *_ = str(fault).splitlines() or [type(fault).__name__]
     warnings.warn(
-        f"qfx failed on a graph and left it float: {what}. "
+        f"qfx failed on a graph and left it float, {what}. "
         'Please report it with the output of TORCH_LOGS="+qfx".',
         stacklevel=2,
     )
@@ -123,89 +118,3 @@ def _record(plan: Plan, gm: fx.GraphModule) -> None:
             "run the model under torch.no_grad() or torch.inference_mode() for int8",
             stacklevel=2,
         )
-
-
-# --- the inputs of the rewritten graph ---
-
-Feed = tuple["int | tuple[int, int]", ...]  # an argument, or (packed weight, part of it)
-
-
-class Source(NamedTuple):
-    """A packed weight: which argument holds the weight, and how it is packed.
-
-    Holds no nodes: they would keep the graph, and what Dynamo recorded in it, alive.
-    """
-
-    argument: int
-    transposed: bool
-    spec: QSpec
-
-
-Sources = tuple[Source, ...]
-
-
-def _drop_unused_inputs(gm: fx.GraphModule, slots: list[Slot]) -> tuple[Feed, Sources]:
-    """Removes graph inputs that only int8 sites read; says where each remaining one comes from."""
-    parts = {node: (s, p) for s, slot in enumerate(slots) for p, node in enumerate(slot.nodes)}
-    originals = [n for n in gm.graph.nodes if n.op == "placeholder" and n not in parts]
-    position = {node: i for i, node in enumerate(originals)}
-    sources = tuple(Source(position[s.weight], s.transposed, s.spec) for s in slots)
-    feed: list[int | tuple[int, int]] = []
-    for node in [n for n in gm.graph.nodes if n.op == "placeholder"]:
-        if node in parts:
-            feed.append(parts[node])
-        elif node.users or not isinstance(_recorded(node), Tensor):
-            feed.append(position[node])
-        else:
-            gm.graph.erase_node(node)
-            node.meta.clear()  # the graph still knows the node, and this refers to the parameter
-    gm.recompile()
-    return tuple(feed), sources
-
-
-def _recorded(node: fx.Node) -> Any:
-    return node.meta.get("example_value")
-
-
-def _example_inputs(feed: Feed, sources: Sources, inputs: Sequence[Any]) -> list[Any]:
-    fake_mode = detect_fake_mode(inputs)
-    packed = []
-    for source in sources:
-        weight = inputs[source.argument]
-        if isinstance(weight, FakeTensor) or fake_mode is None:
-            packed.append(CACHE.get(weight, source.transposed, source.spec))
-        else:
-            with fake_mode:
-                fake = fake_mode.from_tensor(weight, static_shapes=True)
-                packed.append(pack(fake, source.transposed, source.spec))
-    return [inputs[f] if isinstance(f, int) else packed[f[0]][f[1]] for f in feed]
-
-
-def _fed(compiled: Compiled, feed: Feed, sources: Sources) -> Compiled:
-    """Calls `compiled` with packed weights from the cache in the places of float ones."""
-    holders = [source.argument for source in sources]
-    known: list[Any] = [None, -1, []]  # stamps, generation of the cache, weak packed tensors
-
-    def packed_now(args: Sequence[Any]) -> list[Any]:
-        packed = [CACHE.get(args[s.argument], s.transposed, s.spec) for s in sources]
-        if not isinstance(args[holders[0]], FakeTensor):
-            known[:] = [
-                [stamp(args[i]) for i in holders],
-                CACHE.generation,
-                [tuple(map(weakref.ref, p)) for p in packed],
-            ]
-        return packed
-
-    @torch._dynamo.disable
-    def run(*args: Any) -> Any:
-        stamps, generation, references = known
-        packed: list[Any] | None = None
-        if generation == CACHE.generation and stamps == [stamp(args[i]) for i in holders]:
-            packed = [tuple(r() for r in pair) for pair in references]
-            if any(part is None for pair in packed for part in pair):
-                packed = None
-        if packed is None:
-            packed = packed_now(args)
-        return compiled(*[args[f] if isinstance(f, int) else packed[f[0]][f[1]] for f in feed])
-
-    return run

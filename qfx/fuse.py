@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from qfx.canonical import emit, erase
+from qfx.fault import at
 
 ops = torch.ops.qfx
 
@@ -21,7 +22,8 @@ def fuse(gm: fx.GraphModule) -> fx.GraphModule:
     """Edits the canonical graph of `qfx.canonical.rewrite` to its fused form and returns it."""
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target is ops.dequantize.default:
-            _fuse_linear(gm.graph, node)
+            with at(node):
+                _fuse_linear(gm.graph, node)
     gm.graph.lint()
     gm.recompile()
     return gm

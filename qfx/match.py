@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from qfx.capture import is_constant, module_path, parameter_name, value
+from qfx.fault import at
 from qfx.spellings import Operands, operands, spelling, weight_root
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -73,7 +74,8 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
     for node in gm.graph.nodes:
         row = spelling(node)
         if row is not None:
-            found.append(_matmul(node, operands(node, row), written, prefixes))
+            with at(node):
+                found.append(_matmul(node, operands(node, row), written, prefixes))
         elif node.op == "get_attr" and isinstance(value(node), fx.GraphModule):
             found += _inside_body(value(node), prefixes)
         elif node.op == "call_module" and isinstance(body := _submodule(gm, node), fx.GraphModule):

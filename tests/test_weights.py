@@ -114,6 +114,18 @@ def test_change_is_seen(name: str, mode: Callable[..., object]) -> None:
         assert torch.equal(f(x), _by_hand(model, x))
 
 
+def test_weights_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = Model()
+        f = compiled(model)
+        assert torch.equal(f(X), _by_hand(model, X))
+        model.a.weight.mul_(3)
+        qfx.invalidate(model)  # such tensors have no version counter
+        assert torch.equal(f(X), _by_hand(model, X))
+    with torch.no_grad():
+        assert torch.equal(f(X), _by_hand(model, X))
+
+
 def test_a_weight_is_packed_once() -> None:
     model = Model()
     f = compiled(model)

@@ -1,0 +1,118 @@
+"""The inputs of a rewritten graph: float weights out, packed weights in, fed from the cache.
+
+At run time nothing here refers to graph nodes: they would keep the graph, and what Dynamo recorded
+in it, alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor
+
+from qfx.provide import Slot
+from qfx.scheme import QSpec
+from qfx.weights import CACHE, Packed, pack, stamp
+
+
+class Source(NamedTuple):
+    """A packed weight: which argument holds the float weight, and how it is packed."""
+
+    argument: int
+    transposed: bool
+    spec: QSpec
+
+
+class Part(NamedTuple):
+    """One tensor of a packed weight."""
+
+    source: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Where each input of the rewritten graph comes from: an argument's position, or a Part."""
+
+    inputs: tuple[int | Part, ...]
+    sources: tuple[Source, ...]
+
+    def gather(self, arguments: Sequence[Any], packed: Sequence[Packed]) -> list[Any]:
+        """The inputs of the rewritten graph."""
+        return [
+            arguments[i] if isinstance(i, int) else packed[i.source][i.part] for i in self.inputs
+        ]
+
+
+def drop_unused_inputs(gm: fx.GraphModule, slots: Sequence[Slot]) -> Feed:
+    """Removes the graph inputs that only int8 sites read; says where the others come from."""
+    parts = {node: Part(s, p) for s, slot in enumerate(slots) for p, node in enumerate(slot.nodes)}
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    position = {n: i for i, n in enumerate(n for n in placeholders if n not in parts)}
+    sources = tuple(Source(position[s.weight], s.transposed, s.spec) for s in slots)
+    inputs: list[int | Part] = []
+    for node in placeholders:
+        if node in parts:
+            inputs.append(parts[node])
+        elif node.users or not isinstance(node.meta.get("example_value"), Tensor):
+            inputs.append(position[node])
+        else:
+            gm.graph.erase_node(node)
+            node.meta.clear()  # the graph still knows the node, and this refers to the parameter
+    gm.recompile()
+    return Feed(tuple(inputs), sources)
+
+
+def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
+    """Example inputs of the rewritten graph, the packed ones fake where there is a fake mode."""
+    fake_mode = detect_fake_mode(examples)
+    packed = []
+    for source in feed.sources:
+        weight = examples[source.argument]
+        if isinstance(weight, FakeTensor) or fake_mode is None:
+            packed.append(CACHE.get(weight, source.transposed, source.spec))
+        else:
+            with fake_mode:
+                fake = fake_mode.from_tensor(weight, static_shapes=True)
+                packed.append(pack(fake, source.transposed, source.spec))
+    return feed.gather(examples, packed)
+
+
+class _Known(NamedTuple):
+    """What was packed last: valid while the stamps and the cache's generation stay."""
+
+    stamps: list[Any]
+    generation: int
+    packed: list[tuple[weakref.ref[Tensor], ...]]  # the cache owns them
+
+
+def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..., Any]:
+    """Calls `compiled` with the original arguments, float weights replaced by packed ones."""
+    holders = [source.argument for source in feed.sources]
+    known = _Known([], -1, [])
+
+    def lookup(arguments: Sequence[Any]) -> list[Packed]:
+        nonlocal known
+        fake = isinstance(arguments[holders[0]], FakeTensor)
+        stamps = [] if fake else [stamp(arguments[i]) for i in holders]
+        generation, last = CACHE.generation, known
+        if not fake and last.generation == generation and last.stamps == stamps:
+            kept = [Packed(*(r() for r in references)) for references in last.packed]  # type: ignore[arg-type]
+            if all(tensor is not None for packed in kept for tensor in packed):
+                return kept
+        found = [CACHE.get(arguments[s.argument], s.transposed, s.spec) for s in feed.sources]
+        if not fake:
+            known = _Known(stamps, generation, [tuple(map(weakref.ref, p)) for p in found])
+        return found
+
+    @torch._dynamo.disable
+    def run(*arguments: Any) -> Any:
+        return compiled(*feed.gather(arguments, lookup(arguments)))
+
+    return run
