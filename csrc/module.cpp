@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "cpu/dispatch.h"
+#include "cpu/gemm.h"
 
 namespace {
 
@@ -15,14 +16,23 @@ std::vector<std::string> isas() {
 }
 
 // One row per micro-kernel: mr rows of activations x nr columns of weights.
+std::string kernel_name(const qfx::cpu::Kernels& kernels, int64_t mr) {
+  return "s8s8_gemm_" + std::to_string(mr) + "x" + std::to_string(qfx::cpu::kPanel) + "__" +
+         kernels.isa;
+}
+
+std::string kernel_for(int64_t rows) {
+  const qfx::cpu::Kernels& kernels = qfx::cpu::kernels_of(qfx::cpu::current_isa());
+  return kernel_name(kernels, qfx::cpu::tile_rows_for(kernels, rows));
+}
+
 pybind11::list kernels() {
   pybind11::list rows;
   for (Isa isa : qfx::cpu::compiled_isas()) {
     const qfx::cpu::Kernels& k = qfx::cpu::kernels_of(isa);
     for (int mr = 1; mr <= k.tile_rows; ++mr) {
-      const std::string tile = std::to_string(mr) + "x" + std::to_string(qfx::cpu::kPanel);
       pybind11::dict row;
-      row["name"] = "s8s8_gemm_" + tile + "__" + k.isa;
+      row["name"] = kernel_name(k, mr);
       row["isa"] = k.isa;
       row["mr"] = mr;
       row["nr"] = qfx::cpu::kPanel;
@@ -43,6 +53,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("isas", &isas, "The instruction sets of this machine, best first.");
   m.def("set_isa", &qfx::cpu::set_isa, pybind11::arg("name"),
         "Runs the kernels on another instruction set of this machine; ValueError if it has none.");
+  m.def("kernel_for", &kernel_for, pybind11::arg("rows"),
+        "Name of the GEMM kernel that this many rows run on.");
   m.def("kernels", &kernels,
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import

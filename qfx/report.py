@@ -19,7 +19,7 @@ from qfx.cost import medians
 from qfx.dynamo import plan_of
 from qfx.match import Site
 from qfx.ops.quantize import ACTIVATIONS
-from qfx.plan import Entry, check_patterns
+from qfx.plan import Entry, check_patterns, hint
 from qfx.weights import pack
 
 _ROUNDS = 3
@@ -185,6 +185,12 @@ def sqnr(signal: Tensor, noisy: Tensor) -> float:
     return math.inf if noise == 0 else 10 * math.log10(power / noise) if power else -math.inf
 
 
+def _kernel(entry: Entry) -> str:
+    """The GEMM kernel of the site: tile and instruction set."""
+    m = hint(entry.match.m) if isinstance(entry.match, Site) else None
+    return _C.isa() if m is None else _C.kernel_for(m).removeprefix("s8s8_gemm_")
+
+
 def _row(
     entry: Entry,
     sqnr_db: float | None = None,
@@ -200,7 +206,7 @@ def _row(
         node=entry.match.node.name,
         shape=entry.shape,
         scheme=str(entry.scheme or "float"),
-        kernel="" if entry.scheme is None else _C.isa(),
+        kernel="" if entry.scheme is None else _kernel(entry),
         reason=entry.reason,
         sqnr_db=sqnr_db,
         float_s=float_s,

@@ -60,3 +60,11 @@ def test_forced_instruction_set(name: str) -> None:
 def test_an_impossible_instruction_set_is_an_error() -> None:
     result = _run("import torch, qfx", QFX_CPU_ISA="z80")
     assert "'z80' is unknown or not supported by this processor, which has: " in result.stderr
+
+
+def test_kernels_are_named_by_tile_and_instruction_set() -> None:
+    import qfx._C as _C
+
+    names = {k["name"] for k in _C.kernels()}
+    assert "s8s8_gemm_1x32__ref" in names
+    assert all(_C.kernel_for(m) in names for m in (1, 2, 16, 100, 10**6))

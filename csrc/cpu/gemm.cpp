@@ -81,6 +81,10 @@ int64_t row_stride(const Kernels& kernels, int64_t padded_k) {
 
 }  // namespace
 
+int64_t tile_rows_for(const Kernels& kernels, int64_t rows) {
+  return tile_height(std::clamp<int64_t>(rows, 1, kBlockRows), kernels.tile_rows);
+}
+
 int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w) {
   const int64_t row_bytes = row_stride(kernels, w.padded_k);
   return std::max<int64_t>(kArrangedBytes / row_bytes / kBlockRows, 1) * kBlockRows;

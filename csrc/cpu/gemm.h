@@ -36,6 +36,9 @@ class TileSink {
                     const Panel& panel) const = 0;
 };
 
+// Rows of the tiles that a GEMM of this many rows is cut into.
+int64_t tile_rows_for(const Kernels& kernels, int64_t rows);
+
 void gemm(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const TileSink& sink);
 
 }  // namespace qfx::cpu
