@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterable
 
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from qfx.match import Match
 from qfx.plan import names
@@ -20,6 +18,8 @@ from qfx.plan import names
 
 def _frame_modules() -> dict[str, nn.Module]:
     """Source expression -> module, for the modules the compiled frame can name."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # a second to import
+
     try:
         frame = InstructionTranslator.current_tx().output.root_tx
     except AttributeError:  # called outside Dynamo
@@ -32,6 +32,8 @@ def _frame_modules() -> dict[str, nn.Module]:
 
 def _running_modules() -> list[nn.Module]:
     """The modules whose methods are on the Python stack, the outermost first."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
     found: list[nn.Module] = []
     frame = sys._getframe()
     while frame.f_back is not None:
