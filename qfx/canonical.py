@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from qfx.capture import value
+from qfx.effects import writes
 from qfx.fault import at
-from qfx.match import Site, writes
+from qfx.match import Site
 from qfx.plan import Plan
 from qfx.scheme import QSpec, Scheme
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from qfx.capture import is_constant, module_path, parameter_name, value
+from qfx.effects import written_roots
 from qfx.fault import at
 from qfx.spellings import Operands, operands, spelling, weight_root
 
@@ -69,7 +70,7 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
     `prefixes`: what `qfx.capture.module_path` completes names with.
     """
     prefixes = prefixes or {}
-    written = _written_roots(gm.graph)
+    written = written_roots(gm.graph)
     found: list[Match] = []
     for node in gm.graph.nodes:
         row = spelling(node)
@@ -230,40 +231,3 @@ def _grow_bias(site: Site) -> Site:
 def _only_user(node: fx.Node) -> fx.Node | None:
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].op != "output" else None
-
-
-# --- what is written in place ---
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether the node may modify one of its tensor arguments in place."""
-    if node.op == "call_method":
-        name = str(node.target)
-        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    if node.op != "call_function":
-        return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.is_mutable
-    name = getattr(node.target, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    augmented = node.target in _AUGMENTED or node.kwargs.get("inplace") is True
-    return in_place or augmented or node.kwargs.get("out") is not None
-
-
-_AUGMENTED: set[Any] = {operator.setitem, operator.iadd, operator.isub, operator.imul}
-_AUGMENTED |= {operator.itruediv, operator.ifloordiv, operator.ipow, operator.imatmul}
-_AUGMENTED |= {operator.iand, operator.ior, operator.ixor, operator.imod}
-
-
-def _written_roots(graph: fx.Graph) -> set[fx.Node]:
-    """The constants that some in-place node may write, through any chain of views."""
-    return {_root(n) for n in graph.nodes if writes(n)}
-
-
-def _root(node: fx.Node) -> fx.Node:
-    while node.op not in ("placeholder", "get_attr"):
-        sources = [a for a in node.args if isinstance(a, fx.Node)]
-        if not sources:
-            return node
-        node = sources[0]
-    return node

@@ -1,0 +1,89 @@
+"""Effects: which inputs a node of a graph may write in place. When in doubt, it may."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+_AUGMENTED: set[Any] = {operator.setitem, operator.iadd, operator.isub, operator.imul}
+_AUGMENTED |= {operator.itruediv, operator.ifloordiv, operator.ipow, operator.imatmul}
+_AUGMENTED |= {operator.iand, operator.ior, operator.ixor, operator.imod}
+# Functions whose names follow PyTorch's conventions: a trailing underscore, inplace=, out=.
+_KNOWN_MODULES = ("torch", "_operator", "operator", "builtins", "math", "None")
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether the node may modify one of its tensor inputs in place."""
+    return bool(written_inputs(node))
+
+
+def written_inputs(node: fx.Node) -> list[fx.Node]:
+    """The inputs the node may modify."""
+    if node.op == "call_method":
+        first = [a for a in node.args[:1] if isinstance(a, fx.Node)]
+        name = str(node.target)
+        return first if name == "__setitem__" or _in_place_name(name) else []
+    if node.op == "call_module":
+        return [] if _pure_module(node) else node.all_input_nodes
+    return _written_by_function(node) if node.op == "call_function" else []
+
+
+def _in_place_name(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _pure_module(node: fx.Node) -> bool:
+    owner = node.graph.owning_module
+    module = None if owner is None else owner.get_submodule(str(node.target))
+    known = type(module).__module__.startswith("torch.nn.")
+    return known and not getattr(module, "inplace", False)
+
+
+def _written_by_function(node: fx.Node) -> list[fx.Node]:
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _written_by_schema(node, target._schema)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        schemas = [getattr(target, name)._schema for name in target.overloads()]
+        return [a for schema in schemas for a in _written_by_schema(node, schema)]
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return node.all_input_nodes
+    if not str(getattr(target, "__module__", None)).startswith(_KNOWN_MODULES):
+        return node.all_input_nodes
+    out = [a for a in [node.kwargs.get("out")] if isinstance(a, fx.Node)]
+    in_place = _in_place_name(getattr(target, "__name__", "")) or target in _AUGMENTED
+    return out + (node.all_input_nodes[:1] if in_place or _asks_in_place(node) else [])
+
+
+def _asks_in_place(node: fx.Node) -> bool:
+    """F.relu(x, inplace=True), and F.relu(x, True)."""
+    if node.kwargs.get("inplace") is True:
+        return True
+    names = getattr(getattr(node.target, "__code__", None), "co_varnames", ())
+    at = names.index("inplace") if "inplace" in names else len(node.args)
+    return at < len(node.args) and node.args[at] is True
+
+
+def _written_by_schema(node: fx.Node, schema: Any) -> list[fx.Node]:
+    if not schema.is_mutable:
+        return []
+    found: list[fx.Node] = []
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            found += [a for a in torch.utils._pytree.tree_leaves(value) if isinstance(a, fx.Node)]
+    return found
+
+
+def written_roots(graph: fx.Graph) -> set[fx.Node]:
+    """The graph's inputs and constants that some node may write, through any chain of views."""
+    return {_root(a) for node in graph.nodes for a in written_inputs(node)}
+
+
+def _root(node: fx.Node) -> fx.Node:
+    while node.op not in ("placeholder", "get_attr") and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
