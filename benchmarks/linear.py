@@ -106,8 +106,19 @@ def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
     candidates = {FLOAT: Candidate(case.float32)}
     for isa in isas:
         candidates[isa] = Candidate(case.int8, prepare=partial(_C.set_isa, isa))
+        candidates[f"{isa} peak"] = Candidate(multiply, prepare=partial(_C.set_isa, isa))
     times = interleaved(candidates, rounds)
-    return [as_row(shape, isa, times[isa], times[FLOAT]) for isa in times]
+    rows = [as_row(shape, name, times[name], times[FLOAT]) for name in (FLOAT, *isas)]
+    for row in rows[1:]:
+        _C.set_isa(row["isa"])
+        peak = multiply() / times[f"{row['isa']} peak"].best / 1e9
+        row["percent_of_peak"] = round(100 * row["gmacs"] / peak) if peak else None
+    return rows
+
+
+def multiply() -> int:
+    """The multiply instructions of the ISA in force, alone; returns the multiply-adds they made."""
+    return _C.multiply(100_000)
 
 
 def as_row(shape: Shape, isa: str, time: Timing, baseline: Timing) -> dict[str, Any]:

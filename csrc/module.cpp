@@ -26,6 +26,11 @@ std::string kernel_for(int64_t rows) {
   return kernel_name(kernels, qfx::cpu::tile_rows_for(kernels, rows));
 }
 
+int64_t multiply(int64_t rounds) {
+  const auto run = qfx::cpu::kernels_of(qfx::cpu::current_isa()).multiply;
+  return run == nullptr ? 0 : run(rounds);
+}
+
 pybind11::list kernels() {
   pybind11::list rows;
   for (Isa isa : qfx::cpu::compiled_isas()) {
@@ -55,6 +60,8 @@ PYBIND11_MODULE(_C, m) {
         "Runs the kernels on another instruction set of this machine; ValueError if it has none.");
   m.def("kernel_for", &kernel_for, pybind11::arg("rows"),
         "Name of the GEMM kernel that this many rows run on.");
+  m.def("multiply", &multiply, pybind11::arg("rounds"),
+        "Runs the multiply instructions alone; returns how many multiply-accumulates they made.");
   m.def("kernels", &kernels,
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import

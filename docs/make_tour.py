@@ -45,8 +45,7 @@ def calls(gm: fx.GraphModule) -> str:
             lines.append(f"{node.name} = input")
         elif node.op == "call_function":
             name = getattr(node.target, "_opname", None) or node.target.__name__
-            arguments = ", ".join(map(str, (*node.args, *node.kwargs.values())))
-            lines.append(f"{node.name} = {name}({arguments})")
+            lines.append(f"{node.name} = {name}({', '.join(map(str, node.args))})")
         elif node.op == "output":
             lines.append(f"return {node.args[0]}")
     return "\n".join(lines)
@@ -65,12 +64,11 @@ def arithmetic() -> dict[str, str]:
     """The operators on two tokens of four features and two outputs."""
     x = torch.tensor([[0.6, -1.0, 2.0, 0.25], [0.0, 3.0, 1.0, 5.0]])
     w = torch.tensor([[0.9, -0.5, 0.25, 2.0], [0.1, 0.15, -0.3, 0.4]])
-    ref = REFERENCES
-    q, scale, zero_point = ref["quantize"](x, [1], 8, False)
-    w_q, w_scale, _ = ref["quantize"](w, [1], 8, True)
-    packed = ref["pack_weight"](w_q)
-    acc = ref["int8_mm"](q, zero_point, packed, 2)
-    y = ref["dequantize"](acc, scale, None, w_scale.reshape(-1), None, "none", torch.float32)
+    q, scale, zero_point = REFERENCES["quantize"](x, [1], 8, False)
+    w_q, w_scale, _ = REFERENCES["quantize"](w, [1], 8, True)
+    packed = REFERENCES["pack_weight"](w_q)
+    acc = REFERENCES["int8_mm"](q, zero_point, packed, 2)
+    y = REFERENCES["dequantize"](acc, scale, None, w_scale.reshape(-1), None, "none", torch.float32)
     z, s, sw = int(zero_point[0]), float(scale[0]), float(w_scale[0])
     pairs = torch.stack([q[0], w_q[0]], 1).tolist()
     products = " + ".join(f"({a} + {-z})*{b}" for a, b in pairs)

@@ -72,6 +72,9 @@ struct Kernels {
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   void (*epilogue)(const EpilogueArgs* args);
+  // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
+  // ceiling that benchmarks quote. Null where there is none to speak of.
+  int64_t (*multiply)(int64_t rounds);
 };
 
 #define QFX_KERNELS(isa, function) const Kernels& function();

@@ -85,6 +85,27 @@ int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
   return static_cast<int32_t>(add) + arrange_tail(q, i, k, padded_k, a);
 }
 
+// The two multiplies of the scheme, vpmaddubsw and vpmaddwd, in 10 independent chains.
+int64_t multiply(int64_t rounds) {
+  constexpr int kChains = 10;
+  __m256i a = _mm256_set1_epi8(1), b = a;
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i x[kChains];
+#pragma GCC unroll 10
+  for (int i = 0; i < kChains; ++i) {
+    x[i] = b;
+    asm volatile("" : "+x"(x[i]));  // or the chains, being equal, would be merged
+  }
+  for (int64_t n = 0; n < rounds; ++n) {
+#pragma GCC unroll 10
+    for (int i = 0; i < kChains; ++i) x[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(a, x[i]), ones);
+    asm volatile("" : "+x"(a));  // or the loop would be folded away
+  }
+#pragma GCC unroll 10
+  for (int i = 0; i < kChains; ++i) asm volatile("" ::"x"(x[i]));
+  return rounds * kChains * 32;
+}
+
 constexpr TileFn kTiles[] = {tile<1, false>, tile<2, false>};
 constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>};
 
@@ -93,7 +114,7 @@ constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>};
 const Kernels& kernels_avx2() {
   static constexpr Kernels kernels = {"avx2",       2,          2,         0,
                                       kTiles,       kColdTiles, widen_row, range_of_row,
-                                      quantize_row, arrange,    epilogue};
+                                      quantize_row, arrange,    epilogue,  multiply};
   return kernels;
 }
 

@@ -65,6 +65,26 @@ int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
   return 0;
 }
 
+// vpdpbusd in 16 independent chains.
+int64_t multiply(int64_t rounds) {
+  constexpr int kChains = 16;
+  __m512i a = _mm512_set1_epi8(1), b = a;
+  __m512i x[kChains];
+#pragma GCC unroll 16
+  for (int i = 0; i < kChains; ++i) {
+    x[i] = b;
+    asm volatile("" : "+v"(x[i]));  // or the chains, being equal, would be merged
+  }
+  for (int64_t n = 0; n < rounds; ++n) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) x[i] = _mm512_dpbusd_epi32(x[i], a, b);
+    asm volatile("" : "+v"(a));  // or the loop would be folded away
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kChains; ++i) asm volatile("" ::"v"(x[i]));
+  return rounds * kChains * 64;
+}
+
 constexpr TileFn kTiles[] = {tile<1, false>, tile<2, false>,  tile<3, false>,  tile<4, false>,
                              tile<5, false>, tile<6, false>,  tile<7, false>,  tile<8, false>,
                              tile<9, false>, tile<10, false>, tile<11, false>, tile<12, false>};
@@ -77,7 +97,7 @@ constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>,  tile<3, true>,  
 const Kernels& kernels_avx512vnni() {
   static constexpr Kernels kernels = {"avx512vnni", kMaxTileRows, 1,         128,
                                       kTiles,       kColdTiles,   widen_row, range_of_row,
-                                      quantize_row, arrange,      epilogue};
+                                      quantize_row, arrange,      epilogue,  multiply};
   return kernels;
 }
 
