@@ -1,7 +1,7 @@
 """Cost: what a matmul takes on this machine in float and in int8, measured once, kept on disk.
 
-A grid of square matmuls is timed with the real operators, and the time of a site is interpolated
-from it: linear in log(M) and log(sqrt(K N)), of the logarithm of the time per multiply-accumulate.
+A grid of shapes is timed with the real operators, and the time of a site is interpolated from it:
+linear in log(M), log(K) and log(N), of the logarithm of the time per multiply-accumulate.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -28,27 +29,26 @@ from qfx.weights import pack
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the file, and of what is measured
-ROWS = (1, 4, 16, 64, 256)
-SIZES = (64, 256, 1024, 2048)
+FORMAT = 2  # of the file, and of what is measured
+AXES = ((1, 4, 16, 64, 256), (16, 128, 768, 2048), (8, 64, 512, 2048))  # M, K, N
 ROUNDS = 5
-Grid = tuple[tuple[float, ...], ...]  # seconds, [ROWS][SIZES]
+Grid = tuple[tuple[tuple[float, ...], ...], ...]  # seconds, [M][K][N]
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of a bias-free linear on a grid of M x (K = N); quantization per element."""
+    """Seconds of a bias-free linear on the grid of AXES."""
 
     float_s: Grid
     int8_s: Grid  # int8_linear_dynamic, asymmetric
-    symmetric_saving: float  # seconds per activation element that a symmetric scheme saves
+    symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
-        int8_s = _interpolate(self.int8_s, m, k, n)
+        int8_s = _interpolate(self.int8_s, (m, k, n))
         if scheme.x.symmetric:
-            int8_s = max(int8_s - self.symmetric_saving * m * k, int8_s / 2)
-        return Estimate(_interpolate(self.float_s, m, k, n), int8_s)
+            int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
+        return Estimate(_interpolate(self.float_s, (m, k, n)), int8_s)
 
 
 class MachineCost:
@@ -98,41 +98,50 @@ def cpu_name() -> str:
 
 def _from_json(text: str) -> CostTable:
     raw = json.loads(text)
-    grids = {name: tuple(map(tuple, raw[name])) for name in ("float_s", "int8_s")}
-    for grid in grids.values():
-        if len(grid) != len(ROWS) or any(len(row) != len(SIZES) for row in grid):
-            raise ValueError("the kept grid has another shape")
-        if not all(isinstance(t, float) and t > 0 for row in grid for t in row):
-            raise ValueError("the kept grid holds a time that is not positive")
-    return CostTable(**grids, symmetric_saving=float(raw["symmetric_saving"]))
+    float_s, int8_s = (_checked_grid(raw[name]) for name in ("float_s", "int8_s"))
+    return CostTable(float_s, int8_s, float(raw["symmetric_saving"]))
+
+
+def _checked_grid(raw: list[list[list[float]]]) -> Grid:
+    grid = tuple(tuple(map(tuple, plane)) for plane in raw)
+    shape = torch.tensor(grid, dtype=torch.float64).shape
+    if shape != tuple(map(len, AXES)):
+        raise ValueError(f"the kept grid has shape {tuple(shape)}")
+    if not all(t > 0 for plane in grid for row in plane for t in row):
+        raise ValueError("the kept grid holds a time that is not positive")
+    return grid
 
 
 def measure(dtype: torch.dtype) -> CostTable:
-    """Times the grid with the operators themselves, float and int8 in turns; medians."""
+    """Times the grid with the operators themselves, float and int8 in turns."""
     with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
-        cells = [[_cell(m, size, dtype) for size in SIZES] for m in ROWS]
+        cells = [[[_cell(m, k, n, dtype) for n in AXES[2]] for k in AXES[1]] for m in AXES[0]]
         saving = _symmetric_saving(dtype)
-    float_s, int8_s = (tuple(tuple(c[i] for c in row) for row in cells) for i in range(2))
+    float_s, int8_s = (
+        tuple(tuple(tuple(cell[i] for cell in row) for row in plane) for plane in cells)
+        for i in range(2)
+    )
     return CostTable(float_s, int8_s, saving)
 
 
-def _cell(m: int, size: int, dtype: torch.dtype) -> list[float]:
-    x, w = _random(m, size, dtype), _random(size, size, dtype)
+def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    x, w = _random(m, k, dtype), _random(n, k, dtype)
     packed = pack(w, False, QSpec())
     op = torch.ops.qfx.int8_linear_dynamic
-    return medians(
+    return fastest(
         lambda: F.linear(x, w),
         lambda: op(x, *packed, None, [1], 8, False, "none", dtype),
     )
 
 
-def _symmetric_saving(dtype: torch.dtype, m: int = 256, k: int = 1024) -> float:
+def _symmetric_saving(dtype: torch.dtype, m: int = 1024, k: int = 64) -> float:
+    """Both kinds make the same pass over a row; a zero point costs a little more for each row."""
     x = _random(m, k, dtype)
-    asymmetric, symmetric = medians(
+    asymmetric, symmetric = fastest(
         lambda: torch.ops.qfx.quantize(x, [1], 8, False),
         lambda: torch.ops.qfx.quantize(x, [1], 8, True),
     )
-    return max(asymmetric - symmetric, 0.0) / (m * k)
+    return max(asymmetric - symmetric, 0.0) / m
 
 
 def _random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -140,15 +149,25 @@ def _random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(rows, columns, generator=generator).to(dtype)
 
 
+def fastest(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+    """Least seconds of each call, in turns: what it takes when nothing else disturbs it."""
+    return [min(times) for times in in_turns(*calls, rounds=rounds)]
+
+
 def medians(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
-    """Median seconds of each call, measured in turns; short calls are repeated within a turn."""
+    """Median seconds of each call, in turns."""
+    return [sorted(times)[rounds // 2] for times in in_turns(*calls, rounds=rounds)]
+
+
+def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...]]:
+    """Seconds of each call in each round; short calls are repeated within a round."""
     repeats = []
     for call in calls:
         call()
         once = _seconds(call, 1)
         repeats.append(max(1, min(200, int(2e-4 / max(once, 1e-7)))))
     times = [[_seconds(c, r) for c, r in zip(calls, repeats, strict=True)] for _ in range(rounds)]
-    return [sorted(column)[rounds // 2] for column in zip(*times, strict=True)]
+    return list(zip(*times, strict=True))
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
@@ -158,17 +177,16 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
     return max((time.perf_counter() - start) / repeats, 1e-9)
 
 
-def _interpolate(grid: Grid, m: int, k: int, n: int) -> float:
-    macs = max(m, 1) * max(k, 1) * max(n, 1)
-    i, a = _between(ROWS, max(m, 1))
-    j, b = _between(SIZES, math.sqrt(max(k, 1) * max(n, 1)))
-    corners = [(i, j, (1 - a) * (1 - b)), (i, j + 1, (1 - a) * b)]
-    corners += [(i + 1, j, a * (1 - b)), (i + 1, j + 1, a * b)]
-    per_mac = sum(
-        weight * math.log(grid[r][c] / (ROWS[r] * SIZES[c] ** 2)) for r, c, weight in corners
-    )
-    overhead = min(grid[0])  # a call never takes less than the smallest one measured
-    return max(math.exp(per_mac) * macs, overhead)
+def _interpolate(grid: Grid, at: tuple[int, int, int]) -> float:
+    places = [_between(points, max(size, 1)) for points, size in zip(AXES, at, strict=True)]
+    log_per_mac = 0.0
+    for corner in product((0, 1), repeat=3):
+        m, k, n = (i + step for (i, _), step in zip(places, corner, strict=True))
+        macs = AXES[0][m] * AXES[1][k] * AXES[2][n]
+        share = math.prod(t if step else 1 - t for (_, t), step in zip(places, corner, strict=True))
+        log_per_mac += share * math.log(grid[m][k][n] / macs)
+    overhead = min(grid[0][0])  # a call never takes less than the smallest one measured
+    return max(math.exp(log_per_mac) * math.prod(max(size, 1) for size in at), overhead)
 
 
 def _between(points: tuple[int, ...], at: float) -> tuple[int, float]:

@@ -114,7 +114,7 @@ def _record(plan: Plan, gm: fx.GraphModule) -> None:
     recording = [e for e in plan.entries if "gradients are being recorded" in e.reason]
     if recording and not plan.quantized:
         warnings.warn(
-            f"qfx left {len(recording)} matmuls float because gradients are being recorded; "
+            f"qfx left matmuls float ({len(recording)}) because gradients are being recorded; "
             "run the model under torch.no_grad() or torch.inference_mode() for int8",
             stacklevel=2,
         )

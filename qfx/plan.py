@@ -76,7 +76,8 @@ class Plan:
             for e in self.entries
         ]
         head = ("module", "node", "MxKxN", "scheme", "reason")
-        return f"{tabulate(rows, head)}\n{self.quantized} of {self.total} matmuls in int8"
+        table = tabulate(rows, head, disable_numparse=True)
+        return f"{table}\n{self.quantized} of {self.total} matmuls in int8"
 
 
 def decide(matches: Sequence[Match], config: Config, cost: CostModel | None) -> Plan:

@@ -108,7 +108,7 @@ def explain(
         if isinstance(model, fx.GraphModule):
             look(trace(model, *inputs))(*inputs)
         else:
-            torch.compile(_unwrapped(model), backend=look)(*inputs, **keyword_inputs)
+            torch.compile(_unwrapped(model), backend=look, dynamic=False)(*inputs, **keyword_inputs)
     if isinstance(model, nn.Module):
         _check(config, model)
     return Report(tuple(row for graph in graphs for row in graph.rows()), len(graphs))

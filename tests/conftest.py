@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from qfx.cost import ROWS, SIZES, CostTable
+from qfx.cost import AXES, CostTable, Grid
 
 torch.set_num_threads(2)
 settings.register_profile(
@@ -28,8 +28,9 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def _grid(per_mac: float, overhead: float) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(m * s * s * per_mac + overhead for s in SIZES) for m in ROWS)
+def _grid(per_mac: float, overhead: float) -> Grid:
+    rows, ks, ns = AXES
+    return tuple(tuple(tuple(m * k * n * per_mac + overhead for n in ns) for k in ks) for m in rows)
 
 
 FIXED_COST = CostTable(_grid(1e-10, 1e-6), _grid(0.4e-10, 5e-6), symmetric_saving=0.0)

@@ -159,6 +159,12 @@ def test_values_are_hashable_and_print_as_one_token() -> None:
     assert hash(qfx.Config(scheme=scheme)) == hash(qfx.Config(scheme=scheme))
 
 
+def test_module_names_that_look_like_numbers_print_as_they_are() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(*[nn.Linear(8, 8) for _ in range(11)]))
+    text = str(qfx.rewrite(qfx.trace(model), qfx.Config(minimum_gain=0))[1])
+    assert "\n1.10 " in text and "\n1.0 " in text
+
+
 def test_names_of_an_unscripted_module() -> None:
     """A module list, an attribute that needs getattr, and a bare parameter."""
 
