@@ -61,7 +61,7 @@ def _replace(
     graph = site.node.graph
     packed = provide_weight(site, scheme.w)
     bias = site.bias
-    if bias is not None and quantized.position[bias] > quantized.position[site.node]:
+    if bias is not None and quantized.position.get(bias, -1) > quantized.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
     q, scale, zero_point = quantized.of(site, scheme.x)
     with graph.inserting_before(site.node):
@@ -74,7 +74,7 @@ def _replace(
         _inherit(node, site.node)
     y.meta = dict(site.out.meta)
     site.out.replace_all_uses_with(y)
-    erase(graph, site.out, down_to={site.x, site.weight})
+    erase(graph, site.out, down_to={site.x, site.weight} | ({bias} if bias else set()))
     return y
 
 
@@ -109,8 +109,9 @@ class _SharedQuantize:
         self.made: dict[tuple[fx.Node, QSpec], tuple[int, tuple[fx.Node, ...]]] = {}
 
     def up_to_date(self, site: Site) -> Site:
-        """The site, reading the int8 form of an input that another site produced."""
-        return replace(site, x=self.replaced.get(site.x, site.x))
+        """The site, reading the int8 form of what other sites produced."""
+        bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
+        return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
     def of(self, site: Site, spec: QSpec) -> tuple[fx.Node, ...]:
         """(q, scale, zero_point) of the site's input, valid where the site stands."""

@@ -41,10 +41,12 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("skip", "only"):
             patterns = getattr(self, name)
-            if isinstance(patterns, str) or not all(isinstance(p, str) for p in patterns):
+            listed = isinstance(patterns, list | tuple | set | frozenset)
+            if not listed or not all(isinstance(p, str) for p in patterns):
                 raise TypeError(f"option {name!r} takes a list of patterns, got {patterns!r}")
             object.__setattr__(self, name, tuple(patterns))
-        if not isinstance(self.scheme, Scheme) and self.scheme not in PRESETS:
+        known = isinstance(self.scheme, str) and self.scheme in PRESETS
+        if not isinstance(self.scheme, Scheme) and not known:
             raise ValueError(
                 f"unknown scheme {self.scheme!r}; the presets are {', '.join(PRESETS)}"
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from qfx.feed import drop_unused_inputs, with_packed_weights
 from qfx.feed import example_inputs as fed_examples
 from qfx.frame import known_names, prefixes
 from qfx.fuse import fuse
-from qfx.match import match
+from qfx.match import Site, match
 from qfx.plan import Plan, check_patterns, decide
 from qfx.provide import Slot, as_placeholders
 
@@ -59,17 +60,29 @@ def qfx(
 
 
 def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, list[Slot]]:
-    plan = plan_of(gm, config)
+    plan = _only_inputs(plan_of(gm, config))
     slots: list[Slot] = []
     fuse(rewrite(gm, plan, as_placeholders(gm, slots)))
     return plan, slots
 
 
-def plan_of(gm: fx.GraphModule, config: Config, check: bool = True) -> Plan:
-    """Match and decide. Raises ValueError for a pattern that matches nothing, if `check`."""
+def _only_inputs(plan: Plan) -> Plan:
+    """Leaves float what has its weight inside the graph: only an input can be watched."""
+    reason = "the weight is a constant inside the compiled graph, not an input of it"
+    return Plan(
+        tuple(
+            replace(e, scheme=None, reason=reason)
+            if isinstance(e.match, Site) and e.scheme and e.match.weight.op == "get_attr"
+            else e
+            for e in plan.entries
+        )
+    )
+
+
+def plan_of(gm: fx.GraphModule, config: Config) -> Plan:
+    """Match and decide. Raises ValueError for a pattern that matches nothing."""
     matches = match(gm, prefixes())
-    if check:
-        check_patterns(config, known_names(matches))
+    check_patterns(config, known_names(matches))
     return decide(matches, config, MachineCost())
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from qfx.capture import attribute, value
+
 _AUGMENTED: set[Any] = {operator.setitem, operator.iadd, operator.isub, operator.imul}
 _AUGMENTED |= {operator.itruediv, operator.ifloordiv, operator.ipow, operator.imatmul}
 _AUGMENTED |= {operator.iand, operator.ior, operator.ixor, operator.imod}
@@ -23,9 +25,8 @@ def writes(node: fx.Node) -> bool:
 def written_inputs(node: fx.Node) -> list[fx.Node]:
     """The inputs the node may modify."""
     if node.op == "call_method":
-        first = [a for a in node.args[:1] if isinstance(a, fx.Node)]
         name = str(node.target)
-        return first if name == "__setitem__" or _in_place_name(name) else []
+        return _leaves(node.args[:1]) if name == "__setitem__" or _in_place_name(name) else []
     if node.op == "call_module":
         return [] if _pure_module(node) else node.all_input_nodes
     return _written_by_function(node) if node.op == "call_function" else []
@@ -50,21 +51,32 @@ def _written_by_function(node: fx.Node) -> list[fx.Node]:
         schemas = [getattr(target, name)._schema for name in target.overloads()]
         return [a for schema in schemas for a in _written_by_schema(node, schema)]
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return node.all_input_nodes
+        return node.all_input_nodes if _body_writes(node) else []
     if not str(getattr(target, "__module__", None)).startswith(_KNOWN_MODULES):
         return node.all_input_nodes
-    out = [a for a in [node.kwargs.get("out")] if isinstance(a, fx.Node)]
+    if _argument(node, "max_norm") is not None:  # embeddings renormalize their weight in place
+        return node.all_input_nodes
     in_place = _in_place_name(getattr(target, "__name__", "")) or target in _AUGMENTED
-    return out + (node.all_input_nodes[:1] if in_place or _asks_in_place(node) else [])
+    in_place = in_place or _argument(node, "inplace") is True
+    return _leaves(node.kwargs.get("out")) + (_leaves(node.args[:1]) if in_place else [])
 
 
-def _asks_in_place(node: fx.Node) -> bool:
-    """F.relu(x, inplace=True), and F.relu(x, True)."""
-    if node.kwargs.get("inplace") is True:
-        return True
+def _argument(node: fx.Node, name: str) -> Any:
+    """F.relu(x, inplace=True) and F.relu(x, True): what a Python function is given as `name`."""
     names = getattr(getattr(node.target, "__code__", None), "co_varnames", ())
-    at = names.index("inplace") if "inplace" in names else len(node.args)
-    return at < len(node.args) and node.args[at] is True
+    at = names.index(name) if name in names else len(node.args)
+    return node.args[at] if at < len(node.args) else node.kwargs.get(name)
+
+
+def _leaves(value: Any) -> list[fx.Node]:
+    return [a for a in torch.utils._pytree.tree_leaves(value) if isinstance(a, fx.Node)]
+
+
+def _body_writes(node: fx.Node) -> bool:
+    """Whether a body of a higher-order operator writes anything, or has no body to look into."""
+    inputs = [a for a in node.all_input_nodes if a.op == "get_attr"]
+    bodies = [b for b in map(attribute, inputs) if isinstance(b, fx.GraphModule)]
+    return not bodies or any(writes(n) for body in bodies for n in body.graph.nodes)
 
 
 def _written_by_schema(node: fx.Node, schema: Any) -> list[fx.Node]:
@@ -73,14 +85,27 @@ def _written_by_schema(node: fx.Node, schema: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     for i, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-            found += [a for a in torch.utils._pytree.tree_leaves(value) if isinstance(a, fx.Node)]
+            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            found += _leaves(given)
     return found
 
 
 def written_roots(graph: fx.Graph) -> set[fx.Node]:
-    """The graph's inputs and constants that some node may write, through any chain of views."""
-    return {_root(a) for node in graph.nodes for a in written_inputs(node)}
+    """The graph's inputs and constants that some node may write, through views or shared memory."""
+    roots = {_root(a) for node in graph.nodes for a in written_inputs(node)}
+    written = {_storage(root) for root in roots} - {None}
+    sources = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
+    return roots | {n for n in sources if _storage(n) in written}
+
+
+def _storage(node: fx.Node) -> int | None:
+    recorded = value(node)
+    if not isinstance(recorded, torch.Tensor):
+        return None
+    try:
+        return recorded.untyped_storage()._cdata
+    except NotImplementedError:  # a tensor subclass without a storage
+        return None
 
 
 def _root(node: fx.Node) -> fx.Node:

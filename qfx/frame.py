@@ -64,5 +64,5 @@ def known_names(matches: Iterable[Match]) -> set[str]:
     known = {name for m in matches for name in names(m)}
     for module in [*_frame_modules().values(), *_running_modules()]:
         known.update(name for name, _ in module.named_modules() if name)
-        known.update(name for name, _ in module.named_parameters())
+        known.update(name for name, _ in module.named_parameters(remove_duplicate=False))
     return known

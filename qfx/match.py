@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import fx, nn
 
 from qfx.capture import is_constant, module_path, parameter_name, value
 from qfx.effects import written_roots
@@ -79,13 +79,23 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
                 found.append(_matmul(node, operands(node, row), written, prefixes))
         elif node.op == "get_attr" and isinstance(value(node), fx.GraphModule):
             found += _inside_body(value(node), prefixes)
-        elif node.op == "call_module" and isinstance(body := _submodule(gm, node), fx.GraphModule):
-            found += _inside_body(body, prefixes)
+        elif node.op == "call_module":
+            found += _module_call(gm, node, prefixes)
     return tuple(found)
 
 
-def _submodule(gm: fx.GraphModule, node: fx.Node) -> torch.nn.Module:
-    return gm.get_submodule(str(node.target))
+_RECURRENT: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_LEAVES = (*_RECURRENT, nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str]) -> list[Match]:
+    module = gm.get_submodule(str(node.target))
+    if isinstance(module, fx.GraphModule):
+        return _inside_body(module, prefixes)
+    if not isinstance(module, _LEAVES):
+        return []
+    reason = f"{type(module).__name__} is a leaf module of this graph; qfx.trace opens nn.Linear"
+    return [Unmatched(node, reason, str(node.target))]
 
 
 def _inside_body(body: fx.GraphModule, prefixes: Mapping[str, str]) -> list[Match]:

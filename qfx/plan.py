@@ -135,7 +135,9 @@ def hint(size: int | torch.SymInt | None) -> int | None:
 def names(match: Match) -> tuple[str, ...]:
     """The names patterns are matched against: call site's module path and parameter name."""
     if isinstance(match, Site):
-        return tuple(n for n in (match.path, match.parameter) if n)
+        # a tied weight has one name, but is also what the calling module calls it
+        called = f"{match.path}.{match.parameter.rpartition('.')[2]}" if match.path else ""
+        return tuple(n for n in (match.path, match.parameter, called) if n)
     return (match.path,) if match.path else ()
 
 

@@ -6,6 +6,7 @@ in the same way is packed once.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import NamedTuple
@@ -58,7 +59,7 @@ def as_constants(gm: fx.GraphModule) -> ProvideWeight:
         packed = pack(attribute(site.weight), site.transposed, spec)
         nodes = []
         for part, tensor in zip(PackedNodes._fields, packed, strict=True):
-            name = _name(str(site.weight.target).replace(".", "_"), site, spec, part)
+            name = _free_name(gm, _name(str(site.weight.target), site, spec, part))
             gm.register_buffer(name, tensor)
             with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
                 nodes.append(gm.graph.get_attr(name))
@@ -68,7 +69,13 @@ def as_constants(gm: fx.GraphModule) -> ProvideWeight:
 
 
 def _name(weight: str, site: Site, spec: QSpec, part: str) -> str:
-    return f"{weight.strip('_')}{'_t' * site.transposed}_{spec}_{part}"
+    return f"{weight.replace('.', '_').rstrip('_')}{'_t' * site.transposed}_{spec}_{part}"
+
+
+def _free_name(gm: fx.GraphModule, name: str) -> str:
+    """`fc.1` and `fc_1` are two modules: the second name gets a number."""
+    numbered = (f"{name}_{i}" for i in itertools.count(1))
+    return next(n for n in itertools.chain([name], numbered) if not hasattr(gm, n))
 
 
 def _in_graph(site: Site, spec: QSpec) -> PackedNodes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +17,11 @@ from torch import Tensor, fx, nn
 import qfx._C as _C
 from qfx.capture import attribute, clone, trace
 from qfx.config import Config, parse_options
-from qfx.cost import medians
-from qfx.dynamo import plan_of
-from qfx.match import Site
+from qfx.cost import MachineCost, medians
+from qfx.frame import prefixes
+from qfx.match import Site, match
 from qfx.ops.quantize import ACTIVATIONS
-from qfx.plan import Entry, check_patterns, hint
+from qfx.plan import Entry, Plan, check_patterns, decide, hint
 from qfx.weights import pack
 
 _ROUNDS = 3
@@ -98,38 +100,74 @@ def explain(
     input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
     """
     config, _ = parse_options(options)
-    graphs: list[_Observer] = []
-
-    def look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
-        graphs.append(_Observer(clone(gm), config))
-        return torch._dynamo.disable(graphs[-1].run)
-
-    with torch.no_grad():
-        if isinstance(model, fx.GraphModule):
-            look(trace(model, *inputs))(*inputs)
-        else:
-            torch.compile(_unwrapped(model), backend=look, dynamic=False)(*inputs, **keyword_inputs)
+    session = _Session(config, [])
+    token = _SESSION.set(session)
+    try:
+        with torch.no_grad():
+            if isinstance(model, fx.GraphModule):
+                _look(trace(model, *inputs))(*inputs)
+            else:
+                plain = _uncompiled(model)
+                torch.compile(plain, backend=_look, dynamic=False)(*inputs, **keyword_inputs)
+    finally:
+        _SESSION.reset(token)
+    if not session.graphs:
+        warnings.warn(
+            "qfx.explain saw no graph: torch.compile does not capture this callable, or has "
+            "reached its recompile limit for it (torch._dynamo.reset() clears that)",
+            stacklevel=2,
+        )
     if isinstance(model, nn.Module):
         _check(config, model)
-    return Report(tuple(row for graph in graphs for row in graph.rows()), len(graphs))
+    rows = tuple(row for graph in session.graphs for row in graph.rows())
+    return Report(rows, len(session.graphs))
 
 
-def _unwrapped(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model under a `torch.compile` wrapper."""
-    return getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
+class _Session(NamedTuple):
+    """One call of `explain`: what to decide by, and what was seen."""
+
+    config: Config
+    graphs: list[_Observer]
+
+
+_SESSION: ContextVar[_Session] = ContextVar("session")
+
+
+def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
+    """The backend of `explain`. One function for all calls: a second one reuses Dynamo's code."""
+    graph = clone(gm)
+    matches = match(graph, prefixes())
+
+    def run(*arguments: Any) -> Any:
+        session = _SESSION.get()
+        observer = _Observer(graph, decide(matches, session.config, MachineCost()))
+        session.graphs.append(observer)
+        return observer.run(*arguments)
+
+    return torch._dynamo.disable(run)
+
+
+def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model under `torch.compile(model)` or `model.compile()`."""
+    model = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return model.forward  # type: ignore[union-attr]
+    return model
 
 
 def _check(config: Config, model: nn.Module) -> None:
     modules = [name for name, _ in model.named_modules() if name]
-    check_patterns(config, modules + [name for name, _ in model.named_parameters()])
+    check_patterns(
+        config, modules + [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    )
 
 
 class _Observer(fx.Interpreter):
     """Runs a float graph and, beside each site the plan quantizes, its int8 form."""
 
-    def __init__(self, gm: fx.GraphModule, config: Config) -> None:
+    def __init__(self, gm: fx.GraphModule, plan: Plan) -> None:
         super().__init__(gm)
-        self.entries = plan_of(gm, config, check=False).entries
+        self.entries = plan.entries
         sites = [(e, e.match) for e in self.entries if e.scheme and isinstance(e.match, Site)]
         self.starts = {site.node: (entry, site) for entry, site in sites}
         self.ends = {site.out: site.node for _, site in sites}

@@ -38,6 +38,9 @@ NODES: dict[str, tuple[Callable[..., Any] | str, tuple[str, ...], dict[str, Any]
     "out_overload": (aten.add.out, ("x", "y"), {"out": "z"}, "z"),
     "packet": (aten.add_, ("x", "y"), {}, "x"),
     "out": (torch.add, ("x", "y"), {"out": "z"}, "z"),
+    "outs": (torch.sort, ("x",), {"out": ("y", "z")}, "yz"),
+    "embedding": (F.embedding, ("x", "y"), {"max_norm": 1.0}, "xy"),
+    "pure_embedding": (F.embedding, ("x", "y"), {}, ""),
     "unknown": (unknown, ("x",), {}, "x"),
 }
 
@@ -48,9 +51,15 @@ def test_written_inputs(name: str) -> None:
     graph = fx.Graph()
     inputs = {n: graph.placeholder(n) for n in "xyz"}
     op = "call_method" if isinstance(target, str) else "call_function"
-    keywords = {k: inputs.get(str(v), v) for k, v in keywords.items()}
+    keywords = torch.utils._pytree.tree_map(lambda v: inputs.get(str(v), v), keywords)
     node = graph.create_node(op, target, tuple(inputs[a] for a in arguments), keywords)
     assert {n.name for n in written_inputs(node)} == set(expected)
+
+
+def test_list_of_written_tensors() -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    assert written_inputs(graph.call_function(torch._foreach_mul_, ([x, y], 2.0))) == [x, y]
 
 
 def test_positional_inplace() -> None:

@@ -90,3 +90,24 @@ def test_the_same_site_called_twice_is_two_rows() -> None:
             return self.a(self.a(x))
 
     assert qfx.explain(Twice(), torch.randn(4, 8), options=ALL).quantized == 2
+
+
+def test_explaining_many_times_does_not_exhaust_dynamo() -> None:
+    """Each call used to leave an entry in Dynamo's cache, and eight of them disable compilation."""
+    model = Block()
+    for _ in range(12):
+        assert qfx.explain(model, X, options=ALL).quantized == 7
+    with torch.no_grad():
+        assert not torch.equal(compiled(model)(X), model(X))
+
+
+def test_modules_compiled_in_place() -> None:
+    model = Block()
+    model.compile(backend="eager")
+    assert qfx.explain(model, X, options=ALL).quantized == 7
+
+
+def test_nothing_captured_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    with pytest.warns(UserWarning, match="saw no graph"):
+        assert qfx.explain(Block(), X).total == 0

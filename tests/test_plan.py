@@ -49,6 +49,7 @@ ALL = ["q", "k", "v", "gate", "up", "matmul_2", "lm_head"]
         ({"skip": ["[qk]"]}, ALL[2:]),
         ({"skip": ["down"]}, [n for n in ALL if n != "matmul_2"]),  # a parameter's name
         ({"skip": ["*.weight"]}, ["matmul_2"]),
+        ({"skip": ["lm_head.weight"]}, ALL[:-1]),  # tied: its own name is embed.weight
         ({"only": ["gate", "up"]}, ["gate", "up"]),
         ({"only": ["gate", "up"], "skip": ["up"]}, ["gate"]),
     ],
@@ -123,6 +124,8 @@ def test_plan_prints_every_matmul() -> None:
         ({"scheme": "w4a4"}, ValueError, "unknown scheme 'w4a4'; the presets are w8a8"),
         ({"skip": "lm_head"}, TypeError, "takes a list of patterns, got 'lm_head'"),
         ({"skip": [3]}, TypeError, r"takes a list of patterns, got \[3\]"),
+        ({"skip": None}, TypeError, "takes a list of patterns, got None"),
+        ({"scheme": ["w8a8"]}, ValueError, "unknown scheme"),
         ({"minimum_gain": -1}, ValueError, "minimum_gain=-1"),
         ({"minimum_gain": "2"}, ValueError, "minimum_gain='2'"),
         ({"inner": "nvfuser"}, ValueError, "unknown inner compiler 'nvfuser'"),

@@ -238,3 +238,41 @@ def test_exported_program_keeps_its_signature() -> None:
             assert qfx.report.sqnr(model(x), gm(x)) > 25
     again = torch.export.export(gm, (x,))
     assert torch.equal(again.module()(x), gm(x))
+
+
+def test_names_that_differ_by_a_dot_only() -> None:
+    class Names(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+            self.fc_1 = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc_1(self.fc[1](self.fc[0](x)))
+
+    model, x = Names(), torch.randn(4, 8)
+    gm, _ = qfx.rewrite(qfx.trace(model, x), CONFIG)
+    with torch.no_grad():
+        assert qfx.report.sqnr(model(x), gm(x)) > 28
+
+
+def test_bias_that_another_site_computes() -> None:
+    class Chained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.b.weight, self.a(x[0]))
+
+    model, x = Chained(), torch.randn(4, 8)
+    gm, plan = qfx.rewrite(qfx.trace(model, x), CONFIG)
+    assert plan.quantized == 2
+    with torch.no_grad():
+        assert qfx.report.sqnr(model(x), gm(x)) > 28
+
+
+def test_leaf_modules_of_another_tracer_are_reported() -> None:
+    _, plan = qfx.rewrite(fx.symbolic_trace(Shared()), CONFIG)
+    assert plan.quantized == 0 and plan.total == 3
+    assert "Linear is a leaf module of this graph" in plan.entries[0].reason

@@ -208,3 +208,51 @@ def test_threads_share_the_cache() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: CACHE.get(weight, False, qfx.QSpec()), range(32)))
     assert CACHE.packs == before + 1
+
+
+class Writing(nn.Module):
+    """Changes its weight inside the graph, before it is used."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.w = how, nn.Parameter(torch.randn(8, 8))
+        self.other = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("alias", self.w.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "foreach":
+            torch._foreach_mul_([self.other, self.w], 2.0)
+        elif self.how == "alias":
+            self.alias.mul_(2)
+        elif self.how == "max_norm":
+            torch.nn.functional.embedding(torch.arange(8), self.w, max_norm=0.5)
+        elif self.how == "view":
+            self.w.view(-1)[3:5].zero_()
+        return torch.nn.functional.linear(x, self.w)
+
+
+@pytest.mark.parametrize("how", ["foreach", "alias", "max_norm", "view"])
+def test_weights_written_inside_the_graph(how: str) -> None:
+    model, eager = Writing(how), Writing(how)
+    eager.load_state_dict(model.state_dict())
+    f = compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.allclose(f(X), eager(X), rtol=0.1, atol=0.1 * float(eager.w.abs().max()))
+
+
+def test_a_weight_that_a_checkpoint_only_reads_is_packed() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) + checkpoint(self.a, x, use_reentrant=False)
+
+    before = CACHE.packs
+    with torch.no_grad():
+        compiled(Both())(X)
+    assert CACHE.packs == before + 1
