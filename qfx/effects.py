@@ -90,6 +90,14 @@ def _written_by_schema(node: fx.Node, schema: Any) -> list[fx.Node]:
     return found
 
 
+def transforms(graph: fx.Graph) -> bool:
+    """Whether the graph holds a `torch.func` transform: jvp, vmap, grad."""
+    modules = (
+        getattr(n.target, "__module__", None) for n in graph.nodes if n.op == "call_function"
+    )
+    return any("_functorch" in str(module) for module in modules)
+
+
 def written_roots(graph: fx.Graph) -> set[fx.Node]:
     """The graph's inputs and constants that some node may write, through views or shared memory."""
     roots = {_root(a) for node in graph.nodes for a in written_inputs(node)}

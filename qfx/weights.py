@@ -41,8 +41,12 @@ def pack(weight: Tensor, transposed: bool, spec: QSpec) -> Packed:
 
 
 class Stamp(NamedTuple):
-    """What tells two states of a weight apart without reading it."""
+    """What tells two states of a weight apart without reading it.
 
+    `tensor` is its identity: two parameters may share memory and count versions apart.
+    """
+
+    tensor: int
     storage: int
     address: int
     version: int
@@ -50,7 +54,7 @@ class Stamp(NamedTuple):
 
 def stamp(weight: Tensor) -> Stamp:
     version = 0 if weight.is_inference() else weight._version
-    return Stamp(weight.untyped_storage()._cdata, weight.data_ptr(), version)
+    return Stamp(id(weight), weight.untyped_storage()._cdata, weight.data_ptr(), version)
 
 
 @dataclass

@@ -266,3 +266,23 @@ def test_checkpoint_bodies_run_in_float() -> None:
     with torch.no_grad():
         y = compiled(model, inner="aot_eager")(x)
         assert sqnr(model(x), y) > 30
+
+
+TRANSFORMS = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_function_transforms_stay_float(name: str) -> None:
+    linear, x = nn.Linear(8, 8).requires_grad_(False), torch.randn(4, 8)
+
+    def function(x: Tensor) -> Tensor:
+        return TRANSFORMS[name](lambda y: y + linear(y), x)
+
+    options = {"minimum_gain": 0, "inner": "aot_eager"}
+    with torch.no_grad():
+        y = torch.compile(function, backend=compile_with_qfx, options=options)(x)
+        assert torch.allclose(y, function(x), atol=1e-5)

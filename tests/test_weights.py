@@ -256,3 +256,15 @@ def test_a_weight_that_a_checkpoint_only_reads_is_packed() -> None:
     with torch.no_grad():
         compiled(Both())(X)
     assert CACHE.packs == before + 1
+
+
+def test_parameters_that_share_memory_but_count_versions_apart() -> None:
+    first = nn.Parameter(torch.randn(8, 8))
+    second = nn.Parameter(first.data)
+    spec = qfx.QSpec()
+    with torch.no_grad():
+        second.mul_(2)
+        CACHE.get(second, False, spec)
+        first.mul_(-3)  # its first version, as `second` is at its first
+    expected = qfx.weights.pack(first, False, spec).blocks
+    assert torch.equal(CACHE.get(first, False, spec).blocks, expected)
