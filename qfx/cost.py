@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import platform
+import tempfile
 import time
 from bisect import bisect_right
 from collections.abc import Callable
@@ -78,7 +79,9 @@ def table(dtype: torch.dtype, threads: int, isa: str) -> CostTable:
 
 
 def _path(dtype: torch.dtype, threads: int, isa: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
+    home = tempfile.gettempdir() if home == "~" else home
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"))
     build = f"{Path(_C.__file__).stat().st_mtime_ns:x}"  # another build has other kernels
     key = (cpu_name(), torch.__version__, build, isa, f"{threads}t", str(dtype)[len("torch.") :])
     name = "-".join("".join(c if c.isalnum() else "_" for c in part) for part in key)
