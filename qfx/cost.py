@@ -117,7 +117,8 @@ def _checked_grid(raw: list[list[list[float]]]) -> Grid:
 
 def measure(dtype: torch.dtype) -> CostTable:
     """Times the grid with the operators themselves, float and int8 in turns."""
-    with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+    modes_off = torch.utils._python_dispatch._disable_current_modes()
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), modes_off:
         cells = [[[_cell(m, k, n, dtype) for n in AXES[2]] for k in AXES[1]] for m in AXES[0]]
         saving = _symmetric_saving(dtype)
     float_s, int8_s = (

@@ -90,12 +90,16 @@ def _written_by_schema(node: fx.Node, schema: Any) -> list[fx.Node]:
     return found
 
 
-def transforms(graph: fx.Graph) -> bool:
-    """Whether the graph holds a `torch.func` transform: jvp, vmap, grad."""
-    modules = (
-        getattr(n.target, "__module__", None) for n in graph.nodes if n.op == "call_function"
-    )
-    return any("_functorch" in str(module) for module in modules)
+def transformed(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes inside a `torch.func` transform: jvp, vmap, grad."""
+    depth, inside = 0, set()
+    for node in graph.nodes:
+        name = str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
+        depth += name.endswith("_increment_nesting")
+        depth -= name.endswith("_decrement_nesting")
+        if depth:
+            inside.add(node)
+    return inside
 
 
 def written_roots(graph: fx.Graph) -> set[fx.Node]:

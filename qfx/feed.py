@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor
+from torch.autograd import forward_ad
 
 from qfx.provide import Slot
 from qfx.scheme import QSpec
@@ -84,6 +85,15 @@ def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
     return feed.gather(examples, packed)
 
 
+def _refuse_tangents(arguments: Sequence[Any]) -> None:
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
+            raise NotImplementedError(
+                f"input {i} of a graph with int8 matmuls carries a forward-mode tangent, which the "
+                "int8 operators cannot propagate; run this computation without the qfx backend"
+            )
+
+
 class _Known(NamedTuple):
     """What was packed last: valid while the stamps and the cache's generation stay."""
 
@@ -113,6 +123,8 @@ def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..
 
     @torch._dynamo.disable
     def run(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(arguments)
         return compiled(*feed.gather(arguments, lookup(arguments)))
 
     return run

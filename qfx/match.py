@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from qfx.capture import is_constant, module_path, parameter_name, value
-from qfx.effects import transforms, written_roots
+from qfx.effects import transformed, written_roots
 from qfx.fault import at
 from qfx.spellings import Operands, operands, spelling, weight_root
 
@@ -62,7 +62,7 @@ class Unmatched:
 
 
 Match = Site | Unmatched
-_TRANSFORMED = "in a graph with a torch.func transform, for which the operators have no rules yet"
+_TRANSFORMED = "inside a torch.func transform, for which the operators have no rules yet"
 
 
 def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tuple[Match, ...]:
@@ -72,13 +72,13 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
     """
     prefixes = prefixes or {}
     written = written_roots(gm.graph)
-    transformed = transforms(gm.graph)
+    inside_transform = transformed(gm.graph)
     found: list[Match] = []
     for node in gm.graph.nodes:
         row = spelling(node)
         if row is not None:
             with at(node):
-                operands_or_why = _TRANSFORMED if transformed else operands(node, row)
+                operands_or_why = _TRANSFORMED if node in inside_transform else operands(node, row)
                 found.append(_matmul(node, operands_or_why, written, prefixes))
         elif node.op == "get_attr" and isinstance(value(node), fx.GraphModule):
             found += _inside_body(value(node), prefixes)

@@ -71,6 +71,11 @@ _FUSED: tuple[Any, ...] = (
 )
 _FUSED += (torch._native_multi_head_attention, torch.inner, torch.tensordot, torch.addbmm)
 _FUSED += (torch.gru_cell, torch.lstm_cell, torch.lstm, torch.gru, torch.rnn_tanh, torch.mv)
+_FUSED += (torch.rnn_relu, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch._int_mm, torch.dot)
+_FUSED += (torch.chain_matmul, torch.linalg.multi_dot, torch.linalg.matmul, torch.addmv)
+_FUSED += (F.conv_transpose1d, F.conv_transpose2d, torch.outer, torch.kron, torch.vdot, torch.cdist)
+_FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_", ".__rmatmul__")
+_FUSED += (torch._grouped_mm,) if hasattr(torch, "_grouped_mm") else ()
 _BATCHED = "a batched matmul of two activations"
 ROWS = (
     # linear(x, W_nk, b)

@@ -286,3 +286,25 @@ def test_function_transforms_stay_float(name: str) -> None:
     with torch.no_grad():
         y = torch.compile(function, backend=compile_with_qfx, options=options)(x)
         assert torch.allclose(y, function(x), atol=1e-5)
+
+
+def test_a_transform_leaves_the_matmuls_outside_it_int8() -> None:
+    linear, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def function(x: Tensor) -> Tensor:
+        return linear(torch.func.vmap(torch.sin)(x))
+
+    with torch.no_grad():
+        assert _int8_calls(compiled(function), x) == 1
+
+
+def test_forward_mode_tangents_are_an_error() -> None:
+    import torch.autograd.forward_ad as forward_ad
+
+    linear, x = nn.Linear(8, 8).requires_grad_(False), torch.randn(4, 8)
+    f = compiled(linear)
+    f(x)
+    with forward_ad.dual_level():
+        f(x)
+        with pytest.raises(NotImplementedError, match="carries a forward-mode tangent"):
+            f(forward_ad.make_dual(x, torch.ones_like(x)))

@@ -104,3 +104,17 @@ def test_a_real_measurement_has_the_right_shape(monkeypatch: pytest.MonkeyPatch)
     measured = cost.measure(torch.float32)
     assert torch.tensor(measured.float_s).shape == torch.tensor(measured.int8_s).shape == (2, 2, 2)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.real_cost
+def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(cost, "AXES", ((1, 4), (8, 16), (8, 16)))
+    monkeypatch.setattr(cost, "fastest", lambda *calls: seen.append(_autocast()) or [1.0, 1.0])
+    with torch.autocast("cpu", torch.bfloat16):
+        cost.measure(torch.float32)
+    assert seen and not any(seen)
+
+
+def _autocast() -> bool:
+    return torch.is_autocast_enabled("cpu")
