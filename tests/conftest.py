@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+import qfx._C as _C
 import torch
 from hypothesis import HealthCheck, settings
+from torch import Tensor
 
 from qfx.cost import AXES, CostTable, Grid
 
-torch.set_num_threads(2)
+THREADS = 2
+torch.set_num_threads(THREADS)
 settings.register_profile(
     "quick", max_examples=60, deadline=None, derandomize=True, print_blob=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
@@ -20,6 +24,52 @@ settings.register_profile(
     "long", settings.get_profile("quick"), max_examples=3000, derandomize=False
 )
 settings.load_profile(os.environ.get("QFX_TEST_PROFILE", "quick"))
+
+
+@contextmanager
+def on_isa(name: str) -> Iterator[None]:
+    """Runs the kernels on another instruction set."""
+    before = _C.isa()
+    _C.set_isa(name)
+    try:
+        yield
+    finally:
+        _C.set_isa(before)
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(THREADS)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal type, shape and bits, -0 unlike 0; one NaN is as good as another."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    integer = torch.int32 if a.element_size() == 4 else torch.int16
+    agree = (a.view(integer) == b.view(integer)) | (a.isnan() & b.isnan())
+    return bool(agree.all())
+
+
+@pytest.fixture(params=_C.isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set of this machine."""
+    with on_isa(request.param):
+        yield request.param
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is read from the user's cache directory or left in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,16 @@ from torch import Tensor
 from qfx.ops import REFERENCES
 from qfx.scheme import PER_ROW, PER_TENSOR
 
-SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One operator on one problem. `leading` are the axes before K; the rest as in the schemas."""
+    """One operator on one problem. `leading` are the axes before K; the rest as in the schemas.
+
+    `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
+    """
 
     op: str
     leading: tuple[int, ...] = (5,)
@@ -55,7 +58,8 @@ def _x(row: Row, g: torch.Generator) -> Tensor:
 
 
 def _bias(row: Row, g: torch.Generator) -> Tensor | None:
-    return torch.randn(row.n, generator=g).to(row.dtype) if row.bias else None
+    dtype = torch.float32 if row.dtype == torch.int8 else row.dtype
+    return torch.randn(row.n, generator=g).to(dtype) if row.bias else None
 
 
 def _packed(row: Row, g: torch.Generator) -> Tensor:
@@ -66,19 +70,30 @@ def _scales(g: torch.Generator, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=g) * 0.02 + 0.001
 
 
+def _scale_shape(row: Row) -> tuple[int, ...]:
+    per_tensor = row.axes == PER_TENSOR
+    return (1,) * (len(row.leading) + 1) if per_tensor else (*row.leading, 1)
+
+
 def _zeros(row: Row, g: torch.Generator) -> Tensor:
-    return torch.randint(-128, 128, (*row.leading, 1), generator=g, dtype=torch.int32)
+    zeros = torch.randint(-128, 128, _scale_shape(row), generator=g, dtype=torch.int32)
+    return zeros * 0 if row.symmetric else zeros
 
 
 def _dequantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    acc = torch.randint(-(2**20), 2**20, (*row.leading, row.n), generator=g, dtype=torch.int32)
-    scale = _scales(g, *row.leading, 1)
+    """int32 sums with column scales (E1), or int8 codes without (Q5)."""
+    shape = (*row.leading, row.n)
+    zero_point = None if row.symmetric else _zeros(row, g)
     tail = (_bias(row, g), row.activation, row.out_dtype)
-    return (acc, scale, _zeros(row, g), _scales(g, row.n) * 0.01, *tail)
+    if row.dtype == torch.int8:
+        return (_codes(g, *shape), _scales(g, *_scale_shape(row)), zero_point, None, *tail)
+    acc = torch.randint(-(2**20), 2**20, shape, generator=g, dtype=torch.int32)
+    col_scale = _scales(g, row.n) * 0.01
+    return (acc, _scales(g, *_scale_shape(row)), zero_point, col_scale, *tail)
 
 
 def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    q = (_codes(g, *row.leading, row.k), _scales(g, *row.leading, 1), _zeros(row, g))
+    q = (_codes(g, *row.leading, row.k), _scales(g, *_scale_shape(row)), _zeros(row, g))
     tail = (_bias(row, g), row.activation, row.out_dtype)
     return (*q, _packed(row, g), _scales(g, row.n), *tail)
 
@@ -115,15 +130,37 @@ _SHAPES = (
     {"leading": (500,), "k": 60000, "n": 2},  # more rows than are arranged at a time
 )
 _QUANTIZED = ("quantize", "int8_linear_dynamic")
+_ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_linear")
 _FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Enough work in every operator, weight packing included, to be shared among threads.
+THREADED = [
+    *(Row(op, leading=(300,), k=130, n=600) for op in BUILDERS),
+    *(Row(op, leading=(300,), k=130, n=600, axes=PER_TENSOR) for op in _ROWWISE),
+]
 ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
+ROWS += THREADED
+ROWS += [
+    Row(op, leading=(500,), k=60000, n=2, axes=PER_TENSOR)
+    for op in ("int8_linear", "int8_linear_dynamic")
+]
 ROWS += [
     Row(op, dtype=dtype, axes=axes, symmetric=symmetric, bits=bits)
     for op in _QUANTIZED
     for dtype in _TYPES
     for axes in (PER_ROW, PER_TENSOR)
     for symmetric, bits in ((True, 8), (False, 4), (True, 2))
+]
+ROWS += [
+    Row(op, dtype=dtype, axes=axes, symmetric=symmetric)
+    for op, types in (
+        ("int8_mm", (torch.float32,)),
+        ("int8_linear", _TYPES),
+        ("dequantize", (*_TYPES, torch.int8)),
+    )
+    for dtype in types
+    for axes in (PER_ROW, PER_TENSOR)
+    for symmetric in (True, False)
 ]
 ROWS += [
     Row(op, out_dtype=dtype, activation=activation, bias=bias)

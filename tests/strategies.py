@@ -1,38 +1,57 @@
-"""Hypothesis strategies: sizes at the edges of tiles, awkward strides, extreme fills."""
+"""Hypothesis strategies: sizes at the edges of tiles, awkward strides, extreme fills; and the bound
+of a step that the laws share."""
 
 from __future__ import annotations
 
+import qfx._C as _C
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-TILE_EDGES = [a + b for a in (4, 12, 16, 32, 64) for b in (-1, 0, 1)]
+from qfx.ops.quantize import code_range
+
+TILE_EDGES = [a + b for a in (4, 12, 16, 32, 64, 128) for b in (-1, 0, 1)]
 SIZES = st.sampled_from(sorted({0, 1, 2, 5, 7, 13, 29, 97, *TILE_EDGES}))
 POSITIVE = SIZES.filter(bool)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = st.integers(0, 2**31 - 1)
-FILLS = ("normal", "wide", "equal", "zero", "one_sided", "denormal", "huge", "powers", "outlier")
+ISAS = st.sampled_from(_C.isas())
+BITS = st.integers(2, 8)
+AXES = st.sampled_from([[1], [0, 1]])
+FINITE = (
+    "normal", "wide", "equal", "zero", "zero_rows", "one_sided", "denormal", "huge", "largest",
+    "powers", "outlier",
+)  # fmt: skip
+FAULTY = ("nan", "infinity")  # in some of the rows
+LARGEST = torch.finfo(torch.float32).max
 
 
 def _filled(fill: str, rows: int, columns: int, generator: torch.Generator) -> Tensor:
     x = torch.randn(rows, columns, generator=generator)
+    rare = torch.rand(x.shape, generator=generator) < 0.03
     made = {
         "normal": lambda: x,
         "wide": lambda: x * torch.exp(8 * torch.randn(rows, 1, generator=generator)),
         "equal": lambda: torch.full_like(x, 3.7),
         "zero": lambda: torch.zeros_like(x),
+        "zero_rows": lambda: x * (torch.arange(rows) % 3 == 0)[:, None],
         "one_sided": lambda: x.abs() + 5,
         "denormal": lambda: x * 2.0**-140,
         "huge": lambda: x.sign() * 1e38,
+        "largest": lambda: x.sign() * LARGEST * (1 - x.abs() * 2.0**-12),
         "powers": lambda: x.sign() * 2.0 ** torch.randint(-20, 20, x.shape, generator=generator),
-        "outlier": lambda: torch.where(torch.rand(x.shape, generator=generator) < 0.03, 1e4, x),
+        "outlier": lambda: torch.where(rare, 1e4, x),
+        "nan": lambda: x + torch.where(rare, torch.nan, 0.0),
+        "infinity": lambda: x + torch.where(rare, x / 0, 0.0),
     }
     return made[fill]()
 
 
 def strided(x: Tensor, layout: str) -> Tensor:
-    """The same values in memory of another shape."""
+    """The same values in memory of another shape; `expanded` repeats the first row instead."""
     rows, columns = x.shape
+    if layout == "expanded":
+        return x[:1].expand(rows, columns)
     if layout == "transposed":
         return x.t().contiguous().t()
     if layout == "slice":  # of a wider and taller buffer, at an unaligned address
@@ -42,13 +61,15 @@ def strided(x: Tensor, layout: str) -> Tensor:
     return x
 
 
-LAYOUTS = st.sampled_from(["contiguous", "transposed", "slice"])
+LAYOUTS = st.sampled_from(["contiguous", "transposed", "slice", "expanded"])
 
 
 @st.composite
-def matrices(draw: st.DrawFn, rows: st.SearchStrategy[int] = SIZES) -> Tensor:
+def matrices(
+    draw: st.DrawFn, rows: st.SearchStrategy[int] = SIZES, fills: tuple[str, ...] = FINITE
+) -> Tensor:
     """A float32 matrix [rows, columns] of some fill and layout."""
-    m, k, fill = draw(rows), draw(SIZES), draw(st.sampled_from(FILLS))
+    m, k, fill = draw(rows), draw(SIZES), draw(st.sampled_from(fills))
     generator = torch.Generator().manual_seed(draw(SEEDS))
     return strided(_filled(fill, m, k, generator), draw(LAYOUTS))
 
@@ -67,3 +88,9 @@ def codes(draw: st.DrawFn, rows: int, columns: int) -> Tensor:
     else:
         q = torch.full(shape, -128 if fill == "lowest" else 127, dtype=torch.int8)
     return strided(q, draw(LAYOUTS))
+
+
+def step_error(scale: Tensor, bits: int, symmetric: bool) -> Tensor:
+    """How far dequantized codes may be from the values they stand for. (B1)"""
+    qmin, qmax = code_range(bits, symmetric)
+    return scale.double() * (0.5 + (qmax - qmin) * 2.0**-21)

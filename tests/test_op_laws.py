@@ -1,43 +1,24 @@
-"""The laws of the operators (docs/numerics.md), on every instruction set of this machine."""
+"""The laws of the integer product and of the quantized linear (docs/numerics.md), on every
+instruction set of this machine. Those of quantization: test_op_quantize.py."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import qfx._C as _C
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from qfx.ops import REFERENCES
-from qfx.ops.quantize import SMALLEST_SCALE, code_range
-from tests.rows import ACTIVATIONS
-from tests.strategies import DTYPES, LAYOUTS, POSITIVE, SEEDS, SIZES, codes, matrices, strided
+from tests.conftest import THREADS, on_isa, on_threads, same_bits
+from tests.rows import ACTIVATIONS, THREADED, Row
+from tests.strategies import (
+    AXES, BITS, DTYPES, FAULTY, FINITE, ISAS, LAYOUTS, POSITIVE, SEEDS, SIZES, codes, matrices,
+    step_error, strided,
+)  # fmt: skip
+from tests.test_op_parts import as_tuple
 
 ops = torch.ops.qfx
-ISAS = st.sampled_from(_C.isas())
-BITS = st.integers(2, 8)
-AXES = st.sampled_from([[1], [0, 1]])
-
-
-def on_isa(name: str, function: Any, *arguments: Any) -> Any:
-    before = _C.isa()
-    _C.set_isa(name)
-    try:
-        return function(*arguments)
-    finally:
-        _C.set_isa(before)
-
-
-def dequantized(q: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    return ops.dequantize(q, scale, zero_point, None, None, "none", torch.float32)
-
-
-def step_error(scale: Tensor, bits: int, symmetric: bool) -> Tensor:
-    """(B1)"""
-    qmin, qmax = code_range(bits, symmetric)
-    return scale.double() * (0.5 + (qmax - qmin) * 2.0**-21)
 
 
 # --- the integer product ---
@@ -48,8 +29,8 @@ def test_integer_product_is_exact(data: st.DataObject, m: int, k: int, n: int, i
     """(G1), -128 on both sides included."""
     q, w = data.draw(codes(m, k)), data.draw(codes(n, k))
     zero_point = data.draw(codes(m, 1)).int()
-    packed = on_isa(isa, ops.pack_weight, w)
-    acc = on_isa(isa, ops.int8_mm, q, zero_point, packed, n)
+    with on_isa(isa):
+        acc = ops.int8_mm(q, zero_point, ops.pack_weight(w), n)
     assert torch.equal(acc.long(), (q.long() - zero_point) @ w.long().t())
 
 
@@ -62,7 +43,8 @@ def test_longest_k_does_not_overflow(m: int, isa: str, code: int, zero: int) -> 
     q = torch.full((m, k), code, dtype=torch.int8)
     zero_point = torch.full((m, 1), -1 - zero, dtype=torch.int32)
     w = torch.full((n, k), -128, dtype=torch.int8)
-    acc = on_isa(isa, ops.int8_mm, q, zero_point, ops.pack_weight(w), n)
+    with on_isa(isa):
+        acc = ops.int8_mm(q, zero_point, ops.pack_weight(w), n)
     assert (acc == k * (code + 1 + zero) * -128).all()
 
 
@@ -90,91 +72,20 @@ def test_permuting_k_changes_nothing(
     assert torch.equal(run(x, w), run(x[:, order], w[:, order]))
 
 
-# --- quantization ---
-
-
-@given(matrices(), DTYPES, AXES, BITS, st.booleans(), ISAS)
-def test_quantize_equals_its_reference(
-    x: Tensor, dtype: torch.dtype, axes: list[int], bits: int, symmetric: bool, isa: str
+@given(st.data(), POSITIVE, SIZES, SIZES, st.integers(1, 15), LAYOUTS, ISAS)
+def test_packed_weights_may_lie_anywhere(
+    data: st.DataObject, m: int, k: int, n: int, offset: int, layout: str, isa: str
 ) -> None:
-    """(Q1)-(Q4) bit for bit, overflow to infinity in half types included."""
-    x = x.to(dtype)
-    got = on_isa(isa, ops.quantize, x, axes, bits, symmetric)
-    expected = REFERENCES["quantize"](x, axes, bits, symmetric)
-    for g, e in zip(got, expected, strict=True):
-        assert torch.equal(g.double().nan_to_num(-1), e.double().nan_to_num(-1))
-
-
-@given(matrices(), AXES, BITS, st.booleans())
-def test_round_trip_error(x: Tensor, axes: list[int], bits: int, symmetric: bool) -> None:
-    """(B1)"""
-    q, scale, zero_point = ops.quantize(x, axes, bits, symmetric)
-    error = (dequantized(q, scale, zero_point).double() - x.double()).abs()
-    assert (error <= step_error(scale, bits, symmetric)).all()
-
-
-@given(matrices(), BITS, st.booleans())
-def test_zero_is_exact(x: Tensor, bits: int, symmetric: bool) -> None:
-    x = torch.cat([x, torch.zeros(x.shape[0], 1)], 1)
-    assert (dequantized(*ops.quantize(x, [1], bits, symmetric))[:, -1] == 0).all()
-
-
-@given(matrices(), AXES, BITS)
-def test_quantizing_twice_changes_no_code(x: Tensor, axes: list[int], bits: int) -> None:
-    """Symmetric codes are a fixed point: the largest keeps its place, so the scale returns.
-
-    Denormal groups are left out: where the smallest scale (Q1) holds, the largest code is not qmax.
-    """
-    q, scale, zero_point = ops.quantize(x, axes, bits, True)
-    assume(bool((scale > SMALLEST_SCALE * 128).all()))
-    again, _, _ = ops.quantize(dequantized(q, scale, zero_point), axes, bits, True)
-    assert torch.equal(again, q)
-
-
-@given(matrices(), BITS, st.booleans(), st.integers(-10, 10))
-def test_powers_of_two_scale_the_scale_only(
-    x: Tensor, bits: int, symmetric: bool, power: int
-) -> None:
-    big = x.abs().amax() if x.numel() else torch.tensor(0.0)
-    small = x.abs()[x != 0].amin() if (x != 0).any() else torch.tensor(1.0)
-    assume(float(big) < 2.0**100 and float(small) > 2.0**-90)
-    q, scale, zero_point = ops.quantize(x, [1], bits, symmetric)
-    q2, scale2, zero_point2 = ops.quantize(x * 2.0**power, [1], bits, symmetric)
-    assert torch.equal(q, q2) and torch.equal(zero_point, zero_point2)
-    moved = scale > SMALLEST_SCALE
-    assert torch.equal(scale2[moved], scale[moved] * 2.0**power)
-
-
-@given(matrices(rows=POSITIVE), BITS, st.booleans(), SEEDS)
-def test_rows_are_independent(x: Tensor, bits: int, symmetric: bool, seed: int) -> None:
-    row = seed % x.shape[0]
-    alone = ops.quantize(x[row : row + 1], [1], bits, symmetric)
-    together = ops.quantize(x, [1], bits, symmetric)
-    for a, t in zip(alone, together, strict=True):
-        assert torch.equal(a, t[row : row + 1])
-
-
-@given(matrices(), st.integers(2, 7), st.booleans())
-def test_more_bits_never_raise_the_bound(x: Tensor, bits: int, symmetric: bool) -> None:
-    """Of groups above the smallest scale."""
-    scale = ops.quantize(x, [1], bits, symmetric)[1]
-    coarse = step_error(scale, bits, symmetric)
-    fine = step_error(ops.quantize(x, [1], bits + 1, symmetric)[1], bits + 1, symmetric)
-    assert (fine <= coarse)[scale > SMALLEST_SCALE].all()
-
-
-@given(matrices(rows=POSITIVE), st.sampled_from([torch.nan, torch.inf, -torch.inf]), ISAS)
-def test_nan_and_infinity_stay_in_their_rows(x: Tensor, bad: float, isa: str) -> None:
-    """(Q4) through a whole linear."""
-    assume(x.shape[1] > 0)
-    m, k = x.shape
-    x = x.clone()
-    x[m // 2, k // 2] = bad
-    w, scale = torch.ones(5, k, dtype=torch.int8), torch.ones(5)
-    how = (None, [1], 8, False, "none", torch.float32)
-    y = on_isa(isa, ops.int8_linear_dynamic, x, ops.pack_weight(w), scale, *how)
-    assert y[m // 2].isnan().all()
-    assert y.isfinite().all(1).sum() >= (x.abs().amax(1) < 1e30).sum()
+    """At an unaligned address, or with gaps, as a slice of a file mapped into memory may."""
+    q, packed = data.draw(codes(m, k)), ops.pack_weight(data.draw(codes(n, k)))
+    zero_point = torch.zeros(1, dtype=torch.int32)
+    unaligned = torch.cat([torch.zeros(offset, dtype=torch.int8), packed])[offset:]
+    gaps = torch.stack([packed, packed], 1)[:, 0]
+    with on_isa(isa):
+        first = ops.int8_mm(strided(q, layout), zero_point, packed, n)
+        for other in (unaligned, gaps):
+            assert torch.equal(ops.int8_mm(strided(q, layout), zero_point, other, n), first)
+    assert torch.equal(ops.unpack_weight(unaligned, n, k), ops.unpack_weight(packed, n, k))
 
 
 # --- the quantized linear ---
@@ -202,8 +113,8 @@ def test_a_priori_bound(
 
 
 @given(
-    st.data(), matrices(), SIZES, DTYPES, DTYPES, AXES, BITS, st.booleans(), ISAS,
-    st.sampled_from(ACTIVATIONS), st.booleans(), st.sampled_from([1, 2]), LAYOUTS,
+    st.data(), matrices(fills=FINITE + FAULTY), SIZES, DTYPES, DTYPES, AXES, BITS, st.booleans(),
+    ISAS, st.sampled_from(ACTIVATIONS), st.booleans(), st.sampled_from([1, 2]), LAYOUTS,
 )  # fmt: skip
 def test_fused_forms_give_the_same_bits(
     data: st.DataObject, x: Tensor, n: int, dtype: torch.dtype, out: torch.dtype, axes: list[int],
@@ -227,14 +138,23 @@ def test_fused_forms_give_the_same_bits(
             ops.dequantize(acc, scale, None, w_scale, *epilogue),
         ]
 
-    torch.set_num_threads(threads)
-    forms = on_isa(isa, three_forms) + on_isa("ref", three_forms)[:1]
-    torch.set_num_threads(2)
-    first = forms[0].view(torch.int16 if out != torch.float32 else torch.int32)
-    finite = forms[0].isfinite()
-    for form in forms[1:]:
-        assert torch.equal(form.view(first.dtype)[finite], first[finite])
-        assert torch.equal(form.isfinite(), finite)
+    with on_isa(isa), on_threads(threads):
+        forms = three_forms()
+    with on_isa("ref"):
+        forms.append(three_forms()[0])
+    assert all(same_bits(form, forms[0]) for form in forms[1:])
+
+
+@pytest.mark.parametrize("row", THREADED, ids=str)
+def test_threads_change_nothing(row: Row, isa: str) -> None:
+    """Operands large enough for threads to share; compared with the reference in test_op_parts."""
+    op, arguments = getattr(ops, row.op), row.arguments()
+    with on_threads(1):
+        alone = as_tuple(op(*arguments))
+    for threads in (THREADS, 3):
+        with on_threads(threads):
+            shared = as_tuple(op(*arguments))
+        assert all(same_bits(s, a) for s, a in zip(shared, alone, strict=True))
 
 
 @given(st.data(), ISAS, SEEDS)
@@ -243,6 +163,7 @@ def test_leading_axes_are_rows(data: st.DataObject, isa: str, seed: int) -> None
     x = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(seed))
     packed, scale = ops.pack_weight(torch.ones(5, 7, dtype=torch.int8)), torch.ones(5)
     how = (None, [1], 8, False, "none", torch.float32)
-    y = on_isa(isa, ops.int8_linear_dynamic, x, packed, scale, *how)
-    flat = on_isa(isa, ops.int8_linear_dynamic, x.reshape(x.numel() // 7, 7), packed, scale, *how)
+    with on_isa(isa):
+        y = ops.int8_linear_dynamic(x, packed, scale, *how)
+        flat = ops.int8_linear_dynamic(x.reshape(x.numel() // 7, 7), packed, scale, *how)
     assert torch.equal(y, flat.reshape(*shape, 5))
