@@ -13,8 +13,20 @@ from qfx.ops import REFERENCES
 from tests.conftest import THREADS, on_isa, on_threads, same_bits
 from tests.rows import ACTIVATIONS, THREADED, Row
 from tests.strategies import (
-    AXES, BITS, DTYPES, FAULTY, FINITE, ISAS, LAYOUTS, POSITIVE, SEEDS, SIZES, codes, matrices,
-    step_error, strided,
+    AXES,
+    BITS,
+    DTYPES,
+    FAULTY,
+    FINITE,
+    ISAS,
+    LAYOUTS,
+    POSITIVE,
+    SEEDS,
+    SIZES,
+    codes,
+    matrices,
+    step_error,
+    strided,
 )  # fmt: skip
 from tests.test_op_parts import as_tuple
 

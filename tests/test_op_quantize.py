@@ -12,7 +12,17 @@ from qfx.ops import REFERENCES
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from tests.conftest import on_isa, same_bits
 from tests.strategies import (
-    AXES, BITS, DTYPES, FAULTY, FINITE, ISAS, LARGEST, POSITIVE, SEEDS, matrices, step_error,
+    AXES,
+    BITS,
+    DTYPES,
+    FAULTY,
+    FINITE,
+    ISAS,
+    LARGEST,
+    POSITIVE,
+    SEEDS,
+    matrices,
+    step_error,
 )  # fmt: skip
 
 ops = torch.ops.qfx
