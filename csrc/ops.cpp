@@ -5,10 +5,13 @@
 // clang-format off
 STABLE_TORCH_LIBRARY(qfx, m) {
   m.def("quantize(Tensor x, int[] axes, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");
+  m.def("quantize_static(Tensor x, Tensor scale, Tensor? zero_point, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");
+  m.def("fake_quantize(Tensor x, int[] axes, int bits, bool symmetric, ScalarType out_dtype) -> Tensor");
   m.def("dequantize(Tensor q, Tensor scale, Tensor? zero_point, Tensor? col_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("pack_weight(Tensor w) -> Tensor");
   m.def("unpack_weight(Tensor packed, SymInt n, SymInt k) -> Tensor");
   m.def("int8_mm(Tensor q, Tensor zero_point, Tensor packed, SymInt n) -> Tensor");
   m.def("int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
+  m.def("int8_linear_ste(Tensor x, Tensor? w, Tensor? bias, Tensor? x_step, Tensor? w_step, Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, int[] w_axes, int bits, int w_bits, bool symmetric, Tensor? seed, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype) -> Tensor");
 }

@@ -70,6 +70,7 @@ struct Kernels {
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
+  void (*quantize_clamped)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   void (*epilogue)(const EpilogueArgs* args);
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the

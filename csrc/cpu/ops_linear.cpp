@@ -204,6 +204,15 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   return y;
 }
 
+// The forward of a linear that trains: x, w and the steps only carry gradients (qfx/ops/ste.py).
+Tensor int8_linear_ste(Tensor /*x*/, std::optional<Tensor> /*w*/, std::optional<Tensor> bias,
+                       std::optional<Tensor> /*x_step*/, std::optional<Tensor> /*w_step*/, Tensor q,
+                       Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale,
+                       std::vector<int64_t> /*w_axes*/, int64_t /*bits*/, int64_t /*w_bits*/,
+                       bool /*symmetric*/, std::optional<Tensor> /*seed*/, ScalarType out_dtype) {
+  return int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", out_dtype);
+}
+
 Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optional<Tensor> bias,
                            std::vector<int64_t> axes, int64_t bits, bool symmetric,
                            std::string activation, ScalarType out_dtype) {
@@ -240,6 +249,7 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   m.impl("int8_mm", TORCH_BOX(&int8_mm));
   m.impl("int8_linear", TORCH_BOX(&int8_linear));
+  m.impl("int8_linear_ste", TORCH_BOX(&int8_linear_ste));
   m.impl("int8_linear_dynamic", TORCH_BOX(&int8_linear_dynamic));
 }
 

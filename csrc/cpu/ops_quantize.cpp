@@ -49,6 +49,49 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   return {q, scale, zero_point};
 }
 
+std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
+                                                   std::optional<Tensor> zero_point, int64_t bits,
+                                                   bool symmetric) {
+  constexpr const char* op = "quantize_static";
+  check_float(op, "x", x);
+  const Matrix size = matrix_of(op, "x", x);
+  const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
+  check_dtype(op, "scale", scale, {ScalarType::Float});
+  check_per_row(op, "scale", scale, size.rows);
+  scale = torch::stable::contiguous(scale);
+  const int32_t* given_zeros = nullptr;
+  int64_t zero_step = 0;
+  if (zero_point.has_value()) {
+    check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
+    check_per_row(op, "zero_point", *zero_point, size.rows);
+    zero_point = torch::stable::contiguous(*zero_point);
+    given_zeros = static_cast<const int32_t*>(zero_point->const_data_ptr());
+    zero_step = zero_point->numel() == 1 ? 0 : 1;
+  }
+  x = torch::stable::contiguous(x);
+  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
+                              size.columns};
+  Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
+  Tensor row_scale = empty_on_cpu(with_last(x, 1), ScalarType::Float);
+  Tensor row_zero = empty_on_cpu(with_last(x, 1), ScalarType::Int);
+  const Kernels& kernels = kernels_of(current_isa());
+  const float* given = static_cast<const float*>(scale.const_data_ptr());
+  const int64_t step = scale.numel() == 1 ? 0 : 1;
+  int8_t* codes = static_cast<int8_t*>(q.mutable_data_ptr());
+  float* scales = static_cast<float*>(row_scale.mutable_data_ptr());
+  int32_t* zeros = static_cast<int32_t*>(row_zero.mutable_data_ptr());
+  parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const int32_t zero = given_zeros ? given_zeros[m * zero_step] : 0;
+      const RowCode code = given_row_code(kernels, matrix, spec, m, given[m * step], zero);
+      quantize_clamped_row_of(kernels, matrix, m, code, codes + m * size.columns);
+      scales[m] = code.scale;
+      zeros[m] = code.zero_point;
+    }
+  });
+  return {q, row_scale, row_zero};
+}
+
 // A row of a tile: in place where it is one already, else widened into `copy`.
 const int32_t* as_tile(const int32_t* from, int columns, int32_t* copy) {
   if (columns == kPanel) return from;
@@ -153,6 +196,36 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
   return y;
 }
 
+Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool symmetric,
+                     ScalarType out_dtype) {
+  constexpr const char* op = "fake_quantize";
+  check_float(op, "x", x);
+  const Matrix size = matrix_of(op, "x", x);
+  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  x = torch::stable::contiguous(x);
+  const Dtype dtype = dtype_of(op, out_dtype);
+  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
+                              size.columns};
+  Tensor y = empty_on_cpu(with_last(x, size.columns), out_dtype);
+  const Kernels& kernels = kernels_of(current_isa());
+  RowCode shared{};
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
+  const std::vector<Panel> panels = panels_of(nullptr, {}, size.columns);
+  char* out = static_cast<char*>(y.mutable_data_ptr());
+  const int64_t row_bytes = size.columns * (dtype == Dtype::kFloat32 ? 4 : 2);
+  parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    std::vector<int8_t> q(size.columns);
+    for (int64_t m = begin; m < end; ++m) {
+      const RowCode code = spec.per_tensor ? shared : choose_row_code(kernels, matrix, spec, m);
+      quantize_row_of(kernels, matrix, m, code, q.data());
+      const Dequantize row = {kernels,           panels, {1, size.columns},
+                              Activation::kNone, dtype,  out + m * row_bytes};
+      row.row(q.data(), 0, code.scale, code.zero_point);
+    }
+  });
+  return y;
+}
+
 Tensor pack_weight(Tensor w) {
   constexpr const char* op = "pack_weight";
   check_dtype(op, "w", w, {ScalarType::Char});
@@ -177,6 +250,8 @@ Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   m.impl("quantize", TORCH_BOX(&quantize));
+  m.impl("quantize_static", TORCH_BOX(&quantize_static));
+  m.impl("fake_quantize", TORCH_BOX(&fake_quantize));
   m.impl("dequantize", TORCH_BOX(&dequantize));
   m.impl("pack_weight", TORCH_BOX(&pack_weight));
   m.impl("unpack_weight", TORCH_BOX(&unpack_weight));

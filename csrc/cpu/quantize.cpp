@@ -75,9 +75,28 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
   return choose(all, spec);
 }
 
+RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                       int64_t m, float scale, int32_t zero_point) {
+  Range range;
+  kernels.range(as_floats(kernels, x, m), x.columns, &range);
+  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
+  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
+  if (range.magnitude >= kInfinity) {
+    return {std::bit_cast<float>(range.magnitude), 0.f, 0, qmin, qmax, false};
+  }
+  if (!std::isfinite(scale)) return {scale, 0.f, 0, qmin, qmax, false};
+  const float kept = std::max(scale, kSmallestScale);
+  return {kept, 1.f / kept, std::clamp(zero_point, qmin, qmax), qmin, qmax, true};
+}
+
 void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
                      int8_t* q) {
   kernels.quantize(as_floats(kernels, x, m), x.columns, &code, q);
+}
+
+void quantize_clamped_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m,
+                             const RowCode& code, int8_t* q) {
+  kernels.quantize_clamped(as_floats(kernels, x, m), x.columns, &code, q);
 }
 
 }  // namespace qfx::cpu

@@ -32,8 +32,16 @@ RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const Code
 // The one code of a per-tensor scheme.
 RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec);
 
+// How row m becomes codes under a scale and a zero point that are given. (Q6)
+RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                       int64_t m, float scale, int32_t zero_point);
+
 // q[columns] of row m.
 void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
                      int8_t* q);
+
+// The same for a code that was not chosen from this row.
+void quantize_clamped_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m,
+                             const RowCode& code, int8_t* q);
 
 }  // namespace qfx::cpu

@@ -66,6 +66,26 @@ inline void quantize_row(const float* x, int64_t n, const RowCode* code, int8_t*
   }
 }
 
+// (Q6): as quantize_row, for a code that was not chosen from this row: x * inverse may be anything.
+inline void quantize_clamped_row(const float* x, int64_t n, const RowCode* code, int8_t* q) {
+  if (!code->finite) {
+    for (int64_t i = 0; i < n; ++i) q[i] = 0;
+    return;
+  }
+  constexpr float kRound = 12582912.f, kFar = 1024.f;
+  constexpr int32_t kRoundBits = 0x4b400000;
+  const float inverse = code->inverse;
+  const int32_t zero = code->zero_point - kRoundBits, qmin = code->qmin, qmax = code->qmax;
+  for (int64_t i = 0; i < n; ++i) {
+    float scaled = x[i] * inverse;
+    scaled = scaled < -kFar ? -kFar : scaled;
+    scaled = scaled > kFar ? kFar : scaled;
+    int32_t v = static_cast<int32_t>(bits_of(scaled + kRound)) + zero;
+    v = v < qmin ? qmin : v;
+    q[i] = static_cast<int8_t>(v > qmax ? qmax : v);
+  }
+}
+
 inline uint16_t to_bfloat16(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;

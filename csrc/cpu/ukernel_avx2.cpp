@@ -112,9 +112,19 @@ constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>};
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels kernels = {"avx2",       2,          2,         0,
-                                      kTiles,       kColdTiles, widen_row, range_of_row,
-                                      quantize_row, arrange,    epilogue,  multiply};
+  static constexpr Kernels kernels = {"avx2",
+                                      2,
+                                      2,
+                                      0,
+                                      kTiles,
+                                      kColdTiles,
+                                      widen_row,
+                                      range_of_row,
+                                      quantize_row,
+                                      quantize_clamped_row,
+                                      arrange,
+                                      epilogue,
+                                      multiply};
   return kernels;
 }
 

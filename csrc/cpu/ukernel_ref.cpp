@@ -29,9 +29,19 @@ constexpr TileFn kTiles[] = {tile_1x32};
 }  // namespace
 
 const Kernels& kernels_ref() {
-  static constexpr Kernels kernels = {"ref",        1,       1,         0,
-                                      kTiles,       kTiles,  widen_row, range_of_row,
-                                      quantize_row, arrange, epilogue,  nullptr};
+  static constexpr Kernels kernels = {"ref",
+                                      1,
+                                      1,
+                                      0,
+                                      kTiles,
+                                      kTiles,
+                                      widen_row,
+                                      range_of_row,
+                                      quantize_row,
+                                      quantize_clamped_row,
+                                      arrange,
+                                      epilogue,
+                                      nullptr};
   return kernels;
 }
 

@@ -100,5 +100,51 @@ def _(
     return q.new_empty(q.shape, dtype=out_dtype)
 
 
+@reference
+def quantize_static(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, bits: int, symmetric: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As quantize with a given scale float32 and zero point int32, one or one per row. (Q6)"""
+    qmin, qmax = code_range(bits, symmetric)
+    rows = x.float().reshape(x.shape[:-1].numel(), x.shape[-1])
+    given = scale.reshape(-1, 1).expand(rows.shape[0], 1)
+    used = given.clamp_min(SMALLEST_SCALE)
+    zero = torch.zeros_like(used) if zero_point is None else zero_point.reshape(-1, 1)
+    zero = zero.expand(rows.shape[0], 1).clamp(qmin, qmax)
+    q = ((rows * (1 / used)).clamp(-1024, 1024).round() + zero).clamp(qmin, qmax)
+    largest = F.pad(rows, (0, 1)).abs().amax(1, keepdim=True)
+    finite = largest.isfinite() & given.isfinite()
+    q, zero = torch.where(finite, q, 0), torch.where(finite, zero, 0)
+    used = torch.where(largest.isfinite(), torch.where(given.isfinite(), used, given), largest)
+    shape = (*x.shape[:-1], 1)
+    return q.to(torch.int8).reshape(x.shape), used.reshape(shape), zero.int().reshape(shape)
+
+
+@fake("quantize_static")
+def _(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, bits: int, symmetric: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (*x.shape[:-1], 1)
+    row_scale = x.new_empty(shape, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=torch.int8), row_scale, x.new_empty(shape, dtype=torch.int32)
+
+
+@reference
+def fake_quantize(
+    x: Tensor, axes: Sequence[int], bits: int, symmetric: bool, out_dtype: torch.dtype
+) -> Tensor:
+    """x^ = dequantize(quantize(x)), the values that the codes of x stand for. (Q5)"""
+    return dequantize(*quantize(x, axes, bits, symmetric), None, None, "none", out_dtype)
+
+
+@fake("fake_quantize")
+def _(
+    x: Tensor, axes: Sequence[int], bits: int, symmetric: bool, out_dtype: torch.dtype
+) -> Tensor:
+    return x.new_empty(x.shape, dtype=out_dtype)
+
+
 no_gradient("quantize")
+no_gradient("quantize_static")
+no_gradient("fake_quantize")
 no_gradient("dequantize")

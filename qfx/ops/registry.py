@@ -6,16 +6,21 @@ operator lacks one of its parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 import qfx._C  # noqa: F401  (loading the extension registers the operators)
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
 FAKES: dict[str, Callable[..., Any]] = {}
 NO_GRADIENT: list[str] = []
+_AUTOGRAD = torch.library.Library("qfx", "IMPL")
+Setup = Callable[[Any, tuple[Any, ...], Any], None]
+Formula = Callable[..., Any]
 
 
 def reference(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,15 +47,63 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def gradient(name: str, setup: Setup, formula: Formula) -> None:
+    """Gives operator `name` a first-order gradient; tangents and second orders are errors.
+
+    `setup(ctx, inputs, output)` saves what `formula(ctx, *grads)` needs, which returns a gradient
+    for each input. As `torch.library.register_autograd`, which would lose tangents without a word.
+    """
+    op = getattr(torch.ops.qfx, name).default
+
+    def below(keyset: Any, args: Sequence[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+        output = below(keyset, args)
+        setup(ctx, args, output)
+        return output
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"qfx::{name} has no second derivative: a straight-through gradient is not the "
+                "derivative of anything; call backward or grad with create_graph=False"
+            )
+        return None, *formula(ctx, *grads)
+
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"BackwardOf_{name}", (torch.autograd.Function,), parts)
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            refuse_tangents(f"qfx::{name}", args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return function.apply(keyset, *args)
+        return below(keyset, args)
+
+    _AUTOGRAD.impl(name, kernel, "Autograd", with_keyset=True)
+
+
 def no_gradient(name: str) -> None:
     """Makes `backward` through operator `name` an error sentence instead of a silent None."""
 
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def formula(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
             f"qfx::{name} is an inference operator and has no gradient. Run it under "
-            "torch.no_grad(), or leave the matmul in float where gradients are needed, as the qfx "
+            "torch.no_grad(), or use qfx::int8_linear_ste where gradients are needed, as the qfx "
             "backend does by itself."
         )
 
-    torch.library.register_autograd(f"qfx::{name}", backward)
+    gradient(name, lambda ctx, inputs, output: None, formula)
     NO_GRADIENT.append(name)
+
+
+def refuse_tangents(what: str, arguments: Sequence[Any]) -> None:
+    """Raises NotImplementedError when an argument carries a forward-mode tangent."""
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
+            raise NotImplementedError(
+                f"{what}: argument {i} carries a forward-mode tangent, which int8 operators cannot "
+                "propagate; run this computation in float"
+            )

@@ -1,0 +1,215 @@
+"""int8_linear_ste: the linear that trains, with straight-through gradients. docs/numerics.md (T1).
+
+The forward is int8_linear on codes that were made outside, so that sites with one input share them.
+`x`, `w`, `x_step` and `w_step` only say where the gradients go. What is saved for the backward is
+the int8 codes of x with their scales, the parameter w itself, and x only when its step is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.ops.linear import int8_linear
+from qfx.ops.quantize import code_range
+from qfx.ops.registry import fake, gradient, reference
+
+ops = torch.ops.qfx
+_INPUTS = 16  # of the operator
+
+
+@reference
+def int8_linear_ste(
+    x: Tensor,
+    w: Tensor | None,
+    bias: Tensor | None,
+    x_step: Tensor | None,
+    w_step: Tensor | None,
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    w_axes: Sequence[int],
+    bits: int,
+    w_bits: int,
+    symmetric: bool,
+    seed: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """int8_linear(q, scale, zero_point, packed, w_scale, bias): codes [..., K] -> [..., N]. (E1)
+
+    Gradients go to x [..., K], w [N, K] (None: the weight is frozen), bias [N], and to the steps:
+    None where a scale was chosen dynamically. `seed` int64 [1]: the backward runs in int8 too.
+    """
+    return int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", out_dtype)
+
+
+@fake("int8_linear_ste")
+def _(
+    x: Tensor,
+    w: Tensor | None,
+    bias: Tensor | None,
+    x_step: Tensor | None,
+    w_step: Tensor | None,
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    w_axes: Sequence[int],
+    bits: int,
+    w_bits: int,
+    symmetric: bool,
+    seed: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+
+
+class _Saved(NamedTuple):
+    """The tensors of the backward, matrices folded as the formula needs them."""
+
+    x: Tensor | None  # only with x_step
+    w: Tensor | None
+    x_step: Tensor | None
+    w_step: Tensor | None
+    q: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    packed: Tensor | None  # unless w is there to be quantized again
+    w_scale: Tensor | None
+    seed: Tensor | None
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, bias, x_step, w_step, q, scale, zero_point, packed, w_scale, *rest = inputs
+    ctx.w_axes, ctx.bits, ctx.w_bits, ctx.symmetric, seed, _ = rest
+    again = w is not None and w_step is None
+    saved = _Saved(
+        None if x_step is None else x,
+        w,
+        x_step,
+        w_step,
+        q,
+        scale,
+        zero_point,
+        None if again else packed,
+        None if again else w_scale,
+        seed,
+    )
+    ctx.save_for_backward(*saved)
+    ctx.set_materialize_grads(False)
+    ctx.x_dtype, ctx.shape = x.dtype, x.shape
+    ctx.wants = tuple(isinstance(t, Tensor) and t.requires_grad for t in inputs[:5])
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.n = w_scale.shape[0]
+
+
+def _formula(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+    """(T1): gradients of x, w, bias, x_step, w_step; None for the rest."""
+    gradients: list[Tensor | None] = [None] * _INPUTS
+    if grad is None:
+        return tuple(gradients)
+    saved = _Saved(*ctx.saved_tensors)
+    g = grad.reshape(math.prod(ctx.shape[:-1]), ctx.n)
+    want_x, want_w, want_bias, want_x_step, want_w_step = ctx.wants
+    if want_x or want_x_step:
+        gradients[0], gradients[3] = _input_gradient(ctx, saved, g)
+    if want_w or want_w_step:
+        gradients[1], gradients[4] = _weight_gradient(ctx, saved, g)
+    if want_bias:
+        gradients[2] = g.sum(0).to(ctx.bias_dtype)
+    return tuple(d if want else None for d, want in zip(gradients, _padded(ctx.wants), strict=True))
+
+
+def _padded(wants: tuple[bool, ...]) -> tuple[bool, ...]:
+    return wants + (False,) * (_INPUTS - len(wants))
+
+
+def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor | None]:
+    if saved.seed is None:
+        dx = g @ _weight(ctx, saved, g.dtype)
+    else:
+        codes, scale = _weight_codes(ctx, saved)
+        dx = _int8_product(g * scale, codes.t(), saved.seed)
+    dx = dx.reshape(ctx.shape)
+    if saved.x_step is None:
+        return dx.to(ctx.x_dtype), None
+    zero_point = saved.zero_point
+    codes = saved.q.int() - zero_point
+    limits = code_range(ctx.bits, ctx.symmetric)
+    dx, dstep = _through_step(dx, saved.x, codes, saved.x_step, zero_point, limits)
+    return dx.to(ctx.x_dtype), dstep
+
+
+def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor | None]:
+    q = saved.q.reshape(g.shape[0], ctx.shape[-1])
+    scale, zero_point = saved.scale.reshape(-1, 1), saved.zero_point.reshape(-1, 1)
+    if saved.seed is None:
+        dw = g.t() @ ops.dequantize(q, scale, zero_point, None, None, "none", g.dtype)
+    else:
+        dw = _int8_weight_gradient(g * scale, q, zero_point, saved.seed + 1)
+    assert saved.w is not None
+    if saved.w_step is None:
+        return dw.to(saved.w.dtype), None
+    codes, _ = _weight_codes(ctx, saved)
+    dw, dstep = _through_step(dw, saved.w, codes, saved.w_step, 0, code_range(ctx.w_bits, True))
+    return dw.to(saved.w.dtype), dstep
+
+
+def _through_step(
+    d: Tensor, v: Tensor | None, codes: Tensor, step: Tensor, zero: Any, limits: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """From the gradient d of v^ = codes * step to those of v and of step. (T2)"""
+    assert v is not None
+    scaled = v / step
+    inside = (scaled + zero >= limits[0]) & (scaled + zero <= limits[1])
+    d_step = d * (codes - torch.where(inside, scaled, 0.0))
+    d_step = d_step.sum() if step.numel() == 1 else d_step.sum(-1)
+    return d * inside, d_step.reshape(step.shape).to(step.dtype)
+
+
+# --- the weight as the forward saw it: quantized again from the parameter, or its packed codes ---
+
+
+def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
+    """w^ [N, K]. Not the forward's codes, which would have to stay in memory until here."""
+    if saved.packed is None:
+        return ops.fake_quantize(saved.w, list(ctx.w_axes), ctx.w_bits, True, dtype)
+    codes, scale = _weight_codes(ctx, saved)
+    return ops.dequantize(codes, scale[:, None], None, None, None, "none", dtype)
+
+
+def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] and scale [N]."""
+    if saved.packed is None:
+        q, scale, _ = ops.quantize(saved.w, list(ctx.w_axes), ctx.w_bits, True)
+        return q, scale.reshape(-1).expand(ctx.n)
+    assert saved.w_scale is not None
+    return ops.unpack_weight(saved.packed, ctx.n, ctx.shape[-1]), saved.w_scale
+
+
+# --- the backward in int8: products of stochastically rounded gradients (T3) ---
+
+
+def _int8_product(g: Tensor, codes: Tensor, seed: Tensor) -> Tensor:
+    """g [M, N] float, rounded stochastically row by row, with codes [K, N] int8 -> [M, K]."""
+    q, scale, zero_point = ops.quantize_stochastic(g, seed, [1], 8)
+    ones = scale.new_ones(codes.shape[0])
+    packed = ops.pack_weight(codes)
+    return ops.int8_linear(q, scale, zero_point, packed, ones, None, "none", g.dtype)
+
+
+def _int8_weight_gradient(g: Tensor, q: Tensor, zero_point: Tensor, seed: Tensor) -> Tensor:
+    """sum_m g[m, n] (q[m, k] - zero_point[m]): the zero points are one more column of q."""
+    columns = torch.cat([q, zero_point.expand(q.shape[0], 1).to(torch.int8)], 1)
+    product = _int8_product(g.t(), columns.t(), seed)
+    return product[:, :-1] - product[:, -1:]
+
+
+gradient("int8_linear_ste", _setup, _formula)
