@@ -5,6 +5,10 @@
     y = dequantize(acc, scale, w_scale, bias, activation)
 
 Readable and slow: it is the semantics; `qfx.fuse` makes it fast without changing a bit.
+
+Where gradients are recorded, the last two are one operator that has them:
+
+    y = int8_linear_ste(x, w, bias, q, scale, zero_point, packed, w_scale)
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class PackedNodes(NamedTuple):
     scale: fx.Node
 
 
+Codes = tuple[fx.Node, ...]  # q, scale, zero_point
 ProvideWeight = Callable[[Site, QSpec], PackedNodes]
 """Where the packed weight of a site lives: `qfx.provide` has the choices."""
 
@@ -63,19 +68,40 @@ def _replace(
     bias = site.bias
     if bias is not None and quantized.position.get(bias, -1) > quantized.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
-    q, scale, zero_point = quantized.of(site, scheme.x)
+    codes = quantized.of(site, scheme.x)
     with graph.inserting_before(site.node):
-        n = _out_features(site, packed)
-        stem, epilogue = site.node.name, (packed.scale, bias, site.activation, _out_dtype(site))
-        acc = emit(graph, ops.int8_mm.default, (q, zero_point, packed.blocks, n), f"{stem}_acc")
-        arguments = (acc, scale, None, *epilogue)
-        y = emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")
-    for node in (acc, y):
+        emitted = (_trained if site.trains else _inferred)(site, scheme, codes, packed, bias)
+    for node in emitted:
         _inherit(node, site.node)
+    y = emitted[-1]
     y.meta = dict(site.out.meta)
     site.out.replace_all_uses_with(y)
     erase(graph, site.out, down_to={site.x, site.weight} | ({bias} if bias else set()))
     return y
+
+
+def _inferred(
+    site: Site, scheme: Scheme, codes: Codes, packed: PackedNodes, bias: fx.Node | None
+) -> list[fx.Node]:
+    q, scale, zero_point = codes
+    graph, stem, n = site.node.graph, site.node.name, _out_features(site, packed)
+    acc = emit(graph, ops.int8_mm.default, (q, zero_point, packed.blocks, n), f"{stem}_acc")
+    arguments = (acc, scale, None, packed.scale, bias, site.activation, _out_dtype(site))
+    return [acc, emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")]
+
+
+def _trained(
+    site: Site, scheme: Scheme, codes: Codes, packed: PackedNodes, bias: fx.Node | None
+) -> list[fx.Node]:
+    graph, w, seed = site.node.graph, None, None
+    if site.weight_trains:
+        w = graph.call_method("t", (site.weight,)) if site.transposed else site.weight
+    if scheme.backward == "int8":
+        seed = graph.call_function(torch.randint, (0, 2**62, (1,)))
+    how = (list(scheme.w.axes), scheme.x.bits, scheme.w.bits, scheme.x.symmetric, seed)
+    steps = (None, None)  # dynamic scales
+    arguments = (site.x, w, bias, *steps, *codes, *packed, *how, _out_dtype(site))
+    return [emit(graph, ops.int8_linear_ste.default, arguments, f"{site.node.name}_int8")]
 
 
 def _out_features(site: Site, packed: PackedNodes) -> int | fx.Node:
@@ -92,6 +118,11 @@ def _out_dtype(site: Site) -> torch.dtype:
     return getattr(value(site.weight), "dtype", torch.float32)
 
 
+def _records(x: fx.Node) -> bool:
+    """Whether a gradient may flow to x; the codes of x are not a way for it."""
+    return bool(getattr(value(x), "requires_grad", True))
+
+
 def _inherit(node: fx.Node, source: fx.Node) -> None:
     for key in ("nn_module_stack", "stack_trace", "source_fn_stack"):
         if key in source.meta:
@@ -106,14 +137,14 @@ class _SharedQuantize:
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.write_positions = [i for n, i in self.position.items() if writes(n)]
         self.replaced: dict[fx.Node, fx.Node] = {}  # a site's former output -> its int8 form
-        self.made: dict[tuple[fx.Node, QSpec], tuple[int, tuple[fx.Node, ...]]] = {}
+        self.made: dict[tuple[fx.Node, QSpec], tuple[int, Codes]] = {}
 
     def up_to_date(self, site: Site) -> Site:
         """The site, reading the int8 form of what other sites produced."""
         bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
         return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
-    def of(self, site: Site, spec: QSpec) -> tuple[fx.Node, ...]:
+    def of(self, site: Site, spec: QSpec) -> Codes:
         """(q, scale, zero_point) of the site's input, valid where the site stands."""
         here = self.position[site.node]
         if (site.x, spec) in self.made:
@@ -121,7 +152,8 @@ class _SharedQuantize:
             if not any(there < i < here for i in self.write_positions):
                 return nodes
         with self.graph.inserting_before(site.node):
-            arguments = (site.x, list(spec.axes), spec.bits, spec.symmetric)
+            x = self.graph.call_method("detach", (site.x,)) if _records(site.x) else site.x
+            arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
             stem = site.x.name
             triple = emit(self.graph, ops.quantize.default, arguments, f"{stem}_quantize")
             _inherit(triple, site.node)

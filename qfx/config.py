@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from qfx.scheme import PER_TENSOR, QSpec, Scheme
+from qfx.scheme import BACKWARD, PER_TENSOR, QSpec, Scheme
 
 # Candidates of each preset, the most accurate first; the plan picks by measured cost.
 PRESETS: dict[str, tuple[Scheme, ...]] = {
@@ -29,7 +29,8 @@ class Config:
     `Scheme`. `skip`, `only`: patterns for module paths and parameter names (`lm_head`,
     `layers.0.*`); `only` keeps nothing else, `skip` wins over it. `minimum_gain`: a site becomes
     int8 if its predicted float time divided by its int8 time is at least this; 0 quantizes all.
-    `inner`: the compiler of the rewritten graph. Raises ValueError or TypeError.
+    `inner`: the compiler of the rewritten graph. `backward`: how gradients are computed when the
+    model trains, "float" or "int8" with stochastic rounding. Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -37,6 +38,7 @@ class Config:
     only: tuple[str, ...] = ()
     minimum_gain: float = 1.1
     inner: str = "inductor"
+    backward: str = "float"
 
     def __post_init__(self) -> None:
         for name in ("skip", "only"):
@@ -54,6 +56,10 @@ class Config:
             raise ValueError(
                 f"unknown inner compiler {self.inner!r}; choose from {', '.join(INNER)}"
             )
+        if self.backward not in BACKWARD:
+            raise ValueError(
+                f"unknown backward {self.backward!r}; choose from {', '.join(BACKWARD)}"
+            )
         gain = self.minimum_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise ValueError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
@@ -61,7 +67,9 @@ class Config:
     @property
     def schemes(self) -> tuple[Scheme, ...]:
         """The candidates for each site, the most accurate first."""
-        return (self.scheme,) if isinstance(self.scheme, Scheme) else PRESETS[self.scheme]
+        if isinstance(self.scheme, Scheme):
+            return (self.scheme,)
+        return tuple(replace(s, backward=self.backward) for s in PRESETS[self.scheme])
 
 
 def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:

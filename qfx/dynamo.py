@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from qfx.feed import drop_unused_inputs, with_packed_weights
 from qfx.feed import example_inputs as fed_examples
 from qfx.frame import known_names, prefixes
 from qfx.fuse import fuse
-from qfx.match import Site, match
+from qfx.match import match
 from qfx.plan import Plan, check_patterns, decide
 from qfx.provide import Slot, as_placeholders
 
@@ -60,23 +59,10 @@ def qfx(
 
 
 def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, list[Slot]]:
-    plan = _only_inputs(plan_of(gm, config))
+    plan = plan_of(gm, config)
     slots: list[Slot] = []
     fuse(rewrite(gm, plan, as_placeholders(gm, slots)))
     return plan, slots
-
-
-def _only_inputs(plan: Plan) -> Plan:
-    """Leaves float what has its weight inside the graph: only an input can be watched."""
-    reason = "the weight is a constant inside the compiled graph, not an input of it"
-    return Plan(
-        tuple(
-            replace(e, scheme=None, reason=reason)
-            if isinstance(e.match, Site) and e.scheme and e.match.weight.op == "get_attr"
-            else e
-            for e in plan.entries
-        )
-    )
 
 
 def plan_of(gm: fx.GraphModule, config: Config) -> Plan:
@@ -124,10 +110,3 @@ def _record(plan: Plan, gm: fx.GraphModule) -> None:
         metadata_fn=lambda: {"name": "qfx_graph", "encoding": "string"},
         payload_fn=lambda: f"{plan}\n\n{gm.graph}",
     )
-    recording = [e for e in plan.entries if "gradients are being recorded" in e.reason]
-    if recording and not plan.quantized:
-        warnings.warn(
-            f"qfx left matmuls float ({len(recording)}) because gradients are being recorded; "
-            "run the model under torch.no_grad() or torch.inference_mode() for int8",
-            stacklevel=2,
-        )

@@ -42,10 +42,15 @@ class Site:
     out_dtype: torch.dtype | None
     path: str
     parameter: str
+    trains: bool = False  # gradients are recorded here
 
     @property
     def name(self) -> str:
         return self.path or self.node.name
+
+    @property
+    def weight_trains(self) -> bool:
+        return self.trains and bool(getattr(value(self.weight), "requires_grad", False))
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ def _matmul(
         out_dtype=getattr(value(node), "dtype", None),
         path=path,
         parameter=parameter_name(weight, prefixes),
+        trains=bool(getattr(value(node), "requires_grad", False)),
     )
     reason = _refusal(site, written)
     return (
@@ -147,7 +153,7 @@ def _with_shape(site: Site) -> Site:
 
 def _refusal(site: Site, written: set[fx.Node]) -> str | None:
     """Why a matmul with a constant right operand cannot be int8, or None."""
-    x, w, out = value(site.x), value(site.weight), value(site.node)
+    x, w = value(site.x), value(site.weight)
     for what, tensor in (("input", x), ("weight", w)):
         if tensor is not None and tensor.dtype not in FLOATS:
             return (
@@ -161,10 +167,6 @@ def _refusal(site: Site, written: set[fx.Node]) -> str | None:
         return f"the weight is a {type(w).__name__}, a tensor subclass"
     if w is not None and w.shape[0 if site.transposed else 1] > LARGEST_K:
         return f"K is above {LARGEST_K}, where an int32 accumulator could overflow"
-    if out is not None and getattr(out, "requires_grad", False):
-        return (
-            "gradients are being recorded and int8 is inference only: call it under torch.no_grad()"
-        )
     if site.weight in written:
         return "the weight is modified in place inside the graph"
     return _bias_refusal(site)
@@ -219,6 +221,8 @@ def _target(node: fx.Node) -> Any:
 def _with_epilogue(site: Site, written: set[fx.Node]) -> Site:
     grown = _grow_bias(site)
     site = site if grown.bias in written else grown
+    if site.trains:  # the gradient of an activation needs its input
+        return site
     following = _only_user(site.out)
     if following is None or following.args[:1] != (site.out,):
         return site

@@ -33,9 +33,14 @@ class Slot(NamedTuple):
 
 
 def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
-    """New graph inputs; appends to `slots` what the caller must feed them with."""
+    """New graph inputs; appends to `slots` what the caller must feed them with.
+
+    Weights that train, and constants inside the graph, are packed in the graph.
+    """
 
     def make(site: Site, spec: QSpec) -> PackedNodes:
+        if site.weight_trains or site.weight.op == "get_attr":
+            return in_graph(site, spec)
         last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
         nodes = []
         for part in PackedNodes._fields:
@@ -54,8 +59,8 @@ def as_constants(gm: fx.GraphModule) -> ProvideWeight:
     """Buffers of `gm`, packed now, for the constants of a graph; graph inputs are packed in it."""
 
     def make(site: Site, spec: QSpec) -> PackedNodes:
-        if site.weight.op == "placeholder":
-            return _in_graph(site, spec)
+        if site.weight_trains or site.weight.op == "placeholder":
+            return in_graph(site, spec)
         packed = pack(attribute(site.weight), site.transposed, spec)
         nodes = []
         for part, tensor in zip(PackedNodes._fields, packed, strict=True):
@@ -78,20 +83,27 @@ def _free_name(gm: fx.GraphModule, name: str) -> str:
     return next(n for n in itertools.chain([name], numbered) if not hasattr(gm, n))
 
 
-def _in_graph(site: Site, spec: QSpec) -> PackedNodes:
-    """Quantizes and packs at every call, after the last graph input."""
+def in_graph(site: Site, spec: QSpec) -> PackedNodes:
+    """Quantizes and packs at every call, just before the site that needs it first."""
     graph = site.node.graph
-    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
-    with graph.inserting_before(last.next):
+    with graph.inserting_before(site.node):
         w_nk = graph.call_method("t", (site.weight,)) if site.transposed else site.weight
+        w_nk = graph.call_method("detach", (w_nk,))
         arguments = (w_nk, list(spec.axes), spec.bits, spec.symmetric)
         triple = graph.call_function(ops.quantize.default, arguments)
         q = graph.call_function(operator.getitem, (triple, 0))
         scale = graph.call_function(operator.getitem, (triple, 1))
         scale = graph.call_method("reshape", (scale, (-1,)))
         if spec.axes == PER_TENSOR:
-            scale = graph.call_method("repeat", (scale, site.n))
+            scale = graph.call_method("expand", (scale, _rows(site, graph)))
         return PackedNodes(graph.call_function(ops.pack_weight.default, (q,)), scale)
+
+
+def _rows(site: Site, graph: fx.Graph) -> int | fx.Node:
+    if site.n is not None:
+        return site.n
+    sizes = (site.weight, 1 if site.transposed else 0)
+    return graph.call_function(torch.ops.aten.sym_size.int, sizes)
 
 
 def _once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeight:

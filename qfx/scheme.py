@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 PER_ROW = (1,)  # per token for activations, per output channel for weights
 PER_TENSOR = (0, 1)
+BACKWARD = ("float", "int8")
 _AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t"}
 
 
@@ -40,17 +41,22 @@ class QSpec:
 class Scheme:
     """How one site is quantized: its activation `x` (dynamic) and its weight `w` (symmetric).
 
-    Raises ValueError when the weight is asymmetric: the integer GEMM has no weight zero point.
+    `backward`: the matmuls of its gradients, "float", or "int8" on stochastically rounded
+    gradients. Raises ValueError for another word, and when the weight is asymmetric: the integer
+    GEMM has no weight zero point.
     """
 
     x: QSpec = field(default_factory=QSpec)
     w: QSpec = field(default_factory=QSpec)
+    backward: str = "float"
 
     def __post_init__(self) -> None:
         if not self.w.symmetric:
             raise ValueError(
                 "Scheme: the weight must be symmetric, the GEMM has no weight zero point"
             )
+        if self.backward not in BACKWARD:
+            raise ValueError(f"Scheme: backward={self.backward!r} is none of {', '.join(BACKWARD)}")
 
     def __str__(self) -> str:
-        return f"x{self.x}_w{self.w}"
+        return f"x{self.x}_w{self.w}{'_g8' if self.backward == 'int8' else ''}"

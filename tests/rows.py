@@ -98,13 +98,30 @@ def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (*q, _packed(row, g), _scales(g, row.n), *tail)
 
 
+def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    codes = (_codes(g, *row.leading, row.k), _scales(g, *_scale_shape(row)), _zeros(row, g))
+    carriers = (_x(row, g), None, _bias(row, g), None, None)
+    how = ([1], row.bits, 8, row.symmetric, None)
+    return (*carriers, *codes, _packed(row, g), _scales(g, row.n), *how, row.out_dtype)
+
+
+def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    per_tensor = row.axes == PER_TENSOR
+    scale = _scales(g, 1) if per_tensor else _scales(g, *row.leading, 1)
+    zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
+    return (_x(row, g), scale, zero_point, row.bits, row.symmetric)
+
+
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
+    "quantize_static": _static,
+    "fake_quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, r.out_dtype),
     "dequantize": _dequantize,
     "pack_weight": lambda r, g: (_codes(g, r.n, r.k),),
     "unpack_weight": lambda r, g: (_packed(r, g), r.n, r.k),
     "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
     "int8_linear": _linear,
+    "int8_linear_ste": _ste,
     "int8_linear_dynamic": lambda r, g: (
         _x(r, g),
         _packed(r, g),
@@ -129,7 +146,7 @@ _SHAPES = (
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
     {"leading": (500,), "k": 60000, "n": 2},  # more rows than are arranged at a time
 )
-_QUANTIZED = ("quantize", "int8_linear_dynamic")
+_QUANTIZED = ("quantize", "quantize_static", "fake_quantize", "int8_linear_dynamic")
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_linear")
 _FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -138,9 +138,7 @@ def fake_quantize(
 
 
 @fake("fake_quantize")
-def _(
-    x: Tensor, axes: Sequence[int], bits: int, symmetric: bool, out_dtype: torch.dtype
-) -> Tensor:
+def _(x: Tensor, axes: Sequence[int], bits: int, symmetric: bool, out_dtype: torch.dtype) -> Tensor:
     return x.new_empty(x.shape, dtype=out_dtype)
 
 
