@@ -14,7 +14,7 @@ Where gradients are recorded, the last two are one operator that has them:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,19 +45,25 @@ ProvideWeight = Callable[[Site, QSpec], PackedNodes]
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx.GraphModule:
     """Edits `gm` to the canonical form of `plan` and returns it."""
-    quantized = _SharedQuantize(gm.graph)
-    for entry in plan.entries:
-        if entry.scheme is not None and isinstance(entry.match, Site):
-            with at(entry.match.node):
-                site = quantized.up_to_date(entry.match)
-                y = _replace(site, entry.scheme, provide_weight, quantized)
-                quantized.replaced[site.out] = y
-    for entry in plan.entries:
-        if entry.scheme is not None and isinstance(entry.match, Site):
-            erase(gm.graph, entry.match.weight, down_to=set())
-    gm.graph.lint()
-    gm.recompile()
+    sites = [(e.match, e.scheme) for e in plan.entries if e.scheme and isinstance(e.match, Site)]
+    shared = {site.node.graph: _SharedQuantize(site.node.graph) for site, _ in sites}
+    for found, scheme in sites:
+        with at(found.node):
+            quantized = shared[found.node.graph]
+            site = quantized.up_to_date(found)
+            quantized.replaced[site.out] = _replace(site, scheme, provide_weight, quantized)
+    for site, _ in sites:
+        erase(site.node.graph, site.weight, down_to=set())
+    finish(gm, shared)
     return gm
+
+
+def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
+    """Checks and recompiles what was edited: `gm` and the bodies that own these graphs."""
+    for graph in {gm.graph: None, **dict.fromkeys(graphs)}:
+        graph.lint()
+        assert graph.owning_module is not None
+        graph.owning_module.recompile()
 
 
 def _replace(
@@ -152,7 +158,11 @@ class _SharedQuantize:
             if not any(there < i < here for i in self.write_positions):
                 return nodes
         with self.graph.inserting_before(site.node):
-            x = self.graph.call_method("detach", (site.x,)) if _records(site.x) else site.x
+            x = (
+                self.graph.call_method("detach", (site.x,))
+                if site.trains or _records(site.x)
+                else site.x
+            )
             arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
             stem = site.x.name
             triple = emit(self.graph, ops.quantize.default, arguments, f"{stem}_quantize")

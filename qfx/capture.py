@@ -18,6 +18,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 _DYNAMO_ATTRIBUTES = ("_param_name_to_source", "_source_to_user_stacks")
 _GETATTR = re.compile(r"getattr\(([^()]*), '([^']*)'\)")
 _DICTIONARIES = re.compile(r"\._(modules|parameters|buffers)(?=\.)")
+OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
 _NO_PREFIXES: Mapping[str, str] = {}
 _ROOT = re.compile(r"^[LG]\['[^']*'\]")
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
@@ -55,7 +56,8 @@ def _symbolic_trace(model: nn.Module) -> fx.GraphModule:
 
 
 def clone(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy of `gm` with its own graph; parameters, submodules and metadata values are shared."""
+    """A copy of `gm` with its own graph and bodies; parameters and other submodules, and the
+    values of metadata, are shared."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     result: Any = graph.graph_copy(gm.graph, copies, return_output_node=True)
@@ -67,6 +69,9 @@ def clone(gm: fx.GraphModule) -> fx.GraphModule:
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
     copy = fx.GraphModule(gm, graph, type(gm).__name__)
+    for name, child in gm.named_children():
+        if isinstance(child, fx.GraphModule) and hasattr(copy, name):
+            setattr(copy, name, clone(child))  # the body of a higher-order operator
     copy.meta = dict(gm.meta)
     for name in _DYNAMO_ATTRIBUTES:
         if hasattr(gm, name):
@@ -97,8 +102,17 @@ def is_constant(node: fx.Node) -> bool:
         return isinstance(recorded, torch.Tensor)
     if node.op != "placeholder":
         return False
+    if OUTER in node.meta:
+        return bool(node.meta[OUTER])
     static = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
     return static is not None or isinstance(recorded, nn.Parameter)
+
+
+def roots(node: fx.Node) -> list[fx.Node]:
+    """The constants of the outermost graph that a constant of a body stands for; else itself."""
+    if not node.meta.get(OUTER):
+        return [node]
+    return [root for given in node.meta[OUTER] for root in roots(given.operand)]
 
 
 def module_path(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
@@ -111,6 +125,8 @@ def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) ->
     """Dotted name of a parameter or buffer node."""
     if node.op == "get_attr":
         return str(node.target)
+    if node.meta.get(OUTER):
+        return parameter_name(roots(node)[0], prefixes)
     source = getattr(node, "_dynamo_source", None)
     if source is None:
         return node.name

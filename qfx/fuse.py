@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from qfx.canonical import emit, erase
+from qfx.canonical import emit, erase, finish
 from qfx.fault import at
 
 ops = torch.ops.qfx
@@ -20,12 +20,13 @@ ops = torch.ops.qfx
 
 def fuse(gm: fx.GraphModule) -> fx.GraphModule:
     """Edits the canonical graph of `qfx.canonical.rewrite` to its fused form and returns it."""
-    for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target is ops.dequantize.default:
-            with at(node):
-                _fuse_linear(gm.graph, node)
-    gm.graph.lint()
-    gm.recompile()
+    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    for graph in graphs:
+        for node in list(graph.nodes):
+            if _calls(node, ops.dequantize.default):
+                with at(node):
+                    _fuse_linear(graph, node)
+    finish(gm, graphs)
     return gm
 
 

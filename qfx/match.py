@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from qfx.capture import is_constant, module_path, parameter_name, value
+from qfx.bodies import RECORDS, calls, link
+from qfx.capture import is_constant, module_path, parameter_name, roots, value
 from qfx.effects import transformed, written_roots
 from qfx.fault import at
 from qfx.spellings import Operands, operands, spelling, weight_root
@@ -50,7 +51,9 @@ class Site:
 
     @property
     def weight_trains(self) -> bool:
-        return self.trains and bool(getattr(value(self.weight), "requires_grad", False))
+        return self.trains and any(
+            getattr(value(root), "requires_grad", False) for root in roots(self.weight)
+        )
 
 
 @dataclass(frozen=True)
@@ -75,18 +78,29 @@ def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tupl
 
     `prefixes`: what `qfx.capture.module_path` completes names with.
     """
-    prefixes = prefixes or {}
+    link(gm)
+    return _matches(gm, prefixes or {})
+
+
+def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ...]:
+    editable = {call.node: call.bodies for call in calls(gm)}
     written = written_roots(gm.graph)
     inside_transform = transformed(gm.graph)
     found: list[Match] = []
+    seen: set[int] = set()  # bodies that several calls share
     for node in gm.graph.nodes:
         row = spelling(node)
         if row is not None:
             with at(node):
                 operands_or_why = _TRANSFORMED if node in inside_transform else operands(node, row)
                 found.append(_matmul(node, operands_or_why, written, prefixes))
-        elif node.op == "get_attr" and isinstance(value(node), fx.GraphModule):
-            found += _inside_body(value(node), prefixes)
+        elif node in editable:
+            bodies = {id(body): body for body in editable[node]}
+            found += [m for i, b in bodies.items() if i not in seen for m in _matches(b, prefixes)]
+            seen.update(bodies)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            for body in filter(_is_body, map(value, node.all_input_nodes)):
+                found += _inside_body(node, body, prefixes)
         elif node.op == "call_module":
             found += _module_call(gm, node, prefixes)
     return tuple(found)
@@ -99,16 +113,20 @@ _LEAVES = (*_RECURRENT, nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str]) -> list[Match]:
     module = gm.get_submodule(str(node.target))
     if isinstance(module, fx.GraphModule):
-        return _inside_body(module, prefixes)
+        return _inside_body(node, module, prefixes)
     if not isinstance(module, _LEAVES):
         return []
     reason = f"{type(module).__name__} is a leaf module of this graph; qfx.trace opens nn.Linear"
     return [Unmatched(node, reason, str(node.target))]
 
 
-def _inside_body(body: fx.GraphModule, prefixes: Mapping[str, str]) -> list[Match]:
-    reason = "inside the body of a higher-order operator, which is not supported yet"
-    return [Unmatched(m.node, reason, m.path) for m in match(body, prefixes)]
+def _is_body(candidate: Any) -> bool:
+    return isinstance(candidate, fx.GraphModule)
+
+
+def _inside_body(node: fx.Node, body: fx.GraphModule, prefixes: Mapping[str, str]) -> list[Match]:
+    reason = f"inside the body of {node.target}, whose bodies qfx does not edit"
+    return [Unmatched(m.node, reason, m.path) for m in _matches(body, prefixes)]
 
 
 def _matmul(
@@ -133,7 +151,7 @@ def _matmul(
         out_dtype=getattr(value(node), "dtype", None),
         path=path,
         parameter=parameter_name(weight, prefixes),
-        trains=bool(getattr(value(node), "requires_grad", False)),
+        trains=_trains(node),
     )
     reason = _refusal(site, written)
     return (
@@ -141,6 +159,12 @@ def _matmul(
         if reason is None
         else Unmatched(node, reason, path)
     )
+
+
+def _trains(node: fx.Node) -> bool:
+    owner = node.graph.owning_module
+    inside = owner is not None and owner.meta.get(RECORDS, False)
+    return inside or bool(getattr(value(node), "requires_grad", False))
 
 
 def _with_shape(site: Site) -> Site:

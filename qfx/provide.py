@@ -1,4 +1,5 @@
-"""Where the packed weights of a rewritten graph live: its buffers, its inputs, or the graph itself.
+"""Where the packed weights of a rewritten graph live: its buffers, its inputs, or the graph itself;
+and how they get into the bodies of higher-order operators.
 
 Each function returns a `ProvideWeight` for `qfx.canonical.rewrite`; a weight that several sites use
 in the same way is packed once.
@@ -9,13 +10,15 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
+from qfx.bodies import Given, siblings
 from qfx.canonical import PackedNodes, ProvideWeight
-from qfx.capture import attribute
+from qfx.capture import OUTER, attribute, roots
 from qfx.match import Site
 from qfx.scheme import PER_TENSOR, QSpec
 from qfx.weights import pack
@@ -45,14 +48,14 @@ def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
         nodes = []
         for part in PackedNodes._fields:
             with gm.graph.inserting_after(last):
-                last = gm.graph.placeholder(_name(site.weight.name, site, spec, part))
+                last = gm.graph.placeholder(_name(site.weight.name, site.transposed, spec, part))
             last._dynamo_source = None  # type: ignore[attr-defined]  # AOTAutograd reads it
             last.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
             nodes.append(last)
         slots.append(Slot(site.weight, site.transposed, spec, PackedNodes(*nodes)))
         return slots[-1].nodes
 
-    return _once_per_weight(make)
+    return threaded(once_per_weight(make), "placeholder")
 
 
 def as_constants(gm: fx.GraphModule) -> ProvideWeight:
@@ -64,17 +67,17 @@ def as_constants(gm: fx.GraphModule) -> ProvideWeight:
         packed = pack(attribute(site.weight), site.transposed, spec)
         nodes = []
         for part, tensor in zip(PackedNodes._fields, packed, strict=True):
-            name = _free_name(gm, _name(str(site.weight.target), site, spec, part))
+            name = _free_name(gm, _name(str(site.weight.target), site.transposed, spec, part))
             gm.register_buffer(name, tensor)
             with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
                 nodes.append(gm.graph.get_attr(name))
         return PackedNodes(*nodes)
 
-    return _once_per_weight(make)
+    return threaded(once_per_weight(make), "get_attr")
 
 
-def _name(weight: str, site: Site, spec: QSpec, part: str) -> str:
-    return f"{weight.replace('.', '_').rstrip('_')}{'_t' * site.transposed}_{spec}_{part}"
+def _name(weight: str, transposed: bool, spec: QSpec, part: str) -> str:
+    return f"{weight.replace('.', '_').rstrip('_')}{'_t' * transposed}_{spec}_{part}"
 
 
 def _free_name(gm: fx.GraphModule, name: str) -> str:
@@ -106,7 +109,7 @@ def _rows(site: Site, graph: fx.Graph) -> int | fx.Node:
     return graph.call_function(torch.ops.aten.sym_size.int, sizes)
 
 
-def _once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeight:
+def once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeight:
     made: dict[tuple[fx.Node, bool, QSpec], PackedNodes] = {}
 
     def provide(site: Site, spec: QSpec) -> PackedNodes:
@@ -116,3 +119,44 @@ def _once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeigh
         return made[key]
 
     return provide
+
+
+def threaded(provide: ProvideWeight, kind: str) -> ProvideWeight:
+    """Extends `provide`, which serves the root graph, to the sites of bodies.
+
+    Weights whose root nodes are of this `kind`, and that do not train, are packed outside; each
+    call on the way down gets their parts as operands. Others are packed inside the body.
+    """
+    made: dict[tuple[fx.Node, bool, QSpec], PackedNodes] = {}
+
+    def in_root_or_body(site: Site, spec: QSpec) -> PackedNodes:
+        if not site.weight.meta.get(OUTER):
+            return provide(site, spec)
+        if site.weight_trains or any(r.op != kind for r in roots(site.weight)):
+            return inside(site, spec)
+        return down(site, spec)
+
+    def down(site: Site, spec: QSpec) -> PackedNodes:
+        key = (site.weight, site.transposed, spec)
+        if key not in made:
+            links: list[Given] = site.weight.meta[OUTER]
+            parts = [in_root_or_body(replace(site, weight=g.operand), spec) for g in links]
+            for given, packed in zip(links, parts, strict=True):
+                for node in packed:
+                    given.call.append(node)
+            for weight in siblings(site.weight):
+                made[weight, site.transposed, spec] = _new_inputs(weight, site.transposed, spec)
+        return made[key]
+
+    inside = once_per_weight(in_graph)
+    return in_root_or_body
+
+
+def _new_inputs(weight: fx.Node, transposed: bool, spec: QSpec) -> PackedNodes:
+    """Placeholders of the parts, after all others of the weight's graph."""
+    last, nodes = [n for n in weight.graph.nodes if n.op == "placeholder"][-1], []
+    for part in PackedNodes._fields:
+        with weight.graph.inserting_after(last):
+            last = weight.graph.placeholder(_name(weight.name, transposed, spec, part))
+        nodes.append(last)
+    return PackedNodes(*nodes)

@@ -34,10 +34,12 @@ class Block(nn.Module):
         return self.lm_head(h)
 
 
-def compiled(model: nn.Module, **options: Any) -> Any:
+def compiled(model: nn.Module, *, fullgraph: bool = False, **options: Any) -> Any:
     """`torch.compile` with qfx, everything legal in int8, one fixed scheme, no Inductor."""
     defaults = {"minimum_gain": 0, "scheme": "w8a8-asymmetric", "inner": "eager"}
-    return torch.compile(model, backend=qfx.backend, options={**defaults, **options})
+    return torch.compile(
+        model, backend=qfx.backend, fullgraph=fullgraph, options={**defaults, **options}
+    )
 
 
 def int8_by_hand(x: Tensor, w_nk: Tensor, bias: Tensor | None = None) -> Tensor:

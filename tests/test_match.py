@@ -176,27 +176,6 @@ def test_refusal_has_its_reason(name: str) -> None:
     assert reasons and phrase in reasons[-1], reasons
 
 
-def test_matmuls_in_a_checkpoint_body_are_reported() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    function = lambda s, x: checkpoint(lambda y: F.linear(y, s.w), x, use_reentrant=False)  # noqa: E731
-    (reason,) = _reasons(function, X2)
-    assert "higher-order operator" in reason
-
-
-ACTIVATIONS = {
-    "relu": (lambda y: F.relu(y), "relu"),
-    "relu_in_place": (lambda y: F.relu(y, inplace=True), "relu"),
-    "relu_method": (lambda y: y.relu(), "relu"),
-    "gelu": (lambda y: F.gelu(y), "gelu"),
-    "gelu_tanh": (lambda y: F.gelu(y, approximate="tanh"), "gelu_tanh"),
-    "silu": (lambda y: F.silu(y), "silu"),
-    "used_twice": (lambda y: F.relu(y) + y, "none"),
-    "tanh": (lambda y: torch.tanh(y), "none"),
-}
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_epilogue(name: str) -> None:
     function, expected = ACTIVATIONS[name]
     gm = _dynamo_graph(Holder(lambda s, x: function(F.linear(x, s.nk, s.b))), X2)

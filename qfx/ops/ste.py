@@ -150,16 +150,23 @@ def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor 
 def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor | None]:
     q = saved.q.reshape(g.shape[0], ctx.shape[-1])
     scale, zero_point = saved.scale.reshape(-1, 1), saved.zero_point.reshape(-1, 1)
+    assert saved.w is not None
     if saved.seed is None:
-        dw = g.t() @ ops.dequantize(q, scale, zero_point, None, None, "none", g.dtype)
+        dw = _product_like(
+            saved.w, g.t(), ops.dequantize(q, scale, zero_point, None, None, "none", g.dtype)
+        )
     else:
         dw = _int8_weight_gradient(g * scale, q, zero_point, saved.seed + 1)
-    assert saved.w is not None
     if saved.w_step is None:
         return dw.to(saved.w.dtype), None
     codes, _ = _weight_codes(ctx, saved)
     dw, dstep = _through_step(dw, saved.w, codes, saved.w_step, 0, code_range(ctx.w_bits, True))
     return dw.to(saved.w.dtype), dstep
+
+
+def _product_like(w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in the memory order of w, which may be the transpose of a parameter."""
+    return (b.t() @ a.t()).t() if w.stride(0) < w.stride(1) else a @ b
 
 
 def _through_step(
