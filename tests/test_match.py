@@ -176,6 +176,19 @@ def test_refusal_has_its_reason(name: str) -> None:
     assert reasons and phrase in reasons[-1], reasons
 
 
+ACTIVATIONS = {
+    "relu": (lambda y: F.relu(y), "relu"),
+    "relu_in_place": (lambda y: F.relu(y, inplace=True), "relu"),
+    "relu_method": (lambda y: y.relu(), "relu"),
+    "gelu": (lambda y: F.gelu(y), "gelu"),
+    "gelu_tanh": (lambda y: F.gelu(y, approximate="tanh"), "gelu_tanh"),
+    "silu": (lambda y: F.silu(y), "silu"),
+    "used_twice": (lambda y: F.relu(y) + y, "none"),
+    "tanh": (lambda y: torch.tanh(y), "none"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_epilogue(name: str) -> None:
     function, expected = ACTIVATIONS[name]
     gm = _dynamo_graph(Holder(lambda s, x: function(F.linear(x, s.nk, s.b))), X2)
