@@ -1,0 +1,205 @@
+"""What `benchmarks/architectures.py` measures of one model: coverage, inference, training."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import qfx
+from benchmarks.zoo import Inputs
+from qfx.plan import Plan
+from qfx.report import Report, sqnr
+from qfx.spellings import spelling
+
+SQNR_BAR, COSINE_BAR = 25.0, 0.99
+NOISE_DRAWS = 5
+MATMULS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot")}
+MATMULS |= {"aten::convolution", "aten::_grouped_mm", "mkldnn::_linear_pointwise"}
+Row = dict[str, Any]
+
+
+# --- coverage ---
+
+
+def coverage(model: nn.Module, inputs: Inputs, inner: str) -> Row:
+    """What `explain` lists, and what ran without being listed. No compiler is involved."""
+    ran = linears_that_run(model, inputs)
+    torch._dynamo.reset()
+    report = qfx.explain(model, options={"minimum_gain": 0}, **inputs)
+    named = dict(model.named_modules(remove_duplicate=False))
+    seen = {named.get(row.module) for row in report.rows}
+    return {
+        "int8": report.quantized,
+        "matmuls": report.total,
+        "graphs": report.graphs,
+        "linears": len(ran),
+        "skipped": sorted(name for module, name in ran.items() if module not in seen),
+        "unlisted": unlisted(model, inputs),
+        "reasons": reasons(report),
+        "noise_db": round(noise_db(model, inputs, ran, report), 2),
+    }
+
+
+def linears_that_run(model: nn.Module, inputs: Inputs) -> dict[nn.Module, str]:
+    """Every nn.Linear and Conv1D (a linear stored transposed) that a float forward calls."""
+    from transformers.pytorch_utils import Conv1D
+
+    names: dict[nn.Module, str] = {
+        m: n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)
+    }
+    called: list[nn.Module] = []
+    hooks = [m.register_forward_pre_hook(lambda m, _: called.append(m)) for m in names]
+    _run_hooked(model, inputs, hooks)
+    return {module: names[module] for module in called}
+
+
+def _run_hooked(model: nn.Module, inputs: Inputs, hooks: Sequence[Any]) -> Any:
+    with torch.no_grad():
+        outputs = model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return outputs
+
+
+def reasons(report: Report) -> dict[str, int]:
+    """Why matmuls stayed float, with the names of single nodes left out."""
+    found = (row.reason for row in report.rows if row.scheme == "float")
+    return dict(Counter(re.sub(r"computed by \w+", "computed", r) or "no reason" for r in found))
+
+
+def unlisted(model: nn.Module, inputs: Inputs) -> dict[str, int]:
+    """Graph nodes that multiply matrices inside, and that qfx does not know for matmuls."""
+    found: Counter[str] = Counter()
+
+    class Watch(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            holds_body = any(a.op == "get_attr" for a in n.all_input_nodes)  # explained inside
+            if not n.op.startswith("call_") or holds_body or spelling(n) is not None:
+                return super().run_node(n)
+            with torch.autograd.profiler.profile() as record:
+                result = super().run_node(n)
+            if MATMULS & {event.name for event in record.function_events}:
+                found[str(n.target)] += 1
+            return result
+
+    def watched(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return torch._dynamo.disable(lambda *arguments: Watch(gm).run(*arguments))
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=watched, dynamic=False)(**inputs)
+    return dict(found)
+
+
+def noise_db(model: nn.Module, inputs: Inputs, ran: dict[nn.Module, str], report: Report) -> float:
+    """SQNR of the float model with white noise behind each linear, as strong as its int8 error."""
+    strength = {row.module: row.sqnr_db for row in report.rows if row.sqnr_db is not None}
+
+    def noisy(output: Tensor, decibel: float) -> Tensor:
+        noise = torch.randn_like(output)
+        return output + noise * output.norm() / noise.norm() * 10 ** (-decibel / 20)
+
+    def draw(seed: int) -> float:
+        torch.manual_seed(seed)
+        hooks = [
+            module.register_forward_hook(lambda m, i, o, d=strength[name]: noisy(o, d))
+            for module, name in ran.items()
+            if name in strength
+        ]
+        return sqnr(expected, main_output(_run_hooked(model, inputs, hooks)))
+
+    expected = main_output(_run_hooked(model, inputs, ()))
+    return median(draw(seed) for seed in range(NOISE_DRAWS))
+
+
+# --- results and gradients ---
+
+
+def inference(model: nn.Module, inputs: Inputs, inner: str) -> Row:
+    fast = compiled(model, inner)
+    with torch.no_grad():
+        expected, found = main_output(model(**inputs)), main_output(fast(**inputs))
+    return {"sqnr_db": round(sqnr(expected, found), 2)}
+
+
+def training(model: nn.Module, inputs: Inputs, inner: str) -> Row:
+    """One step: the cosine of all parameter gradients; None if no matmul was int8 in it."""
+    model.train()
+    expected = gradients(model, model, inputs)
+    with plans() as seen, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = gradients(model, compiled(model, inner), inputs)
+    int8 = sum(plan.quantized for plan in seen)
+    cosine = F.cosine_similarity(_flat(expected), _flat(found), dim=0).item()
+    return {
+        "int8_in_training": int8,
+        "gradient_cosine": round(cosine, 5) if int8 else None,
+        "lost": sorted(n for n, g in expected.items() if g.any() and not found[n].any()),
+        "warnings": sorted({str(w.message) for w in caught if str(w.message).startswith("qfx")}),
+    }
+
+
+def _flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([t.flatten().double() for t in tensors.values()])
+
+
+def gradients(model: nn.Module, run: Any, inputs: Inputs) -> dict[str, Tensor]:
+    """Of every parameter; zeros where it takes no part, for which autograd has no gradient."""
+    model.zero_grad()
+    loss(model, run, inputs).backward()
+    named = model.named_parameters()
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
+
+
+def loss(model: nn.Module, run: Any, inputs: Inputs) -> Tensor:
+    """A language model's own loss, else a fixed random projection of the main output."""
+    own = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
+    if type(model).__name__.endswith(own):
+        return run(**inputs, labels=inputs.get("decoder_input_ids", inputs.get("input_ids"))).loss
+    output = main_output(run(**inputs))
+    return (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(1))).sum()
+
+
+def main_output(outputs: Any) -> Tensor:
+    """Logits, or the last hidden state: the first tensor that the model names."""
+    return next(v for v in outputs.values() if isinstance(v, Tensor))
+
+
+def compiled(model: nn.Module, inner: str) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="qfx", options={"minimum_gain": 0, "inner": inner})
+
+
+@contextmanager
+def plans() -> Iterator[list[Plan]]:
+    """The plans that the backend logs while it compiles."""
+    seen: list[Plan] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.extend(a for a in record.args or () if isinstance(a, Plan))
+
+    log, handler = logging.getLogger("qfx.dynamo"), Collect()
+    level, propagate = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield seen
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+PARTS = (coverage, inference, training)
