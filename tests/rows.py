@@ -105,6 +105,10 @@ def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (*carriers, *codes, _packed(row, g), _scales(g, row.n), *how, row.out_dtype)
 
 
+def _seed(g: torch.Generator) -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (1,), generator=g)
+
+
 def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     per_tensor = row.axes == PER_TENSOR
     scale = _scales(g, 1) if per_tensor else _scales(g, *row.leading, 1)
@@ -115,6 +119,7 @@ def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
     "quantize_static": _static,
+    "quantize_stochastic": lambda r, g: (_x(r, g), _seed(g), list(r.axes), r.bits),
     "fake_quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, r.out_dtype),
     "dequantize": _dequantize,
     "pack_weight": lambda r, g: (_codes(g, r.n, r.k),),
@@ -146,7 +151,9 @@ _SHAPES = (
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
     {"leading": (500,), "k": 60000, "n": 2},  # more rows than are arranged at a time
 )
-_QUANTIZED = ("quantize", "quantize_static", "fake_quantize", "int8_linear_dynamic")
+_QUANTIZED = (
+    "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
+)  # fmt: skip
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_linear")
 _FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)

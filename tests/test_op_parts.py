@@ -20,7 +20,8 @@ OPS = sorted(
     if schema.name.startswith("qfx::")
 )
 FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
-WITHOUT_GRADIENT = ("quantize", "quantize_static", "fake_quantize", *FLOAT_OUT)
+QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quantize")
+WITHOUT_GRADIENT = (*QUANTIZING, *FLOAT_OUT)
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 

@@ -17,7 +17,7 @@ inline constexpr int kPanel = 32;      // columns of a weight panel
 inline constexpr int kGroup = 4;       // consecutive k of one column that lie side by side
 inline constexpr int kKMultiple = 16;  // K is padded to this
 inline constexpr int kMaxTileRows = 12;
-inline constexpr int kAhead = 2048;  // bytes of weights that a cold tile prefetches ahead
+inline constexpr int kAhead = 2048;      // bytes of weights that a cold tile prefetches ahead
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
@@ -72,6 +72,9 @@ struct Kernels {
   void (*range)(const float* x, int64_t n, Range* range);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   void (*quantize_clamped)(const float* x, int64_t n, const RowCode* code, int8_t* q);
+  void (*random)(uint64_t seed, int64_t first, int64_t groups, uint16_t* bits);
+  void (*quantize_stochastic)(const float* x, int64_t n, const RowCode* code,
+                              const uint16_t* random, int8_t* q);
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   void (*epilogue)(const EpilogueArgs* args);
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the

@@ -18,14 +18,6 @@ float from_sortable(int32_t order) {
   return std::bit_cast<float>(order ^ ((order >> 31) & 0x7fffffff));
 }
 
-const float* as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m) {
-  if (x.dtype == Dtype::kFloat32) return static_cast<const float*>(x.row(m));
-  thread_local Scratch scratch;
-  float* row = scratch.get<float>(x.columns);
-  kernels.widen(x.row(m), x.dtype, x.columns, row);
-  return row;
-}
-
 Range widest(const Range& a, const Range& b) {
   return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
@@ -51,10 +43,18 @@ RowCode choose(const Range& range, const CodeSpec& spec) {
 
 }  // namespace
 
+const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m) {
+  if (x.dtype == Dtype::kFloat32) return static_cast<const float*>(x.row(m));
+  thread_local Scratch scratch;
+  float* row = scratch.get<float>(x.columns);
+  kernels.widen(x.row(m), x.dtype, x.columns, row);
+  return row;
+}
+
 RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                         int64_t m) {
   Range range;
-  kernels.range(as_floats(kernels, x, m), x.columns, &range);
+  kernels.range(row_as_floats(kernels, x, m), x.columns, &range);
   return choose(range, spec);
 }
 
@@ -66,7 +66,7 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
     Range part = {0, 0, 0};
     for (int64_t m = begin; m < end; ++m) {
       Range range;
-      kernels.range(as_floats(kernels, x, m), x.columns, &range);
+      kernels.range(row_as_floats(kernels, x, m), x.columns, &range);
       part = widest(part, range);
     }
     const std::lock_guard<std::mutex> lock(merging);
@@ -78,7 +78,7 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
 RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                        int64_t m, float scale, int32_t zero_point) {
   Range range;
-  kernels.range(as_floats(kernels, x, m), x.columns, &range);
+  kernels.range(row_as_floats(kernels, x, m), x.columns, &range);
   const int32_t qmax = (1 << (spec.bits - 1)) - 1;
   const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
   if (range.magnitude >= kInfinity) {
@@ -91,12 +91,12 @@ RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeS
 
 void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
                      int8_t* q) {
-  kernels.quantize(as_floats(kernels, x, m), x.columns, &code, q);
+  kernels.quantize(row_as_floats(kernels, x, m), x.columns, &code, q);
 }
 
 void quantize_clamped_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m,
                              const RowCode& code, int8_t* q) {
-  kernels.quantize_clamped(as_floats(kernels, x, m), x.columns, &code, q);
+  kernels.quantize_clamped(row_as_floats(kernels, x, m), x.columns, &code, q);
 }
 
 }  // namespace qfx::cpu

@@ -25,6 +25,9 @@ struct FloatMatrix {
   }
 };
 
+// Row m in float32: x itself, or memory of the calling thread that the next call overwrites.
+const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m);
+
 // How row m becomes codes under a per-row scheme.
 RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                         int64_t m);

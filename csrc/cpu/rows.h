@@ -4,6 +4,7 @@
 
 #include "cpu/activation.h"
 #include "cpu/kernels.h"
+#include "cpu/random.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -81,6 +82,25 @@ inline void quantize_clamped_row(const float* x, int64_t n, const RowCode* code,
     scaled = scaled < -kFar ? -kFar : scaled;
     scaled = scaled > kFar ? kFar : scaled;
     int32_t v = static_cast<int32_t>(bits_of(scaled + kRound)) + zero;
+    v = v < qmin ? qmin : v;
+    q[i] = static_cast<int8_t>(v > qmax ? qmax : v);
+  }
+}
+
+// (Q7): as quantize_row for a symmetric code, rounded up with the probability of the fraction.
+inline void quantize_stochastic_row(const float* x, int64_t n, const RowCode* code,
+                                    const uint16_t* random, int8_t* q) {
+  if (!code->finite) {
+    for (int64_t i = 0; i < n; ++i) q[i] = 0;
+    return;
+  }
+  const float inverse = code->inverse;
+  const int32_t qmin = code->qmin, qmax = code->qmax;
+  for (int64_t i = 0; i < n; ++i) {
+    const float u = static_cast<float>(random[i]) * 0x1p-16f + 0x1p-17f;
+    const float sum = x[i] * inverse + u;
+    int32_t v = static_cast<int32_t>(sum);
+    v = sum < static_cast<float>(v) ? v - 1 : v;
     v = v < qmin ? qmin : v;
     q[i] = static_cast<int8_t>(v > qmax ? qmax : v);
   }

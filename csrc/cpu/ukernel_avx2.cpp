@@ -122,6 +122,8 @@ const Kernels& kernels_avx2() {
                                       range_of_row,
                                       quantize_row,
                                       quantize_clamped_row,
+                                      random_groups,
+                                      quantize_stochastic_row,
                                       arrange,
                                       epilogue,
                                       multiply};

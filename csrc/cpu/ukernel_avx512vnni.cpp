@@ -95,9 +95,20 @@ constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>,  tile<3, true>,  
 }  // namespace
 
 const Kernels& kernels_avx512vnni() {
-  static constexpr Kernels kernels = {"avx512vnni", kMaxTileRows,         1,         128,
-                                      kTiles,       kColdTiles,           widen_row, range_of_row,
-                                      quantize_row, quantize_clamped_row, arrange,   epilogue,
+  static constexpr Kernels kernels = {"avx512vnni",
+                                      kMaxTileRows,
+                                      1,
+                                      128,
+                                      kTiles,
+                                      kColdTiles,
+                                      widen_row,
+                                      range_of_row,
+                                      quantize_row,
+                                      quantize_clamped_row,
+                                      random_groups,
+                                      quantize_stochastic_row,
+                                      arrange,
+                                      epilogue,
                                       multiply};
   return kernels;
 }

@@ -39,6 +39,8 @@ const Kernels& kernels_ref() {
                                       range_of_row,
                                       quantize_row,
                                       quantize_clamped_row,
+                                      random_groups,
+                                      quantize_stochastic_row,
                                       arrange,
                                       epilogue,
                                       nullptr};
