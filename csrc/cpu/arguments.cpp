@@ -57,6 +57,11 @@ PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, in
   return weight;
 }
 
+void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows) {
+  check_dtype(op, "zero_point", zero_point, {ScalarType::Int});
+  check_per_row(op, "zero_point", zero_point, rows);
+}
+
 std::vector<int64_t> with_last(const Tensor& t, int64_t last) {
   std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
   shape.back() = last;

@@ -30,6 +30,20 @@ CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t 
 // Opens a packed weight for activations with k columns and n outputs; `packed` must be contiguous.
 PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n);
 
+// A zero point int32 for each of `rows` rows, or one for all.
+void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows);
+
+// Step from the value of a row to that of the next in a contiguous tensor: 0 where one is for all.
+inline int64_t stride_of(const Tensor& per_row) { return per_row.numel() == 1 ? 0 : 1; }
+
+inline const int32_t* ints(const Tensor& t) {
+  return static_cast<const int32_t*>(t.const_data_ptr());
+}
+
+inline const float* floats(const Tensor& t) {
+  return static_cast<const float*>(t.const_data_ptr());
+}
+
 // The shape of t with its last size replaced.
 std::vector<int64_t> with_last(const Tensor& t, int64_t last);
 

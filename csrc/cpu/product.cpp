@@ -1,0 +1,85 @@
+#include "cpu/product.h"
+
+#include <cstring>
+
+#include "cpu/parallel.h"
+#include "cpu/scratch.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int64_t kStepsPerElement = 16;  // of quantizing and arranging, in parallel.h's unit
+
+void load_colsum(const PackedWeight& w, int64_t p, Panel* panel) {
+  std::memcpy(panel->colsum, w.colsum + p * kPanel, sizeof(panel->colsum));
+}
+
+int columns_of(const PackedWeight& w, int64_t p) {
+  return static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
+}
+
+}  // namespace
+
+void IntegerSink::load_panel(int64_t p, Panel* panel) const { load_colsum(w, p, panel); }
+
+void IntegerSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
+                       const Panel& panel) const {
+  for (int r = 0; r < count; ++r, ++m, raw += kPanel) {
+    const uint32_t add = static_cast<uint32_t>(rows.add[m]),
+                   mul = static_cast<uint32_t>(rows.mul[m]);
+    for (int n = 0; n < columns_of(w, p); ++n) {
+      const uint32_t colsum = static_cast<uint32_t>(panel.colsum[n]);
+      out[m * w.n + p * kPanel + n] =
+          static_cast<int32_t>(static_cast<uint32_t>(raw[n]) + add - mul * colsum);
+    }
+  }
+}
+
+void FloatSink::load_panel(int64_t p, Panel* panel) const {
+  load_colsum(w, p, panel);
+  panel->has_bias = !to.bias.empty();
+  const int columns = columns_of(w, p);
+  for (int n = 0; n < kPanel; ++n) {
+    panel->scale[n] = n < columns ? to.w_scale[p * kPanel + n] : 0.f;
+    panel->bias[n] = n < columns && panel->has_bias ? to.bias[p * kPanel + n] : 0.f;
+  }
+}
+
+void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
+                     const Panel& panel) const {
+  char* out = to.data + ((first + m) * w.n + p * kPanel) * to.element();
+  const float* scale = row_scale + (first + m) * scale_stride;
+  const EpilogueArgs args = {raw,   count,        columns_of(w, p), rows.add + m,  rows.mul + m,
+                             scale, scale_stride, &panel,           to.activation, to.dtype,
+                             out,   w.n};
+  kernels.epilogue(&args);
+}
+
+Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                   const int32_t* zero_points, int64_t zero_stride, int64_t count) {
+  const Rows rows = make_rows(kernels, count, w.padded_k);
+  parallel(count, count * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      arrange_row(kernels, w, q + m * w.k, zero_points[m * zero_stride], m, rows);
+    }
+  });
+  return rows;
+}
+
+Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
+                    const CodeSpec& spec, const RowCode* shared, float* scales) {
+  const Rows rows = make_rows(kernels, x.rows, w.padded_k);
+  parallel(x.rows, x.rows * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    thread_local Scratch scratch;
+    int8_t* q = scratch.get<int8_t>(w.k);
+    for (int64_t m = begin; m < end; ++m) {
+      const RowCode code = shared != nullptr ? *shared : choose_row_code(kernels, x, spec, m);
+      quantize_row_of(kernels, x, m, code, q);
+      arrange_row(kernels, w, q, code.zero_point, m, rows);
+      if (shared == nullptr) scales[m] = code.scale;
+    }
+  });
+  return rows;
+}
+
+}  // namespace qfx::cpu

@@ -1,0 +1,76 @@
+// An integer product as operators use it: rows of codes or of floats made ready for the kernels,
+// and tiles stored as exact sums or through the epilogue.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/gemm.h"
+#include "cpu/quantize.h"
+
+namespace qfx::cpu {
+
+// Stores the exact sums in out[M][N].
+struct IntegerSink final : TileSink {
+  const PackedWeight& w;
+  const Rows& rows;
+  int32_t* out;
+
+  IntegerSink(const PackedWeight& w, const Rows& rows, int32_t* out) : w(w), rows(rows), out(out) {}
+
+  void load_panel(int64_t p, Panel* panel) const override;
+  void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
+};
+
+// Where and how an operator's float result is written.
+struct FloatOutput {
+  const float* w_scale;
+  std::vector<float> bias;
+  Activation activation;
+  Dtype dtype;
+  char* data;  // [M, N]
+
+  int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
+};
+
+// Applies the epilogue (E1) while the tile is in cache. `first` is the output row of rows' row 0.
+struct FloatSink final : TileSink {
+  const Kernels& kernels;
+  const PackedWeight& w;
+  const Rows& rows;
+  const FloatOutput& to;
+  const float* row_scale;
+  int64_t scale_stride, first;
+
+  FloatSink(const Kernels& kernels, const PackedWeight& w, const Rows& rows, const FloatOutput& to,
+            const float* row_scale, int64_t scale_stride, int64_t first)
+      : kernels(kernels),
+        w(w),
+        rows(rows),
+        to(to),
+        row_scale(row_scale),
+        scale_stride(scale_stride),
+        first(first) {}
+
+  void load_panel(int64_t p, Panel* panel) const override;
+  void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
+};
+
+// Arranges codes q [M, K] for the kernels.
+Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                   const int32_t* zero_points, int64_t zero_stride, int64_t count);
+
+// Quantizes x [M, K] row by row and arranges the codes. Each row has its own code, which is chosen
+// here and whose scale goes to scales[m]; or all have `shared`.
+Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
+                    const CodeSpec& spec, const RowCode* shared, float* scales);
+
+// Runs f(first, count) over the rows, a bounded number at a time, so that the memory for arranged
+// rows stays bounded too.
+template <typename F>
+void in_chunks(const Kernels& kernels, const PackedWeight& w, int64_t rows, const F& f) {
+  const int64_t step = rows_at_once(kernels, w);
+  for (int64_t first = 0; first < rows; first += step) f(first, std::min(step, rows - first));
+}
+
+}  // namespace qfx::cpu
