@@ -27,6 +27,7 @@ from qfx.fault import at
 from qfx.match import Site
 from qfx.plan import Plan
 from qfx.scheme import QSpec, Scheme
+from qfx.views import View, emit_view
 
 ops = torch.ops.qfx
 
@@ -77,9 +78,9 @@ def _replace(
     codes = quantized.of(site, scheme.x)
     with graph.inserting_before(site.node):
         emitted = (_trained if site.trains else _inferred)(site, scheme, codes, packed, bias)
-    for node in emitted:
+        y = emit_view(site.y_view, emitted[-1])
+    for node in (*emitted, y):
         _inherit(node, site.node)
-    y = emitted[-1]
     y.meta = dict(site.out.meta)
     site.out.replace_all_uses_with(y)
     erase(graph, site.out, down_to={site.x, site.weight} | ({bias} if bias else set()))
@@ -101,12 +102,13 @@ def _trained(
 ) -> list[fx.Node]:
     graph, w, seed = site.node.graph, None, None
     if site.weight_trains:
-        w = graph.call_method("t", (site.weight,)) if site.transposed else site.weight
+        w = emit_view(site.view, site.weight)
     if scheme.backward == "int8":
         seed = graph.call_function(torch.randint, (0, 2**62, (1,)))
     how = (list(scheme.w.axes), scheme.x.bits, scheme.w.bits, scheme.x.symmetric, seed)
     steps = (None, None)  # dynamic scales
-    arguments = (site.x, w, bias, *steps, *codes, *packed, *how, _out_dtype(site))
+    x = emit_view(site.x_view, site.x)
+    arguments = (x, w, bias, *steps, *codes, *packed, *how, _out_dtype(site))
     return [emit(graph, ops.int8_linear_ste.default, arguments, f"{site.node.name}_int8")]
 
 
@@ -143,7 +145,7 @@ class _SharedQuantize:
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.write_positions = [i for n, i in self.position.items() if writes(n)]
         self.replaced: dict[fx.Node, fx.Node] = {}  # a site's former output -> its int8 form
-        self.made: dict[tuple[fx.Node, QSpec], tuple[int, Codes]] = {}
+        self.made: dict[tuple[fx.Node, View, QSpec], tuple[int, Codes]] = {}
 
     def up_to_date(self, site: Site) -> Site:
         """The site, reading the int8 form of what other sites produced."""
@@ -153,16 +155,15 @@ class _SharedQuantize:
     def of(self, site: Site, spec: QSpec) -> Codes:
         """(q, scale, zero_point) of the site's input, valid where the site stands."""
         here = self.position[site.node]
-        if (site.x, spec) in self.made:
-            there, nodes = self.made[site.x, spec]
+        key = (site.x, site.x_view, spec)
+        if key in self.made:
+            there, nodes = self.made[key]
             if not any(there < i < here for i in self.write_positions):
                 return nodes
         with self.graph.inserting_before(site.node):
-            x = (
-                self.graph.call_method("detach", (site.x,))
-                if site.trains or _records(site.x)
-                else site.x
-            )
+            gradients = site.trains or _records(site.x)
+            x = self.graph.call_method("detach", (site.x,)) if gradients else site.x
+            x = emit_view(site.x_view, x)
             arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
             stem = site.x.name
             triple = emit(self.graph, ops.quantize.default, arguments, f"{stem}_quantize")
@@ -171,7 +172,7 @@ class _SharedQuantize:
                 emit(self.graph, operator.getitem, (triple, i), f"{stem}_{part}")
                 for i, part in enumerate(("q", "scale", "zero_point"))
             )
-        self.made[site.x, spec] = (here, nodes)
+        self.made[key] = (here, nodes)
         return nodes
 
 

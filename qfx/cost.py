@@ -130,7 +130,7 @@ def measure(dtype: torch.dtype) -> CostTable:
 
 def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
     x, w = _random(m, k, dtype), _random(n, k, dtype)
-    packed = pack(w, False, QSpec())
+    packed = pack(w, (), QSpec())
     op = torch.ops.qfx.int8_linear_dynamic
     return fastest(
         lambda: F.linear(x, w),

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from qfx.provide import Slot
 from qfx.scheme import QSpec
+from qfx.views import View
 from qfx.weights import CACHE, Packed, pack, stamp
 
 
@@ -26,7 +27,7 @@ class Source(NamedTuple):
     """A packed weight: which argument holds the float weight, and how it is packed."""
 
     argument: int
-    transposed: bool
+    view: View
     spec: QSpec
 
 
@@ -56,7 +57,7 @@ def drop_unused_inputs(gm: fx.GraphModule, slots: Sequence[Slot]) -> Feed:
     parts = {node: Part(s, p) for s, slot in enumerate(slots) for p, node in enumerate(slot.nodes)}
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     position = {n: i for i, n in enumerate(n for n in placeholders if n not in parts)}
-    sources = tuple(Source(position[s.weight], s.transposed, s.spec) for s in slots)
+    sources = tuple(Source(position[s.weight], s.view, s.spec) for s in slots)
     inputs: list[int | Part] = []
     for node in placeholders:
         if node in parts:
@@ -77,11 +78,11 @@ def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
     for source in feed.sources:
         weight = examples[source.argument]
         if isinstance(weight, FakeTensor) or fake_mode is None:
-            packed.append(CACHE.get(weight, source.transposed, source.spec))
+            packed.append(CACHE.get(weight, source.view, source.spec))
         else:
             with fake_mode:
                 fake = fake_mode.from_tensor(weight, static_shapes=True)
-                packed.append(pack(fake, source.transposed, source.spec))
+                packed.append(pack(fake, source.view, source.spec))
     return feed.gather(examples, packed)
 
 
@@ -116,7 +117,7 @@ def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..
             kept = [Packed(*(r() for r in references)) for references in last.packed]  # type: ignore[arg-type]
             if all(tensor is not None for packed in kept for tensor in packed):
                 return kept
-        found = [CACHE.get(arguments[s.argument], s.transposed, s.spec) for s in feed.sources]
+        found = [CACHE.get(arguments[s.argument], s.view, s.spec) for s in feed.sources]
         if not fake:
             known = _Known(stamps, generation, [tuple(map(weakref.ref, p)) for p in found])
         return found

@@ -17,9 +17,11 @@ from torch import fx, nn
 
 from qfx.bodies import RECORDS, calls, link
 from qfx.capture import is_constant, module_path, parameter_name, roots, value
+from qfx.contractions import Operands, is_weight
 from qfx.effects import transformed, written_roots
 from qfx.fault import at
-from qfx.spellings import Operands, operands, spelling, weight_root
+from qfx.spellings import operands, spelling
+from qfx.views import View, apply, constant_behind, then
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_K = 65792  # docs/numerics.md (G1)
@@ -33,8 +35,8 @@ class Site:
     node: fx.Node  # the matmul
     out: fx.Node  # the last node of its epilogue, the matmul itself when there is none
     x: fx.Node
-    weight: fx.Node  # the constant itself, [N, K], or [K, N] when `transposed`
-    transposed: bool
+    weight: fx.Node  # the constant itself
+    view: View  # of the constant, to [N, K]
     bias: fx.Node | None
     activation: str
     m: int | torch.SymInt | None
@@ -44,6 +46,8 @@ class Site:
     path: str
     parameter: str
     trains: bool = False  # gradients are recorded here
+    x_view: View = ()  # of x, to [..., K]
+    y_view: View = ()  # of the matmul's [..., N], to what the node returns
 
     @property
     def name(self) -> str:
@@ -101,6 +105,11 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
         elif isinstance(node.target, torch._ops.HigherOrderOperator):
             for body in filter(_is_body, map(value, node.all_input_nodes)):
                 found += _inside_body(node, body, prefixes)
+        elif _takes_a_weight_elsewhere(node):
+            path = module_path(node, prefixes)
+            found.append(
+                Unmatched(node, f"{node.target} takes a weight and is not PyTorch's", path)
+            )
         elif node.op == "call_module":
             found += _module_call(gm, node, prefixes)
     return tuple(found)
@@ -120,6 +129,15 @@ def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str])
     return [Unmatched(node, reason, str(node.target))]
 
 
+def _takes_a_weight_elsewhere(node: fx.Node) -> bool:
+    """Another library's operator may hold a matmul; ours hold what is int8 already."""
+    if not isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return False
+    library = str(node.target).partition(".")[0]
+    matrices = [a for a in node.all_input_nodes if is_weight(a) and value(a).ndim >= 2]
+    return library not in ("aten", "prims", "qfx") and bool(matrices)
+
+
 def _is_body(candidate: Any) -> bool:
     return isinstance(candidate, fx.GraphModule)
 
@@ -133,16 +151,16 @@ def _matmul(
     node: fx.Node, parsed: Operands | str, written: set[fx.Node], prefixes: Mapping[str, str]
 ) -> Match:
     path = module_path(node, prefixes)
-    found = weight_root(parsed.right) if isinstance(parsed, Operands) else parsed
+    found = constant_behind(parsed.right) if isinstance(parsed, Operands) else parsed
     if isinstance(parsed, str) or isinstance(found, str):
         return Unmatched(node, str(found), path)
-    weight, flipped = found
+    weight, view = found
     site = Site(
         node=node,
         out=node,
         x=parsed.x,
         weight=weight,
-        transposed=flipped == parsed.right_is_nk,
+        view=then(view, *parsed.w_view),
         bias=parsed.bias,
         activation="none",
         m=None,
@@ -152,6 +170,8 @@ def _matmul(
         path=path,
         parameter=parameter_name(weight, prefixes),
         trains=_trains(node),
+        x_view=parsed.x_view,
+        y_view=parsed.y_view,
     )
     reason = _refusal(site, written)
     return (
@@ -168,11 +188,21 @@ def _trains(node: fx.Node) -> bool:
 
 
 def _with_shape(site: Site) -> Site:
-    shape = getattr(value(site.weight), "shape", None)
-    n, k = (None, None) if shape is None else reversed(shape) if site.transposed else shape
-    x = value(site.x)
-    m = None if x is None else math.prod(x.shape[:-1])
+    n, k = _shape_nk(site) or (None, None)
+    x, y = value(site.x), value(site.node)
+    if x is None or (site.x_view and (y is None or not n)):
+        return replace(site, m=None, k=k, n=n)
+    m = math.prod(y.shape) // n if site.x_view else math.prod(x.shape[:-1])
     return replace(site, m=m, k=k, n=n)
+
+
+def _shape_nk(site: Site) -> tuple[int, ...] | None:
+    """The shape of the weight behind its view."""
+    w = value(site.weight)
+    if w is None:
+        return None
+    shape = apply(site.view, torch.empty(w.shape, dtype=w.dtype, device="meta")).shape
+    return tuple(int(size) for size in shape)
 
 
 def _refusal(site: Site, written: set[fx.Node]) -> str | None:
@@ -185,26 +215,29 @@ def _refusal(site: Site, written: set[fx.Node]) -> str | None:
             )
         if tensor is not None and tensor.device.type != "cpu":
             return f"the {what} is on {tensor.device.type}; this build has CPU kernels only"
-    if w is not None and w.ndim != 2:
-        return f"the weight has {w.ndim} dimensions, not 2"
+    if w is not None and not isinstance(w, torch.Tensor):
+        return "the weight is not a tensor"
     if w is not None and type(w) not in _PLAIN_TENSORS and not _is_fake(w):
         return f"the weight is a {type(w).__name__}, a tensor subclass"
-    if w is not None and w.shape[0 if site.transposed else 1] > LARGEST_K:
+    shape = _shape_nk(site)
+    if shape is not None and len(shape) != 2:
+        return f"the weight has {len(shape)} dimensions, not 2"
+    if shape is not None and shape[1] > LARGEST_K:
         return f"K is above {LARGEST_K}, where an int32 accumulator could overflow"
     if site.weight in written:
         return "the weight is modified in place inside the graph"
-    return _bias_refusal(site)
+    return _bias_refusal(site, shape)
 
 
-def _bias_refusal(site: Site) -> str | None:
+def _bias_refusal(site: Site, shape: tuple[int, ...] | None) -> str | None:
     if site.bias is None:
         return None
-    bias, w = value(site.bias), value(site.weight)
+    bias = value(site.bias) if isinstance(site.bias, fx.Node) else None
     if not isinstance(site.bias, fx.Node):
         return "the added term is not a tensor of the graph"
-    if bias is None or w is None:
+    if bias is None or shape is None:
         return None
-    n = w.shape[1 if site.transposed else 0]
+    n = shape[0]
     if bias.ndim != 1 or bias.shape[0] != n:
         return (
             f"the added term has shape {list(bias.shape)}, not one bias for each of the {n} outputs"
@@ -257,7 +290,13 @@ def _with_epilogue(site: Site, written: set[fx.Node]) -> Site:
 def _grow_bias(site: Site) -> Site:
     """x @ w + b, b one constant per output feature -> bias."""
     add = _only_user(site.out)
-    if site.bias is not None or add is None or _target(add) not in _ADDS or add.kwargs:
+    if (
+        site.bias is not None
+        or site.y_view
+        or add is None
+        or _target(add) not in _ADDS
+        or add.kwargs
+    ):
         return site
     others = [a for a in add.args if a is not site.out]
     if len(add.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):

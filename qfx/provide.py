@@ -21,6 +21,7 @@ from qfx.canonical import PackedNodes, ProvideWeight
 from qfx.capture import OUTER, attribute, roots
 from qfx.match import Site
 from qfx.scheme import PER_TENSOR, QSpec
+from qfx.views import View, emit_view, token
 from qfx.weights import pack
 
 ops = torch.ops.qfx
@@ -30,7 +31,7 @@ class Slot(NamedTuple):
     """A packed weight that the graph takes as the inputs `nodes`."""
 
     weight: fx.Node
-    transposed: bool
+    view: View
     spec: QSpec
     nodes: PackedNodes
 
@@ -48,11 +49,11 @@ def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
         nodes = []
         for part in PackedNodes._fields:
             with gm.graph.inserting_after(last):
-                last = gm.graph.placeholder(_name(site.weight.name, site.transposed, spec, part))
+                last = gm.graph.placeholder(_name(site.weight.name, site.view, spec, part))
             last._dynamo_source = None  # type: ignore[attr-defined]  # AOTAutograd reads it
             last.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
             nodes.append(last)
-        slots.append(Slot(site.weight, site.transposed, spec, PackedNodes(*nodes)))
+        slots.append(Slot(site.weight, site.view, spec, PackedNodes(*nodes)))
         return slots[-1].nodes
 
     return threaded(once_per_weight(make), "placeholder")
@@ -64,10 +65,10 @@ def as_constants(gm: fx.GraphModule) -> ProvideWeight:
     def make(site: Site, spec: QSpec) -> PackedNodes:
         if site.weight_trains or site.weight.op == "placeholder":
             return in_graph(site, spec)
-        packed = pack(attribute(site.weight), site.transposed, spec)
+        packed = pack(attribute(site.weight), site.view, spec)
         nodes = []
         for part, tensor in zip(PackedNodes._fields, packed, strict=True):
-            name = _free_name(gm, _name(str(site.weight.target), site.transposed, spec, part))
+            name = _free_name(gm, _name(str(site.weight.target), site.view, spec, part))
             gm.register_buffer(name, tensor)
             with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
                 nodes.append(gm.graph.get_attr(name))
@@ -76,8 +77,9 @@ def as_constants(gm: fx.GraphModule) -> ProvideWeight:
     return threaded(once_per_weight(make), "get_attr")
 
 
-def _name(weight: str, transposed: bool, spec: QSpec, part: str) -> str:
-    return f"{weight.replace('.', '_').rstrip('_')}{'_t' * transposed}_{spec}_{part}"
+def _name(weight: str, view: View, spec: QSpec, part: str) -> str:
+    words = (weight.replace(".", "_").rstrip("_"), token(view), str(spec), part)
+    return "_".join(word for word in words if word)
 
 
 def _free_name(gm: fx.GraphModule, name: str) -> str:
@@ -90,7 +92,7 @@ def in_graph(site: Site, spec: QSpec) -> PackedNodes:
     """Quantizes and packs at every call, just before the site that needs it first."""
     graph = site.node.graph
     with graph.inserting_before(site.node):
-        w_nk = graph.call_method("t", (site.weight,)) if site.transposed else site.weight
+        w_nk = emit_view(site.view, site.weight)
         w_nk = graph.call_method("detach", (w_nk,))
         arguments = (w_nk, list(spec.axes), spec.bits, spec.symmetric)
         triple = graph.call_function(ops.quantize.default, arguments)
@@ -105,15 +107,15 @@ def in_graph(site: Site, spec: QSpec) -> PackedNodes:
 def _rows(site: Site, graph: fx.Graph) -> int | fx.Node:
     if site.n is not None:
         return site.n
-    sizes = (site.weight, 1 if site.transposed else 0)
-    return graph.call_function(torch.ops.aten.sym_size.int, sizes)
+    w_nk = emit_view(site.view, site.weight)
+    return graph.call_function(torch.ops.aten.sym_size.int, (w_nk, 0))
 
 
 def once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeight:
-    made: dict[tuple[fx.Node, bool, QSpec], PackedNodes] = {}
+    made: dict[tuple[fx.Node, View, QSpec], PackedNodes] = {}
 
     def provide(site: Site, spec: QSpec) -> PackedNodes:
-        key = (site.weight, site.transposed, spec)
+        key = (site.weight, site.view, spec)
         if key not in made:
             made[key] = make(site, spec)
         return made[key]
@@ -127,7 +129,7 @@ def threaded(provide: ProvideWeight, kind: str) -> ProvideWeight:
     Weights whose root nodes are of this `kind`, and that do not train, are packed outside; each
     call on the way down gets their parts as operands. Others are packed inside the body.
     """
-    made: dict[tuple[fx.Node, bool, QSpec], PackedNodes] = {}
+    made: dict[tuple[fx.Node, View, QSpec], PackedNodes] = {}
 
     def in_root_or_body(site: Site, spec: QSpec) -> PackedNodes:
         if not site.weight.meta.get(OUTER):
@@ -137,7 +139,7 @@ def threaded(provide: ProvideWeight, kind: str) -> ProvideWeight:
         return down(site, spec)
 
     def down(site: Site, spec: QSpec) -> PackedNodes:
-        key = (site.weight, site.transposed, spec)
+        key = (site.weight, site.view, spec)
         if key not in made:
             links: list[Given] = site.weight.meta[OUTER]
             parts = [in_root_or_body(replace(site, weight=g.operand), spec) for g in links]
@@ -145,18 +147,18 @@ def threaded(provide: ProvideWeight, kind: str) -> ProvideWeight:
                 for node in packed:
                     given.call.append(node)
             for weight in siblings(site.weight):
-                made[weight, site.transposed, spec] = _new_inputs(weight, site.transposed, spec)
+                made[weight, site.view, spec] = _new_inputs(weight, site.view, spec)
         return made[key]
 
     inside = once_per_weight(in_graph)
     return in_root_or_body
 
 
-def _new_inputs(weight: fx.Node, transposed: bool, spec: QSpec) -> PackedNodes:
+def _new_inputs(weight: fx.Node, view: View, spec: QSpec) -> PackedNodes:
     """Placeholders of the parts, after all others of the weight's graph."""
     last, nodes = [n for n in weight.graph.nodes if n.op == "placeholder"][-1], []
     for part in PackedNodes._fields:
         with weight.graph.inserting_after(last):
-            last = weight.graph.placeholder(_name(weight.name, transposed, spec, part))
+            last = weight.graph.placeholder(_name(weight.name, view, spec, part))
         nodes.append(last)
     return PackedNodes(*nodes)

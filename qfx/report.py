@@ -22,6 +22,7 @@ from qfx.frame import prefixes
 from qfx.match import Site, match
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan, check_patterns, decide, hint
+from qfx.views import apply
 from qfx.weights import pack
 
 _ROUNDS = 3
@@ -193,11 +194,12 @@ class _Observer(fx.Interpreter):
 
     def _run_int8(self, entry: Entry, site: Site) -> tuple[Tensor, float, float]:
         assert entry.scheme is not None
-        spec, x, w = entry.scheme.x, self.env[site.x], self._constant(site.weight)
+        spec, w = entry.scheme.x, self._constant(site.weight)
+        x = apply(site.x_view, self.env[site.x])
         bias = None if site.bias is None else self._constant(site.bias)
         dtype = site.out_dtype or w.dtype
-        w_nk = (w.t() if site.transposed else w).to(dtype)
-        packed = pack(w, site.transposed, entry.scheme.w)
+        w_nk = apply(site.view, w).to(dtype)
+        packed = pack(w, site.view, entry.scheme.w)
         activation = ACTIVATIONS[site.activation]
         same = (list(spec.axes), spec.bits, spec.symmetric, site.activation, dtype)
 
@@ -208,7 +210,7 @@ class _Observer(fx.Interpreter):
             return torch.ops.qfx.int8_linear_dynamic(x, *packed, bias, *same)
 
         float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
-        return in_int8(), float_s, int8_s
+        return apply(site.y_view, in_int8()), float_s, int8_s
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

@@ -15,23 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from qfx.capture import is_constant, value
+from qfx.contractions import (
+    ATEN_CONVOLUTION_NAMES,
+    CONVOLUTION_NAMES,
+    FUNCTIONS,
+    Operands,
+    convolution,
+    einsum,
+    is_weight,
+    left,
+)  # fmt: skip
+from qfx.views import T
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Operands:
-    """x @ right (+ bias); `right` is stored [N, K] when `right_is_nk`, else [K, N]."""
-
-    x: fx.Node
-    right: fx.Node
-    right_is_nk: bool
-    bias: fx.Node | None = None
-
-
 Arguments = dict[str, Any]
-Parse = Callable[[Arguments], "Operands | str"]
+Parse = Callable[[fx.Node, Arguments], Operands | str]
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,36 @@ class Spelling:
     parse: Parse
 
 
-def _linear(a: Arguments) -> Operands | str:
-    return Operands(a["x"], a["w"], True, a.get("bias"))
+def _linear(node: fx.Node, a: Arguments) -> Operands | str:
+    return Operands(a["x"], a["w"], (), a.get("bias"))
 
 
-def _matmul(a: Arguments) -> Operands | str:
-    return Operands(a["x"], a["w"], False)
+def _matmul(node: fx.Node, a: Arguments) -> Operands | str:
+    if is_weight(a.get("x")) and not is_weight(a.get("w")) and isinstance(a["w"], fx.Node):
+        return left(node, a["x"], a["w"])
+    return Operands(a["x"], a["w"], (T,))
 
 
-def _addmm(a: Arguments) -> Operands | str:
+def _reversed(node: fx.Node, a: Arguments) -> Operands | str:
+    return _matmul(node, {"x": a["w"], "w": a["x"]})
+
+
+def _addmm(node: fx.Node, a: Arguments) -> Operands | str:
     if a.get("beta", 1) != 1 or a.get("alpha", 1) != 1:
         return f"addmm with beta={a.get('beta', 1)} and alpha={a.get('alpha', 1)}, not 1 and 1"
-    return Operands(a["x"], a["w"], False, a["bias"])
+    return Operands(a["x"], a["w"], (T,), a["bias"])
+
+
+def _einsum(node: fx.Node, a: Arguments) -> Operands | str:
+    return einsum(node, a.get("equation"), tuple(node.args[1:]) or (a.get("operands"),))
 
 
 def _not_yet(what: str) -> Parse:
-    return lambda a: f"{what} is not supported yet"
+    return lambda node, a: f"{what} is not supported yet"
 
 
 _MM = ("x", "w")
 _ADDMM = ("bias", "x", "w", "beta", "alpha")
-_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)  # the same objects as torch.conv1d and so on
 _FUSED: tuple[Any, ...] = (
     F.bilinear,
     F.multi_head_attention_forward,
@@ -72,11 +81,18 @@ _FUSED: tuple[Any, ...] = (
 _FUSED += (torch._native_multi_head_attention, torch.inner, torch.tensordot, torch.addbmm)
 _FUSED += (torch.gru_cell, torch.lstm_cell, torch.lstm, torch.gru, torch.rnn_tanh, torch.mv)
 _FUSED += (torch.rnn_relu, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch._int_mm, torch.dot)
-_FUSED += (torch.chain_matmul, torch.linalg.multi_dot, torch.linalg.matmul, torch.addmv)
+_FUSED += (torch.chain_matmul, torch.linalg.multi_dot, torch.addmv)
 _FUSED += (F.conv_transpose1d, F.conv_transpose2d, torch.outer, torch.kron, torch.vdot, torch.cdist)
-_FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_", ".__rmatmul__")
+_FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_")
+_FUSED += tuple(f for m in (torch, F) if (f := getattr(m, "grouped_mm", None)))
 _FUSED += (torch._grouped_mm,) if hasattr(torch, "_grouped_mm") else ()
 _BATCHED = "a batched matmul of two activations"
+_ATEN_CONVOLUTIONS: tuple[Any, ...] = (
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+)
+_ATEN_CONVOLUTIONS += (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
 ROWS = (
     # linear(x, W_nk, b)
     Spelling((F.linear, aten.linear.default), ("x", "w", "bias"), _linear),
@@ -86,6 +102,8 @@ ROWS = (
         _MM,
         _matmul,
     ),
+    Spelling((torch.linalg.matmul, aten.linalg_matmul.default), _MM, _matmul),
+    Spelling((".__rmatmul__",), _MM, _reversed),
     Spelling(
         (torch.mm, ".mm", aten.mm.default),
         _MM,
@@ -95,17 +113,15 @@ ROWS = (
     Spelling((torch.addmm, ".addmm", aten.addmm.default), _ADDMM, _addmm),
     Spelling((torch.bmm, ".bmm", aten.bmm.default), _MM, _not_yet(_BATCHED)),
     Spelling((torch.baddbmm, ".baddbmm", aten.baddbmm.default), _ADDMM, _not_yet(_BATCHED)),
-    Spelling((torch.einsum, aten.einsum.default), (), _not_yet("einsum")),
+    Spelling((torch.einsum, aten.einsum.default), ("equation",), _einsum),
     Spelling(
         (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default),
         (),
         _not_yet("attention"),
     ),
-    Spelling(
-        (*_CONVOLUTIONS, aten.conv1d.default, aten.conv2d.default, aten.convolution.default),
-        (),
-        _not_yet("convolution"),
-    ),
+    # windows that do not overlap, times W_ok
+    Spelling((*FUNCTIONS, *_ATEN_CONVOLUTIONS), CONVOLUTION_NAMES, convolution),
+    Spelling((aten.convolution.default,), ATEN_CONVOLUTION_NAMES, convolution),
     Spelling(_FUSED, (), _not_yet("this operator with a matmul inside")),
 )
 TABLE = {target: row for row in ROWS for target in row.targets}
@@ -129,64 +145,9 @@ def operands(node: fx.Node, row: Spelling) -> Operands | str:
         if name == "out" and argument is not None:
             return "writes its result into out="
         arguments[synonyms.get(name, name)] = argument
-    found = row.parse(arguments)
+    found = row.parse(node, arguments)
     if isinstance(found, str):
         return found
     if not (isinstance(found.x, fx.Node) and isinstance(found.right, fx.Node)):
         return "an operand is not a tensor of the graph"
     return found
-
-
-def weight_root(node: fx.Node) -> tuple[fx.Node, bool] | str:
-    """Follows transposes: (the constant [A, B], whether `node` is its transpose), or a reason."""
-    transposed = False
-    while not is_constant(node):
-        step = _transpose_step(node)
-        if step is None:
-            what = "an input" if node.op == "placeholder" else f"computed by {node.name}"
-            return f"the right operand is {what}, not a parameter, buffer or constant"
-        node, swaps = step
-        transposed ^= swaps
-    return node, transposed
-
-
-def _transpose_step(node: fx.Node) -> tuple[fx.Node, bool] | None:
-    """(source, True) for a transpose of a matrix, (source, False) for a plain alias of one."""
-    if node.op not in ("call_function", "call_method") or not node.args:
-        return None
-    source, *rest = node.args
-    if not isinstance(source, fx.Node):
-        return None
-    rank = getattr(value(source), "ndim", 2)
-    name = node.target if node.op == "call_method" else _FUNCTION_NAMES.get(node.target)
-    if name == "getattr":
-        return (source, True) if rest and rest[0] in ("T", "mT") and rank == 2 else None
-    if name == "t" and rank == 2:
-        return source, True
-    dims = rest[0] if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
-    if name in ("transpose", "swapaxes", "swapdims", "permute") and rank == 2 and len(dims) == 2:
-        order = [d % 2 for d in dims if isinstance(d, int)]
-        swaps = len(set(order)) == 2 and (name != "permute" or order == [1, 0])
-        return (source, swaps) if len(order) == 2 else None
-    return (source, False) if name in ("contiguous", "detach", "alias") else None
-
-
-_FUNCTION_NAMES = {
-    getattr: "getattr",
-    torch.t: "t",
-    torch.transpose: "transpose",
-    torch.swapaxes: "swapaxes",
-    torch.swapdims: "swapdims",
-    torch.permute: "permute",
-    torch.detach: "detach",
-    aten.t.default: "t",
-    aten.numpy_T.default: "t",
-    aten.mT.default: "t",
-    aten.swapaxes.default: "swapaxes",
-    aten.swapdims.default: "swapdims",
-    aten.transpose.int: "transpose",
-    aten.permute.default: "permute",
-    aten.contiguous.default: "contiguous",
-    aten.detach.default: "detach",
-    aten.alias.default: "alias",
-}

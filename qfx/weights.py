@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from qfx.scheme import PER_TENSOR, QSpec
+from qfx.views import View, apply
 
 
 class Packed(NamedTuple):
@@ -29,10 +30,10 @@ class Packed(NamedTuple):
     scale: Tensor
 
 
-def pack(weight: Tensor, transposed: bool, spec: QSpec) -> Packed:
-    """Quantizes and packs a float weight [N, K] ([K, N] when `transposed`). (Q1) (Q3)"""
+def pack(weight: Tensor, view: View, spec: QSpec) -> Packed:
+    """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (Q1) (Q3)"""
     with torch.no_grad():
-        w_nk = weight.detach().t() if transposed else weight.detach()
+        w_nk = apply(view, weight.detach())
         q, scale, _ = torch.ops.qfx.quantize(w_nk, list(spec.axes), spec.bits, spec.symmetric)
         scale = scale.reshape(-1)
         if spec.axes == PER_TENSOR:
@@ -73,10 +74,10 @@ class Cache:
         self._lock = threading.Lock()
         self._owners: dict[int, tuple[StorageWeakRef, dict[Any, _Entry]]] = {}
 
-    def get(self, weight: Tensor, transposed: bool, spec: QSpec) -> Packed:
+    def get(self, weight: Tensor, view: View, spec: QSpec) -> Packed:
         """The packed weight, valid for the weight's value now."""
         if isinstance(weight, FakeTensor):
-            return pack(weight, transposed, spec)
+            return pack(weight, view, spec)
         if (
             weight.device.type != "meta"
             and weight.numel()
@@ -86,25 +87,23 @@ class Cache:
                 f"a weight of shape {list(weight.shape)} has no storage: it was freed"
             )
         now = stamp(weight)
-        view = (weight.storage_offset(), weight.shape, weight.stride(), weight.dtype)
-        key = (*view, transposed, spec)
+        place = (weight.storage_offset(), weight.shape, weight.stride(), weight.dtype)
+        key = (*place, view, spec)
         with self._lock:
             entries = self._entries(weight)
             entry = entries.get(key)
             if entry is None:
-                entry = entries[key] = _Entry(now, self._pack(weight, transposed, spec))
+                entry = entries[key] = _Entry(now, self._pack(weight, view, spec))
             elif entry.stale or entry.stamp != now:
-                for old, new in zip(
-                    entry.packed, self._pack(weight, transposed, spec), strict=True
-                ):
+                for old, new in zip(entry.packed, self._pack(weight, view, spec), strict=True):
                     old.copy_(new)
                 entry.stamp, entry.stale = now, False
             return entry.packed
 
-    def _pack(self, weight: Tensor, transposed: bool, spec: QSpec) -> Packed:
+    def _pack(self, weight: Tensor, view: View, spec: QSpec) -> Packed:
         self.packs += 1
         with torch.inference_mode(False):  # the buffers must take part in later in-place refreshes
-            return pack(weight, transposed, spec)
+            return pack(weight, view, spec)
 
     def _entries(self, weight: Tensor) -> dict[Any, _Entry]:
         storage = weight.untyped_storage()

@@ -154,10 +154,10 @@ def test_packed_buffers_keep_their_address() -> None:
     spec = qfx.QSpec()
     with torch.no_grad():
         f(X)
-        address = CACHE.get(model.a.weight, False, spec).blocks.data_ptr()
+        address = CACHE.get(model.a.weight, (), spec).blocks.data_ptr()
         model.a.weight.mul_(2)
         f(X)
-    assert CACHE.get(model.a.weight, False, spec).blocks.data_ptr() == address
+    assert CACHE.get(model.a.weight, (), spec).blocks.data_ptr() == address
 
 
 def test_instances_that_share_code_have_their_own_weights() -> None:
@@ -187,17 +187,17 @@ def test_the_cache_does_not_hinder_swap_tensors() -> None:
     """`swap_tensors`, which `module.to` may use, refuses tensors that have weak references."""
     weight, other = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
     spec = qfx.QSpec()
-    CACHE.get(weight, False, spec)
+    CACHE.get(weight, (), spec)
     torch.utils.swap_tensors(weight, other)
-    expected = qfx.weights.pack(weight, False, spec)
-    assert torch.equal(CACHE.get(weight, False, spec).blocks, expected.blocks)
+    expected = qfx.weights.pack(weight, (), spec)
+    assert torch.equal(CACHE.get(weight, (), spec).blocks, expected.blocks)
 
 
 def test_freed_weight_is_an_error() -> None:
     weight = nn.Parameter(torch.randn(4, 4))
     weight.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match=r"shape \[4, 4\] has no storage"):
-        CACHE.get(weight, False, qfx.QSpec())
+        CACHE.get(weight, (), qfx.QSpec())
 
 
 def test_threads_share_the_cache() -> None:
@@ -206,7 +206,7 @@ def test_threads_share_the_cache() -> None:
     weight = nn.Parameter(torch.randn(64, 64))
     before = CACHE.packs
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: CACHE.get(weight, False, qfx.QSpec()), range(32)))
+        list(pool.map(lambda _: CACHE.get(weight, (), qfx.QSpec()), range(32)))
     assert CACHE.packs == before + 1
 
 
@@ -264,7 +264,7 @@ def test_parameters_that_share_memory_but_count_versions_apart() -> None:
     spec = qfx.QSpec()
     with torch.no_grad():
         second.mul_(2)
-        CACHE.get(second, False, spec)
+        CACHE.get(second, (), spec)
         first.mul_(-3)  # its first version, as `second` is at its first
-    expected = qfx.weights.pack(first, False, spec).blocks
-    assert torch.equal(CACHE.get(first, False, spec).blocks, expected)
+    expected = qfx.weights.pack(first, (), spec).blocks
+    assert torch.equal(CACHE.get(first, (), spec).blocks, expected)
