@@ -2,11 +2,12 @@
 
 import torch  # noqa: F401  (its libraries are loaded before our extension)
 
-from qfx import ops  # the operators, registered before anything uses them
+from qfx import nn, ops  # the operators, registered before anything uses them
 from qfx.api import rewrite
 from qfx.capture import trace
 from qfx.config import Config
 from qfx.dynamo import qfx as backend
+from qfx.nn import prepare_qat
 from qfx.plan import Plan
 from qfx.report import Report, explain
 from qfx.scheme import PER_ROW, PER_TENSOR, QSpec, Scheme
@@ -23,8 +24,10 @@ __all__ = [
     "backend",
     "explain",
     "invalidate",
+    "nn",
     "ops",
+    "prepare_qat",
     "rewrite",
     "trace",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

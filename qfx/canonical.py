@@ -162,7 +162,7 @@ class _SharedQuantize:
                 return nodes
         with self.graph.inserting_before(site.node):
             gradients = site.trains or _records(site.x)
-            x = self.graph.call_method("detach", (site.x,)) if gradients else site.x
+            x = self.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
             x = emit_view(site.x_view, x)
             arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
             stem = site.x.name

@@ -107,7 +107,7 @@ def _contraction(
     x_view = _ordered(x_axes, [*rows, *summed], flat_from=len(rows))
     w_view: View = _ordered(w_axes, [*columns, *summed], flat_from=len(w_axes))
     if len(w_axes) > 2:
-        w_view = (*w_view, ("reshape", (math.prod(sizes), k)))
+        w_view = (*w_view, ("reshape", ((math.prod(sizes), k),)))
     y_view: View = (("unflatten", (-1, sizes)),) if len(sizes) > 1 else ()
     moved = _ordered("".join([*rows, *columns]), list(out), flat_from=len(out))
     back = _as_recorded(node, *y_view, *moved) if moved else y_view
@@ -117,7 +117,7 @@ def _contraction(
 def _ordered(axes: str, wanted: list[str], flat_from: int) -> View:
     """Axes in the wanted order, those from `flat_from` on as one."""
     order = tuple(axes.index(a) for a in wanted)
-    view: View = () if order == tuple(range(len(order))) else (("permute", order),)
+    view: View = () if order == tuple(range(len(order))) else (("permute", (order,)),)
     view = (T,) if order == (1, 0) else view
     return (*view, ("flatten", (flat_from, -1))) if flat_from < len(wanted) - 1 else view
 
@@ -163,7 +163,7 @@ def _windows(kernel: tuple[int, ...], stride: tuple[int, ...]) -> View:
         return (("movedim", (1, -1)),)
     cut = tuple(("unfold", (2 + i, kernel[i], stride[i])) for i in range(spatial))
     places = (0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial))
-    return (*cut, ("permute", places), ("flatten", (1 + spatial, -1)))
+    return (*cut, ("permute", (places,)), ("flatten", (1 + spatial, -1)))
 
 
 CONVOLUTION_NAMES = ("x", "w", "bias", "stride", "padding", "dilation", "groups")

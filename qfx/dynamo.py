@@ -26,6 +26,7 @@ from qfx.match import match
 from qfx.plan import Plan, check_patterns, decide
 from qfx.provide import Slot, as_placeholders
 
+_VERSIONED = "post_grad_custom_pre_pass"  # of Inductor
 log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
 
@@ -82,8 +83,11 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
+    from qfx import version
+
     patches = {**(list_mode_options(mode) if mode else {}), **options}
-    return lambda gm, inputs: compile_fx(gm, inputs, config_patches=patches or None)
+    patches[_VERSIONED] = version.Versioned(patches.get(_VERSIONED))
+    return lambda gm, inputs: compile_fx(gm, inputs, config_patches=patches)
 
 
 def _run_as_it_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:

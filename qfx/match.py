@@ -105,6 +105,9 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
         elif isinstance(node.target, torch._ops.HigherOrderOperator):
             for body in filter(_is_body, map(value, node.all_input_nodes)):
                 found += _inside_body(node, body, prefixes)
+        elif node.target in _INT8_ALREADY:
+            reason = "an int8 operator of the model itself"
+            found.append(Unmatched(node, reason, module_path(node, prefixes)))
         elif _takes_a_weight_elsewhere(node):
             path = module_path(node, prefixes)
             found.append(
@@ -115,6 +118,12 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
     return tuple(found)
 
 
+_INT8_ALREADY = tuple(
+    spelled
+    for name in ("int8_linear", "int8_linear_dynamic", "int8_linear_ste", "int8_mm")
+    for packet in [getattr(torch.ops.qfx, name)]
+    for spelled in (packet, packet.default)
+)
 _RECURRENT: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _LEAVES = (*_RECURRENT, nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -93,14 +93,16 @@ def in_graph(site: Site, spec: QSpec) -> PackedNodes:
     graph = site.node.graph
     with graph.inserting_before(site.node):
         w_nk = emit_view(site.view, site.weight)
-        w_nk = graph.call_method("detach", (w_nk,))
+        w_nk = graph.call_function(torch.detach, (w_nk,))
         arguments = (w_nk, list(spec.axes), spec.bits, spec.symmetric)
         triple = graph.call_function(ops.quantize.default, arguments)
         q = graph.call_function(operator.getitem, (triple, 0))
         scale = graph.call_function(operator.getitem, (triple, 1))
-        scale = graph.call_method("reshape", (scale, (-1,)))
+        scale = graph.call_function(torch.reshape, (scale, (-1,)))
         if spec.axes == PER_TENSOR:
-            scale = graph.call_method("expand", (scale, _rows(site, graph)))
+            scale = graph.call_function(
+                torch.ops.aten.expand.default, (scale, (_rows(site, graph),))
+            )
         return PackedNodes(graph.call_function(ops.pack_weight.default, (q,)), scale)
 
 

@@ -28,12 +28,13 @@ def apply(view: View, tensor: Tensor) -> Tensor:
 
 
 def emit_view(view: View, node: fx.Node) -> fx.Node:
-    """The same as nodes, at the graph's insertion point."""
+    """The same as nodes, at the graph's insertion point. Functions: PyTorch's caches refuse the
+    methods of nodes without recorded values."""
     for method, arguments in view:
         if method == "__getitem__":
             node = node.graph.call_function(operator.getitem, (node, *arguments))
         else:
-            node = node.graph.call_method(method, (node, *arguments))
+            node = node.graph.call_function(getattr(aten, method), (node, *arguments))
     return node
 
 
@@ -83,7 +84,7 @@ def _step(node: fx.Node) -> tuple[fx.Node, Step | None] | None:
     if method == "getattr":
         return (source, T) if arguments[0] in ("T", "mT") and _rank(source) == 2 else None
     if method in _CASTS:
-        return (source, (str(method), tuple(arguments))) if _casts(node, source) else None
+        return (source, ("to", (value(node).dtype,))) if _casts(node, source) else None
     if method == "slice":
         along_rows = len(arguments) > 2 and arguments[0] == 0
         return _first_rows(source, slice(*arguments[1:])) if along_rows else None
@@ -91,10 +92,13 @@ def _step(node: fx.Node) -> tuple[fx.Node, Step | None] | None:
         return None
     if method == "__getitem__" and isinstance(arguments[0], slice):
         return _first_rows(source, arguments[0])
+    if method in _LISTS and all(isinstance(a, int) for a in arguments):
+        arguments = [tuple(arguments)]  # permute(1, 0) and permute((1, 0))
     step: Step = (str(method), tuple(_hashable(a) for a in arguments))
     return source, T if _transposes(step, _rank(source)) else step
 
 
+_LISTS = ("permute", "reshape", "view")
 _SAME = ("contiguous", "detach", "alias")
 _CASTS = ("to", "type", "float", "bfloat16", "half", "type_as")
 _VIEWS: tuple[str, ...] = ("t", "numpy_T", "mT", "transpose", "swapaxes", "swapdims", "permute")

@@ -74,13 +74,16 @@ def dequantize(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """q int8 or int32 [..., N] -> act((q - zero_point) * (scale * col_scale) + bias). (Q5) (E1)"""
+    """q int8 or int32 [..., N] -> act((q - zero_point) * (scale * col_scale) + bias). (Q5) (E1)
+
+    col_scale float32 [N], or [*B, 1, N] for q [*B, M, N]: one for each column of each matrix.
+    """
     rows = q.reshape(q.shape[:-1].numel(), q.shape[-1])
     if zero_point is not None:
         rows = rows - zero_point.reshape(-1, 1)  # int32
     factor = scale.reshape(-1, 1)
     if col_scale is not None:
-        factor = factor * col_scale
+        factor = factor * col_scale.expand(q.shape).reshape(rows.shape)
     y = rows.float() * factor
     if bias is not None:
         y = y + bias.float()

@@ -19,6 +19,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 FAKES: dict[str, Callable[..., Any]] = {}
 NO_GRADIENT: list[str] = []
 _AUTOGRAD = torch.library.Library("qfx", "IMPL")
+WHY_FIRST_ORDER = "a straight-through gradient is not the derivative of a function"
 Setup = Callable[[Any, tuple[Any, ...], Any], None]
 Formula = Callable[..., Any]
 
@@ -67,8 +68,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     def backward(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():
             raise NotImplementedError(
-                f"qfx::{name} has no second derivative: a straight-through gradient is not the "
-                "derivative of anything; call backward or grad with create_graph=False"
+                f"qfx::{name} has no second derivative: {WHY_FIRST_ORDER}; call backward or grad "
+                "with create_graph=False"
             )
         return None, *formula(ctx, *grads)
 

@@ -1,0 +1,138 @@
+"""Functions: int8 linears with straight-through gradients, eager or compiled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import code_range
+from qfx.ops.registry import WHY_FIRST_ORDER
+from qfx.scheme import PER_TENSOR, Scheme
+
+ops = torch.ops.qfx
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, scheme: Scheme | None = None
+) -> Tensor:
+    """x [..., K] @ weight [N, K].T + bias [N] in int8, scales chosen dynamically by `scheme`.
+
+    Differentiable once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second
+    derivatives, `vmap` and forward mode raise. Source of the formulas: docs/numerics.md.
+    """
+    return _Linear.apply(x, weight, bias, scheme or Scheme())[0]  # type: ignore[no-any-return]
+
+
+class _Linear(torch.autograd.Function):
+    """As int8_linear_ste, in the form that function transforms need: what is saved is returned."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Any:
+        q, scale, zero_point = ops.quantize(
+            x, list(scheme.x.axes), scheme.x.bits, scheme.x.symmetric
+        )
+        packed, w_scale = _packed(weight, scheme)
+        y = ops.int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", x.dtype)
+        return y, q, scale, zero_point
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias, scheme = inputs
+        _, q, scale, zero_point = output
+        ctx.mark_non_differentiable(q, scale, zero_point)
+        ctx.has_bias = bias is not None
+        ctx.scheme = scheme
+        ctx.save_for_backward(x, weight, q, scale, zero_point)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+        x, weight, q, scale, zero_point = ctx.saved_tensors
+        grad = _FirstOrder.apply(grad, x, weight)
+        spec = ctx.scheme.w
+        rows = grad.reshape(math.prod(q.shape[:-1]), weight.shape[0])
+        w_hat = ops.fake_quantize(weight.detach(), list(spec.axes), spec.bits, True, grad.dtype)
+        x_hat = ops.dequantize(q, scale, zero_point, None, None, "none", grad.dtype)
+        dx = (rows @ w_hat).reshape(x.shape).to(x.dtype)
+        dw = (rows.t() @ x_hat.reshape(rows.shape[0], x.shape[-1])).to(weight.dtype)
+        return dx, dw, rows.sum(0) if ctx.has_bias else None, None
+
+
+class _FirstOrder(torch.autograd.Function):
+    """The gradient itself, but an error for whoever differentiates it again."""
+
+    @staticmethod
+    def forward(grad: Tensor, *operands: Tensor) -> Tensor:
+        return grad.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(f"linear has no second derivative: {WHY_FIRST_ORDER}")
+
+
+def _packed(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    q, scale, _ = ops.quantize(weight.detach(), list(scheme.w.axes), scheme.w.bits, True)
+    return ops.pack_weight(q), scale.reshape(-1).expand(weight.shape[0])
+
+
+def lsq_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x_step: Tensor | None,
+    w_step: Tensor,
+    scheme: Scheme,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """x [..., K] @ weight [N, K].T + bias [N] in int8, with learned step sizes. (Q6) (T1) (T2)
+
+    `x_step`: float32 [1], or None for scales chosen per call by `scheme.x`. `w_step`: float32 [1],
+    or [N, 1], one per output feature. Both must be positive. `seed`, int64 [1]: the matmuls of the
+    gradients run in int8 with stochastic rounding (T3). Source: Esser et al., Learned Step Size
+    Quantization, 2020; the gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
+    """
+    spec = scheme.x
+    if x_step is None:
+        codes = ops.quantize(x.detach(), list(spec.axes), spec.bits, spec.symmetric)
+    else:
+        codes = ops.quantize_static(x.detach(), x_step.detach(), None, spec.bits, spec.symmetric)
+    wq, row_scale, _ = ops.quantize_static(
+        weight.detach(), w_step.detach(), None, scheme.w.bits, True
+    )
+    how = (list(scheme.w.axes), spec.bits, scheme.w.bits, spec.symmetric, seed, x.dtype)
+    packed, w_scale = ops.pack_weight(wq), row_scale.reshape(-1)
+    return ops.int8_linear_ste(x, weight, bias, x_step, w_step, *codes, packed, w_scale, *how)
+
+
+def scaled_gradient(step: Tensor, features: int, bits: int) -> Tensor:
+    """`step`, whose gradient is multiplied by 1 / sqrt(features * qmax), as LSQ recommends.
+
+    `features`: how many elements share the step: K for an activation, K or N K for a weight.
+    """
+    factor = 1 / math.sqrt(max(features, 1) * code_range(bits, True)[1])
+    return step.detach() + (step - step.detach()) * factor
+
+
+def best_step(v: Tensor, bits: int, symmetric: bool, axes: tuple[int, ...]) -> Tensor:
+    """The step of least mean square error for v [rows, K], among 64 fractions of the largest one.
+
+    One for each row, [rows, 1], or one, [1, 1], for `axes` = (0, 1). float32, positive.
+    """
+    rows = v.detach().float().reshape(-1, v.shape[-1])
+    rows = rows.reshape(1, -1) if axes == PER_TENSOR else rows
+    qmin, qmax = code_range(bits, symmetric)
+    largest = rows.abs().amax(1, keepdim=True).clamp_min(1e-8) / qmax
+    best, least = largest, torch.full_like(largest, torch.inf)
+    for i in range(1, 65):
+        step = largest * (i / 64)
+        error = (
+            ((rows / step).round().clamp(qmin, qmax) * step - rows).square().sum(1, keepdim=True)
+        )
+        best, least = torch.where(error < least, step, best), torch.minimum(error, least)
+    return best

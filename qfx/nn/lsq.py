@@ -1,0 +1,86 @@
+"""LSQLinear: a linear whose quantization steps are parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qfx.nn.functional import best_step, lsq_linear, scaled_gradient
+from qfx.scheme import PER_TENSOR, Scheme
+
+
+class LSQLinear(nn.Module):
+    """y = x^ [..., K] @ w^ [N, K].T + bias in int8, with learned steps. (Q6) (T2)
+
+    Parameters: `weight` and `bias` in float; `w_log_step`, the logarithm of the weight's step,
+    [N, 1] or [1, 1] as `scheme.w` says; `x_log_step` [1], if `scheme.x` is per tensor (per row, the
+    scales of activations are chosen dynamically); `shift` [K], added to x before it is quantized,
+    if asked for. A logarithm keeps a step positive, and makes a learning rate a relative change.
+    Until `observe` was called, `x_log_step` and with it the output is NaN.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        scheme: Scheme | None = None,
+        shift: bool = False,
+    ) -> None:
+        super().__init__()
+        made = nn.Linear(in_features, out_features, bias)
+        self._take(made, scheme or Scheme(), shift)
+
+    @classmethod
+    def from_float(
+        cls, linear: nn.Linear, scheme: Scheme | None = None, shift: bool = False
+    ) -> LSQLinear:
+        """Takes over the very parameters of `linear`; its weight's step is fitted to it."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._take(linear, scheme or Scheme(), shift)
+        module.train(linear.training)
+        return module
+
+    def _take(self, linear: nn.Linear, scheme: Scheme, shift: bool) -> None:
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.scheme, self.weight, self.bias = scheme, linear.weight, linear.bias
+        step = best_step(linear.weight, scheme.w.bits, True, scheme.w.axes)
+        self.w_log_step = nn.Parameter(step.log())
+        device = linear.weight.device
+        learned = scheme.x.axes == PER_TENSOR
+        self.x_log_step = (
+            nn.Parameter(torch.full((1,), torch.nan, device=device)) if learned else None
+        )
+        self.shift = nn.Parameter(torch.zeros(linear.in_features, device=device)) if shift else None
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """Fits the step of activations to x [..., K], by least mean square error."""
+        if self.x_log_step is not None:
+            spec = self.scheme.x
+            shifted = x if self.shift is None else x + self.shift
+            self.x_log_step.copy_(
+                best_step(shifted, spec.bits, spec.symmetric, PER_TENSOR).log().reshape(1)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N], of the type of x."""
+        k, n = self.in_features, self.out_features
+        x = x if self.shift is None else x + self.shift.to(x.dtype)
+        shared = n * k if self.scheme.w.axes == PER_TENSOR else k
+        w_step = scaled_gradient(self.w_log_step.exp(), shared, self.scheme.w.bits)
+        x_step = None
+        if self.x_log_step is not None:
+            x_step = scaled_gradient(self.x_log_step.exp(), k, self.scheme.x.bits)
+        seed = None
+        if self.scheme.backward == "int8":
+            seed = torch.randint(0, 2**62, (1,), device=x.device)
+        return lsq_linear(x, self.weight, self.bias, x_step, w_step, self.scheme, seed)
+
+    def extra_repr(self) -> str:
+        shift = ", shift=True" if self.shift is not None else ""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, scheme={self.scheme}{shift}"
+        )
