@@ -23,7 +23,7 @@ from qfx.feed import example_inputs as fed_examples
 from qfx.frame import known_names, prefixes
 from qfx.fuse import fuse
 from qfx.match import match
-from qfx.plan import Plan, check_patterns, decide
+from qfx.plan import Plan, check_patterns, decide, guard_sizes
 from qfx.provide import Slot, as_placeholders
 
 _VERSIONED = "post_grad_custom_pre_pass"  # of Inductor
@@ -61,6 +61,7 @@ def qfx(
 
 def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, list[Slot]]:
     plan = plan_of(gm, config)
+    guard_sizes(plan)
     slots: list[Slot] = []
     fuse(rewrite(gm, plan, as_placeholders(gm, slots)))
     return plan, slots

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import sympy
 import torch
 from tabulate import tabulate
 
+from qfx.breakeven import condition, guard
 from qfx.config import Config
 from qfx.match import Match, Site
 from qfx.scheme import Scheme
@@ -47,6 +49,7 @@ class Entry:
     scheme: Scheme | None
     reason: str
     estimate: Estimate | None = None
+    where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
 
     @property
     def shape(self) -> str:
@@ -107,15 +110,38 @@ def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
         for s, e in zip(config.schemes, estimates, strict=True)
         if e.int8_s <= fastest * (1 + ACCURACY_BUDGET)
     )
+    where = _where(site, config, cost, scheme)
+    only = "" if where in (None, sympy.true, sympy.false) else f"; int8 where {where}"
     if estimate.gain < config.minimum_gain:
         reason = (
             f"int8 would be {estimate.gain:.2f}x float, below minimum_gain={config.minimum_gain}"
         )
-        return Entry(site, None, reason, estimate)
+        return Entry(site, None, reason + only, estimate, where)
     reason = f"int8 predicted {estimate.gain:.2f}x float"
     if len(config.schemes) > 1:
         reason += _why_symmetry(scheme, estimates[0].int8_s / estimates[-1].int8_s - 1)
-    return Entry(site, scheme, reason, estimate)
+    return Entry(site, scheme, reason + only, estimate, where)
+
+
+def _where(site: Site, config: Config, cost: CostModel, scheme: Scheme) -> sympy.Basic | None:
+    """The break-even in the site's symbolic M."""
+    if not isinstance(site.m, torch.SymInt):
+        return None
+    assert site.k is not None and site.n is not None
+    k, n, dtype = site.k, site.n, site.out_dtype or torch.float32
+
+    def gains(m: int) -> bool:
+        return cost.estimate(m, k, n, dtype, scheme).gain >= config.minimum_gain
+
+    return condition(site.m, gains)
+
+
+def guard_sizes(plan: Plan) -> None:
+    """Ties the captured graph to the sizes for which the decisions of the plan are right."""
+    for entry in plan.entries:
+        if entry.where is not None and isinstance(entry.match, Site):
+            assert isinstance(entry.match.m, torch.SymInt)
+            guard(entry.match.m, entry.where)
 
 
 def _why_symmetry(scheme: Scheme, extra: float) -> str:
