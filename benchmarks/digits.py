@@ -110,7 +110,9 @@ VARIANTS: dict[str, Any] = {
     "int8 forward": lambda model: compiled(model),
     "int8 forward and backward": lambda model: compiled(model, backward="int8"),
 }
-FOUR_BIT = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR), w=qfx.QSpec(bits=4, axes=qfx.PER_TENSOR))
+FOUR_BIT = qfx.Scheme(
+    x=qfx.QSpec(bits=4, axes=qfx.PER_TENSOR), w=qfx.QSpec(bits=4, axes=qfx.PER_TENSOR)
+)
 
 
 def from_scratch(variant: str, seed: int, epochs: int) -> tuple[nn.Module, Score]:
@@ -147,8 +149,8 @@ def survey(seeds: int, epochs: int) -> dict[str, list[Score]]:
             )
             if variant == "float":
                 before, after = fine_tuned(model, seed, max(epochs // 3, 1))
-                found.setdefault("4-bit weights", []).append(before)
-                found.setdefault("4-bit weights, fine-tuned", []).append(after)
+                found.setdefault("4 bits", []).append(before)
+                found.setdefault("4 bits, fine-tuned", []).append(after)
             torch._dynamo.reset()
     return found
 

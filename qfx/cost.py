@@ -30,7 +30,7 @@ from qfx.weights import pack
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # of the file, and of what is measured
+FORMAT = 3  # of the file, and of what is measured
 AXES = ((1, 4, 16, 64, 256), (16, 128, 768, 2048), (8, 64, 512, 2048))  # M, K, N
 ROUNDS = 5
 Grid = tuple[tuple[tuple[float, ...], ...], ...]  # seconds, [M][K][N]
@@ -43,6 +43,8 @@ class CostTable:
     float_s: Grid
     int8_s: Grid  # int8_linear_dynamic, asymmetric
     symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
+    weight_s: float  # seconds per element to quantize and pack a weight, and again for backward
+    codes_s: float  # seconds per element to dequantize activations in the backward
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
@@ -51,12 +53,19 @@ class CostTable:
             int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
         return Estimate(_interpolate(self.float_s, (m, k, n)), int8_s)
 
+    def training(self, m: int, k: int, n: int) -> float:
+        """Seconds that a training step adds to the int8 forward of a weight that trains."""
+        return n * k * self.weight_s + m * k * self.codes_s
+
 
 class MachineCost:
     """The cost model of this machine: one table per dtype, thread count and instruction set."""
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         return table(dtype, torch.get_num_threads(), _C.isa()).estimate(m, k, n, dtype, scheme)
+
+    def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
+        return table(dtype, torch.get_num_threads(), _C.isa()).training(m, k, n)
 
 
 @lru_cache
@@ -102,7 +111,8 @@ def cpu_name() -> str:
 def _from_json(text: str) -> CostTable:
     raw = json.loads(text)
     float_s, int8_s = (_checked_grid(raw[name]) for name in ("float_s", "int8_s"))
-    return CostTable(float_s, int8_s, float(raw["symmetric_saving"]))
+    others = (float(raw[name]) for name in ("symmetric_saving", "weight_s", "codes_s"))
+    return CostTable(float_s, int8_s, *others)
 
 
 def _checked_grid(raw: list[list[list[float]]]) -> Grid:
@@ -121,11 +131,12 @@ def measure(dtype: torch.dtype) -> CostTable:
     with torch.no_grad(), torch.autocast("cpu", enabled=False), modes_off:
         cells = [[[_cell(m, k, n, dtype) for n in AXES[2]] for k in AXES[1]] for m in AXES[0]]
         saving = _symmetric_saving(dtype)
+        training = _training(dtype)
     float_s, int8_s = (
         tuple(tuple(tuple(cell[i] for cell in row) for row in plane) for plane in cells)
         for i in range(2)
     )
-    return CostTable(float_s, int8_s, saving)
+    return CostTable(float_s, int8_s, saving, *training)
 
 
 def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
@@ -146,6 +157,19 @@ def _symmetric_saving(dtype: torch.dtype, m: int = 1024, k: int = 64) -> float:
         lambda: torch.ops.qfx.quantize(x, [1], 8, True),
     )
     return max(asymmetric - symmetric, 0.0) / m
+
+
+def _training(dtype: torch.dtype, size: int = 512) -> list[float]:
+    """Per element: what a weight costs in both directions, and dequantizing activations."""
+    w = _random(size, size, dtype)
+    q, scale, zero_point = torch.ops.qfx.quantize(w, [1], 8, False)
+    like = (scale, zero_point, None, None, "none", dtype)
+    weight, again, codes = fastest(
+        lambda: pack(w, (), QSpec()),
+        lambda: torch.ops.qfx.fake_quantize(w, [1], 8, True, dtype),
+        lambda: torch.ops.qfx.dequantize(q, *like),
+    )
+    return [(weight + again) / size**2, codes / size**2]
 
 
 def _random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

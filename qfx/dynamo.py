@@ -23,6 +23,7 @@ from qfx.feed import example_inputs as fed_examples
 from qfx.frame import known_names, prefixes
 from qfx.fuse import fuse
 from qfx.match import match
+from qfx.opened import open_operators
 from qfx.plan import Plan, check_patterns, decide, guard_sizes
 from qfx.provide import Slot, as_placeholders
 
@@ -69,7 +70,7 @@ def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, list[Slot]]:
 
 def plan_of(gm: fx.GraphModule, config: Config) -> Plan:
     """Match and decide. Raises ValueError for a pattern that matches nothing."""
-    matches = match(gm, prefixes())
+    matches = match(open_operators(gm), prefixes())
     check_patterns(config, known_names(matches))
     return decide(matches, config, MachineCost())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import sympy
@@ -39,6 +39,10 @@ class CostModel(Protocol):
     """Predicts a site's times from its shape; `dtype` is that of the float matmul."""
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate: ...
+
+    def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
+        """Seconds that training adds to a step's int8 forward."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
     m, dtype = hint(site.m), site.out_dtype or torch.float32
     if cost is None or m is None or site.k is None or site.n is None:
         return Entry(site, config.schemes[0], "int8; its gain was not predicted")
-    estimates = [cost.estimate(m, site.k, site.n, dtype, s) for s in config.schemes]
+    estimates = [_estimate(site, m, dtype, s, cost) for s in config.schemes]
     fastest = min(e.int8_s for e in estimates)
     scheme, estimate = next(
         (s, e)
@@ -123,15 +127,23 @@ def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
     return Entry(site, scheme, reason + only, estimate, where)
 
 
+def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
+    """Of the forward; a weight that trains is quantized again and again."""
+    assert site.k is not None and site.n is not None
+    found = cost.estimate(m, site.k, site.n, dtype, scheme)
+    if not site.weight_trains:
+        return found
+    return replace(found, int8_s=found.int8_s + cost.training(m, site.k, site.n, dtype))
+
+
 def _where(site: Site, config: Config, cost: CostModel, scheme: Scheme) -> sympy.Basic | None:
     """The break-even in the site's symbolic M."""
     if not isinstance(site.m, torch.SymInt):
         return None
-    assert site.k is not None and site.n is not None
-    k, n, dtype = site.k, site.n, site.out_dtype or torch.float32
+    dtype = site.out_dtype or torch.float32
 
     def gains(m: int) -> bool:
-        return cost.estimate(m, k, n, dtype, scheme).gain >= config.minimum_gain
+        return _estimate(site, m, dtype, scheme, cost).gain >= config.minimum_gain
 
     return condition(site.m, gains)
 

@@ -20,6 +20,7 @@ from qfx.config import Config, parse_options
 from qfx.cost import MachineCost, medians
 from qfx.frame import prefixes
 from qfx.match import Site, match
+from qfx.opened import open_operators
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan, check_patterns, decide, hint
 from qfx.views import apply
@@ -136,7 +137,7 @@ _SESSION: ContextVar[_Session] = ContextVar("session")
 
 def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
     """The backend of `explain`. One function for all calls: a second one reuses Dynamo's code."""
-    graph = clone(gm)
+    graph = open_operators(clone(gm))
     matches = match(graph, prefixes())
 
     def run(*arguments: Any) -> Any:

@@ -73,9 +73,9 @@ def constant_behind(node: fx.Node) -> tuple[fx.Node, View] | str:
 
 def _step(node: fx.Node) -> tuple[fx.Node, Step | None] | None:
     """(source, step) of one view node, step None for the same tensor; None for anything else."""
-    if node.op not in ("call_function", "call_method") or not node.args or node.kwargs:
+    if node.op not in ("call_function", "call_method") or not node.args or {*node.kwargs} - {"dim"}:
         return None
-    source, *arguments = node.args
+    source, *arguments = (*node.args, *node.kwargs.values())  # dim comes last
     method = node.target if node.op == "call_method" else _METHODS.get(node.target)
     if not isinstance(source, fx.Node) or not _static(arguments):
         return None

@@ -83,7 +83,9 @@ def _grid(per_mac: float, overhead: float) -> Grid:
     return tuple(tuple(tuple(m * k * n * per_mac + overhead for n in ns) for k in ks) for m in rows)
 
 
-FIXED_COST = CostTable(_grid(1e-10, 1e-6), _grid(0.4e-10, 5e-6), symmetric_saving=0.0)
+FIXED_COST = CostTable(
+    _grid(1e-10, 1e-6), _grid(0.4e-10, 5e-6), symmetric_saving=0.0, weight_s=1e-9, codes_s=5e-10
+)
 
 
 @pytest.fixture(autouse=True)

@@ -110,7 +110,9 @@ def test_a_real_measurement_has_the_right_shape(monkeypatch: pytest.MonkeyPatch)
 def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(cost, "AXES", ((1, 4), (8, 16), (8, 16)))
-    monkeypatch.setattr(cost, "fastest", lambda *calls: seen.append(_autocast()) or [1.0, 1.0])
+    monkeypatch.setattr(
+        cost, "fastest", lambda *calls: seen.append(_autocast()) or [1.0] * len(calls)
+    )
     with torch.autocast("cpu", torch.bfloat16):
         cost.measure(torch.float32)
     assert seen and not any(seen)

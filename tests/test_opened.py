@@ -1,0 +1,126 @@
+"""Operators that hold several matmuls are opened: the linears of torch.nn's attention are int8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qfx
+from qfx.report import sqnr
+from tests.models import compiled
+
+E, HEADS = 16, 2
+
+
+class Attends(nn.Module):
+    """A layer of torch.nn, called as its kind wants to be."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return self.layer(x, y, y, need_weights=self.layer.add_zero_attn)[0]
+        return (
+            self.layer(x)
+            if isinstance(self.layer, nn.TransformerEncoderLayer)
+            else self.layer(x, y)
+        )
+
+
+class SelfAttends(Attends):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.layer(x, x, x)
+
+
+class Masked(Attends):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.layer(x, x, x, attn_mask=mask, is_causal=True)[0]
+
+
+def _layer(kind: Any, **options: Any) -> Any:
+    options = {"batch_first": True, "dropout": 0.0, **options}
+    feed = {} if kind is nn.MultiheadAttention else {"dim_feedforward": 32}
+    return lambda: kind(E, HEADS, **feed, **options)
+
+
+# name -> (wrapper, layer, matmuls with a weight)
+LAYERS: dict[str, tuple[type[Attends], Callable[[], nn.Module], int]] = {
+    "cross": (Attends, _layer(nn.MultiheadAttention), 4 - 1),  # k and v in one
+    "self": (SelfAttends, _layer(nn.MultiheadAttention), 2),
+    "masked": (Masked, _layer(nn.MultiheadAttention), 2),
+    "own_widths": (Attends, _layer(nn.MultiheadAttention, kdim=E, vdim=E, bias=False), 3),
+    "add_bias_kv": (SelfAttends, _layer(nn.MultiheadAttention, add_bias_kv=True), 2),
+    "encoder": (Attends, _layer(nn.TransformerEncoderLayer), 4),
+    "encoder_gelu": (Attends, _layer(nn.TransformerEncoderLayer, activation="gelu"), 4),
+    "encoder_norm_first": (Attends, _layer(nn.TransformerEncoderLayer, norm_first=True), 4),
+    "decoder": (Attends, _layer(nn.TransformerDecoderLayer), 4 + 3),
+}
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(2, 5, E, generator=G), torch.randn(2, 7, E, generator=G)
+
+
+def _model(name: str, train: bool) -> nn.Module:
+    torch.manual_seed(0)
+    wrapper, layer, _ = LAYERS[name]
+    return wrapper(layer()).train(train)
+
+
+def _first(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_inference(name: str) -> None:
+    model = _model(name, train=False)
+    report = qfx.explain(model, X, Y, options={"minimum_gain": 0})
+    assert report.quantized == LAYERS[name][2], report
+    assert all(
+        "attention" in r.reason or "activations" in r.reason
+        for r in report.rows
+        if r.scheme == "float"
+    )
+    with torch.no_grad():
+        assert 25 < sqnr(_first(model(X, Y)), _first(compiled(model)(X, Y))) < 70
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training(name: str) -> None:
+    model = _model(name, train=True)
+    found = []
+    for f in (model, compiled(model, inner="aot_eager")):
+        model.zero_grad()
+        _first(f(X, Y)).square().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert 25 < sqnr(*found) < 80
+
+
+def test_dropout_inside_attention_trains() -> None:
+    model = SelfAttends(nn.MultiheadAttention(E, HEADS, dropout=0.5, batch_first=True))
+    f = compiled(model, inner="aot_eager")
+    first, second = (_first(f(X, Y)) for _ in range(2))
+    assert not torch.equal(first, second) and first.isfinite().all()
+
+
+def test_symbolic_sizes_stay_closed_with_a_reason() -> None:
+    model = _model("self", train=False)
+    f = torch.compile(
+        model, backend=qfx.backend, dynamic=True, options={"minimum_gain": 0, "inner": "eager"}
+    )
+    with torch.no_grad():
+        assert torch.allclose(_first(f(X, Y)), _first(model(X, Y)), atol=1e-5)
+
+
+def test_a_padding_mask_leaves_the_fast_path_closed() -> None:
+    layer = _layer(nn.TransformerEncoderLayer)().eval()
+    run = lambda x, mask: layer(x, src_key_padding_mask=mask)  # noqa: E731
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    with torch.no_grad():
+        got = torch.compile(run, backend=qfx.backend, options={"minimum_gain": 0})(X, mask)
+        assert sqnr(run(X, mask), got) > 25
