@@ -29,13 +29,17 @@ from qfx.config import INNER
 
 RESULT = RESULTS / "architectures.json"
 PAGE = ROOT / "docs" / "architectures.md"
-# Why a row misses a bar; `missed` demands one for each such row.
+# Why a row misses a bar: the page needs one for each such row.
+ROUTING = (
+    "random routers score experts nearly alike, so that errors send single tokens to another expert"
+)
 NOTES = {
-    "clip": "its four outputs are cosines near 0: small differences of large numbers",
-    "qwen3-next": "a recurrence whose output is normalised again: small errors grow in float too",
+    **dict.fromkeys(("mixtral", "qwen2-moe", "olmoe", "gpt-oss"), ROUTING),
+    "clip": "its four outputs are cosines near 0, small differences of large numbers",
+    "qwen3-next": "its recurrence normalises its own small output: errors grow, also in float",
     "switch": (
-        "Dynamo leaves the outermost frame to Python, and lets sibling experts share a graph that "
-        "carries the name of the first"
+        "Dynamo leaves the outermost frame to Python, and sibling experts share one graph, whose "
+        "rows have the name of the first"
     ),
 }
 
@@ -90,9 +94,13 @@ def survey(names: list[str], options: argparse.Namespace) -> list[Row]:
 
 def kept(host: Row) -> dict[str, Row]:
     """Saved rows that a survey on this machine, commit and compiler need not measure again."""
-    saved = json.loads(RESULT.read_text()) if RESULT.exists() else {"machine": {}, "rows": []}
-    same = all(saved["machine"].get(k) == host[k] for k in ("commit", "torch", "cpu", "inner"))
-    return {row["architecture"]: row for row in saved["rows"] if same and not row["failure"]}
+    before = saved() if RESULT.exists() else {"machine": {}, "rows": []}
+    same = all(before["machine"].get(k) == host[k] for k in ("commit", "torch", "cpu", "inner"))
+    return {row["architecture"]: row for row in before["rows"] if same and not row["failure"]}
+
+
+def saved() -> dict[str, Any]:
+    return json.loads(RESULT.read_text())
 
 
 def save(host: Row, rows: list[Row]) -> None:
@@ -111,8 +119,9 @@ commit {commit}. `python -m benchmarks.architectures --save` measures all of thi
 
 - **int8**: matmuls in int8, of all that `qfx.explain` lists.
 - **SQNR**: of the main output against float32 eager. The bar is {sqnr:.0f} dB.
-- **noise**: the same for the float model with white noise behind every linear, as strong there as
-  that linear's own int8 error: what the model makes of such errors, whoever makes them.
+- **noise**: the same for the float model with white noise on the outputs of its linears and
+  convolutions, as strong as the int8 error of each alone: what this model makes of such errors,
+  whoever makes them.
 - **cosine**: of all parameter gradients of one training step, against float32 eager. The bar is
   {cosine}.
 
@@ -123,8 +132,7 @@ commit {commit}. `python -m benchmarks.architectures --save` measures all of thi
 
 def page() -> str:
     """docs/architectures.md. A function of the saved results alone."""
-    saved = json.loads(RESULT.read_text())
-    host, rows = saved["machine"], saved["rows"]
+    host, rows = saved()["machine"], saved()["rows"]
     head = HEAD.format(
         count=len(rows),
         sqnr=SQNR_BAR,
@@ -157,6 +165,8 @@ def missed(row: Row) -> list[str]:
     for key, bar in (("sqnr_db", SQNR_BAR), ("gradient_cosine", COSINE_BAR)):
         if key in row and not meets(row, key, bar):
             words.append(f"{key} {'not measured' if row[key] is None else row[key]}")
+    if not meets(row, "sqnr_db", SQNR_BAR) and "median_token_db" in row:
+        words.append(f"of the median token {row['median_token_db']}")
     words += [f"gradient lost: {name}" for name in row.get("lost", [])]
     words += row.get("warnings", [])
     return words

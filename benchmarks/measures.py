@@ -17,9 +17,9 @@ from torch import Tensor, fx, nn
 
 import qfx
 from benchmarks.zoo import Inputs
+from qfx.match import match
 from qfx.plan import Plan
 from qfx.report import Report, sqnr
-from qfx.spellings import spelling
 
 SQNR_BAR, COSINE_BAR = 25.0, 0.99
 NOISE_DRAWS = 5
@@ -46,7 +46,7 @@ def coverage(model: nn.Module, inputs: Inputs, inner: str) -> Row:
         "skipped": sorted(name for module, name in ran.items() if module not in seen),
         "unlisted": unlisted(model, inputs),
         "reasons": reasons(report),
-        "noise_db": round(noise_db(model, inputs, ran, report), 2),
+        "noise_db": round(noise_db(model, inputs, report), 2),
     }
 
 
@@ -83,29 +83,39 @@ def unlisted(model: nn.Module, inputs: Inputs) -> dict[str, int]:
 
     class Watch(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            holds_body = any(a.op == "get_attr" for a in n.all_input_nodes)  # explained inside
-            if not n.op.startswith("call_") or holds_body or spelling(n) is not None:
-                return super().run_node(n)
             with torch.autograd.profiler.profile() as record:
                 result = super().run_node(n)
-            if MATMULS & {event.name for event in record.function_events}:
-                found[str(n.target)] += 1
+            has_body = any(a.op == "get_attr" for a in n.all_input_nodes)  # listed node by node
+            multiplies = MATMULS & {event.name for event in record.function_events}
+            if multiplies and not has_body and n not in known:
+                found[_name(n.target)] += 1
             return result
 
     def watched(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        known.update(m.node for m in match(gm))
         return torch._dynamo.disable(lambda *arguments: Watch(gm).run(*arguments))
 
+    known: set[fx.Node] = set()
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(model, backend=watched, dynamic=False)(**inputs)
     return dict(found)
 
 
-def noise_db(model: nn.Module, inputs: Inputs, ran: dict[nn.Module, str], report: Report) -> float:
-    """SQNR of the float model with white noise behind each linear, as strong as its int8 error."""
+def _name(target: Any) -> str:
+    return torch.overrides.resolve_name(target) or str(target)
+
+
+def noise_db(model: nn.Module, inputs: Inputs, report: Report) -> float:
+    """SQNR of the float model with white noise on the outputs of its linears and convolutions.
+
+    The noise is as strong at each as its own int8 error. Median of some draws.
+    """
     strength = {row.module: row.sqnr_db for row in report.rows if row.sqnr_db is not None}
 
-    def noisy(output: Tensor, decibel: float) -> Tensor:
+    def noisy(output: Any, decibel: float) -> Tensor | None:
+        if not isinstance(output, Tensor):
+            return None  # a router: its scores are one output of several
         noise = torch.randn_like(output)
         return output + noise * output.norm() / noise.norm() * 10 ** (-decibel / 20)
 
@@ -113,8 +123,8 @@ def noise_db(model: nn.Module, inputs: Inputs, ran: dict[nn.Module, str], report
         torch.manual_seed(seed)
         hooks = [
             module.register_forward_hook(lambda m, i, o, d=strength[name]: noisy(o, d))
-            for module, name in ran.items()
-            if name in strength
+            for name, module in model.named_modules()
+            if name in strength and not list(module.children())
         ]
         return sqnr(expected, main_output(_run_hooked(model, inputs, hooks)))
 
@@ -129,7 +139,11 @@ def inference(model: nn.Module, inputs: Inputs, inner: str) -> Row:
     fast = compiled(model, inner)
     with torch.no_grad():
         expected, found = main_output(model(**inputs)), main_output(fast(**inputs))
-    return {"sqnr_db": round(sqnr(expected, found), 2)}
+    tokens = zip(expected.flatten(0, -2), found.flatten(0, -2), strict=True)
+    return {
+        "sqnr_db": round(sqnr(expected, found), 2),
+        "median_token_db": round(median(sqnr(e, f) for e, f in tokens), 2),
+    }
 
 
 def training(model: nn.Module, inputs: Inputs, inner: str) -> Row:
