@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -116,6 +116,31 @@ def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (_x(row, g), scale, zero_point, row.bits, row.symmetric)
 
 
+def _matrices(g: torch.Generator, row: Row, rows: int, dtype: torch.dtype) -> Tensor:
+    """A batch [*leading[:-1], rows, k] of operand b, whose rows are not contiguous."""
+    shape = (*row.leading[:-1], row.k, rows)
+    if dtype == torch.int8:
+        return _codes(g, *shape).mT
+    return torch.randn(*shape, generator=g).to(dtype).mT
+
+
+def _a_rows(row: Row) -> Row:
+    """Operand a of a batched product has at least two axes."""
+    return row if row.leading else replace(row, leading=(1,))
+
+
+def _bmm(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    row = _a_rows(row)
+    a = (_codes(g, *row.leading, row.k), _zeros(row, g))
+    return (*a, _matrices(g, row, row.n, torch.int8))
+
+
+def _bmm_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    row = _a_rows(row)
+    b = _matrices(g, row, row.n, row.dtype)
+    return (_x(row, g), b, list(row.axes), row.bits, row.symmetric, 8, row.out_dtype)
+
+
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
     "quantize_static": _static,
@@ -125,6 +150,8 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "pack_weight": lambda r, g: (_codes(g, r.n, r.k),),
     "unpack_weight": lambda r, g: (_packed(r, g), r.n, r.k),
     "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
+    "int8_bmm": _bmm,
+    "int8_bmm_dynamic": _bmm_dynamic,
     "int8_linear": _linear,
     "int8_linear_ste": _ste,
     "int8_linear_dynamic": lambda r, g: (
@@ -153,14 +180,16 @@ _SHAPES = (
 )
 _QUANTIZED = (
     "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
+    "int8_bmm_dynamic",
 )  # fmt: skip
-_ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_linear")
+_ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear")
 _FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
 THREADED = [
     *(Row(op, leading=(300,), k=130, n=600) for op in BUILDERS),
     *(Row(op, leading=(300,), k=130, n=600, axes=PER_TENSOR) for op in _ROWWISE),
+    *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
 ]
 ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
 ROWS += THREADED
@@ -179,6 +208,7 @@ ROWS += [
     Row(op, dtype=dtype, axes=axes, symmetric=symmetric)
     for op, types in (
         ("int8_mm", (torch.float32,)),
+        ("int8_bmm", (torch.float32,)),
         ("int8_linear", _TYPES),
         ("dequantize", (*_TYPES, torch.int8)),
     )
@@ -192,5 +222,16 @@ ROWS += [
     for dtype in _TYPES
     for activation in ACTIVATIONS
     for bias in (True, False)
+]
+ROWS += [
+    Row(op, leading=leading, k=k, n=n, symmetric=symmetric)
+    for op in ("int8_bmm", "int8_bmm_dynamic")
+    for leading, k, n in (
+        ((7, 13), 33, 40),
+        ((2, 3, 50), 64, 70),
+        ((0, 4), 5, 6),
+        ((30, 64), 64, 64),
+    )
+    for symmetric in (True, False)
 ]
 ROWS = list(dict.fromkeys(ROWS))

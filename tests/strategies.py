@@ -26,7 +26,8 @@ FAULTY = ("nan", "infinity")  # in some of the rows
 LARGEST = torch.finfo(torch.float32).max
 
 
-def _filled(fill: str, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+def filled(fill: str, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """float32 [rows, columns] of one of FINITE or FAULTY."""
     x = torch.randn(rows, columns, generator=generator)
     rare = torch.rand(x.shape, generator=generator) < 0.03
     made = {
@@ -71,7 +72,7 @@ def matrices(
     """A float32 matrix [rows, columns] of some fill and layout."""
     m, k, fill = draw(rows), draw(SIZES), draw(st.sampled_from(fills))
     generator = torch.Generator().manual_seed(draw(SEEDS))
-    return strided(_filled(fill, m, k, generator), draw(LAYOUTS))
+    return strided(filled(fill, m, k, generator), draw(LAYOUTS))
 
 
 @st.composite

@@ -21,7 +21,7 @@ OPS = sorted(
 )
 FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
 QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quantize")
-WITHOUT_GRADIENT = (*QUANTIZING, *FLOAT_OUT)
+WITHOUT_GRADIENT = (*QUANTIZING, "int8_bmm_dynamic", *FLOAT_OUT)
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 

@@ -36,6 +36,13 @@ struct RowCode {
   bool finite;
 };
 
+// How the columns of one panel become codes: q = clamp(rne(x * inverse), -qmax, qmax) & finite.
+struct ColumnCodes {
+  float inverse[kPanel];
+  int32_t finite[kPanel];  // -1 or 0
+  int32_t qmax;
+};
+
 // The float parameters of one panel of columns, [32] each, zero padded.
 struct Panel {
   float scale[kPanel], bias[kPanel];
@@ -75,6 +82,9 @@ struct Kernels {
   void (*random)(uint64_t seed, int64_t first, int64_t groups, uint16_t* bits);
   void (*quantize_stochastic)(const float* x, int64_t n, const RowCode* code,
                               const uint16_t* random, int8_t* q);
+  void (*range_of_columns)(const float* x, int64_t k, int32_t* magnitude);
+  void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
+                           int32_t* colsum);
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   void (*epilogue)(const EpilogueArgs* args);
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the

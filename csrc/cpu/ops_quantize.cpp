@@ -38,12 +38,15 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
     *zeros = shared.zero_point;
   }
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      const RowCode code = spec.per_tensor ? shared : choose_row_code(kernels, matrix, spec, m);
-      quantize_row_of(kernels, matrix, m, code, codes + m * size.columns);
-      if (spec.per_tensor) continue;
-      scales[m] = code.scale;
-      zeros[m] = code.zero_point;
+    RowCode row_codes[kRowsAtOnce];
+    for (int64_t m = begin; m < end; m += kRowsAtOnce) {
+      const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
+      quantize_rows(kernels, matrix, spec, spec.per_tensor ? &shared : nullptr, m, count, row_codes,
+                    codes + m * size.columns);
+      for (int64_t r = 0; r < count && !spec.per_tensor; ++r) {
+        scales[m + r] = row_codes[r].scale;
+        zeros[m + r] = row_codes[r].zero_point;
+      }
     }
   });
   return {q, scale, zero_point};
@@ -92,6 +95,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
   return {q, row_scale, row_zero};
 }
 
+int64_t panels_for(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
+
 // A row of a tile: in place where it is one already, else widened into `copy`.
 const int32_t* as_tile(const int32_t* from, int columns, int32_t* copy) {
   if (columns == kPanel) return from;
@@ -105,9 +110,11 @@ const int32_t* as_tile(const int8_t* from, int columns, int32_t* copy) {
 }
 
 // One row of (E1) in panels: raw sums are the codes or sums themselves, minus the zero point.
+// Consecutive rows share `rows_a_scale` of the column scales.
 struct Dequantize {
   const Kernels& kernels;
   const std::vector<Panel>& panels;
+  int64_t rows_a_scale;
   Matrix size;
   Activation activation;
   Dtype dtype;
@@ -118,7 +125,8 @@ struct Dequantize {
     const int64_t element = dtype == Dtype::kFloat32 ? 4 : 2;
     const int32_t add = static_cast<int32_t>(-static_cast<uint32_t>(zero_point)), mul = 0;
     int32_t copy[kPanel] = {};
-    for (int64_t n = 0; n < size.columns; n += kPanel) {
+    const Panel* panel = panels.data() + m / rows_a_scale * panels_for(size.columns);
+    for (int64_t n = 0; n < size.columns; n += kPanel, ++panel) {
       const int columns = static_cast<int>(std::min<int64_t>(kPanel, size.columns - n));
       const int32_t* tile = as_tile(q + m * size.columns + n, columns, copy);
       const EpilogueArgs args = {tile,
@@ -128,7 +136,7 @@ struct Dequantize {
                                  &mul,
                                  &scale,
                                  0,
-                                 &panels[n / kPanel],
+                                 panel,
                                  activation,
                                  dtype,
                                  out + (m * size.columns + n) * element,
@@ -138,17 +146,32 @@ struct Dequantize {
   }
 };
 
-std::vector<Panel> panels_of(const Tensor* col_scale, const std::vector<float>& bias, int64_t n) {
-  std::vector<Panel> panels((n + kPanel - 1) / kPanel);
-  const float* scales =
-      col_scale ? static_cast<const float*>(col_scale->const_data_ptr()) : nullptr;
-  for (int64_t i = 0; i < n; ++i) {
-    Panel& panel = panels[i / kPanel];
-    panel.scale[i % kPanel] = scales ? scales[i] : 1.f;
-    panel.bias[i % kPanel] = bias.empty() ? 0.f : bias[i];
-    panel.has_bias = !bias.empty();
+// Panels of each of `count` rows of column scales [count, n], one row of ones without them.
+std::vector<Panel> panels_of(const float* col_scale, int64_t count, const std::vector<float>& bias,
+                             int64_t n) {
+  std::vector<Panel> panels(count * panels_for(n));
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t i = 0; i < n; ++i) {
+      Panel& panel = panels[row * panels_for(n) + i / kPanel];
+      panel.scale[i % kPanel] = col_scale ? col_scale[row * n + i] : 1.f;
+      panel.bias[i % kPanel] = bias.empty() ? 0.f : bias[i];
+      panel.has_bias = !bias.empty();
+    }
   }
   return panels;
+}
+
+// One scale for each column of q [*B, M, N]: [N], or [*B, 1, N], one for each matrix.
+void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q) {
+  check_dtype(op, "col_scale", col_scale, {ScalarType::Float});
+  const int64_t n = q.size(q.dim() - 1);
+  if (col_scale.dim() <= 1) return check_vector(op, "col_scale", col_scale, n);
+  std::vector<int64_t> expected(q.sizes().begin(), q.sizes().end());
+  if (expected.size() >= 2) expected[expected.size() - 2] = 1;
+  STD_TORCH_CHECK(std::equal(expected.begin(), expected.end(), col_scale.sizes().begin(),
+                             col_scale.sizes().end()),
+                  op, ": col_scale has shape ", shape_of(col_scale), " and q has shape ",
+                  shape_of(q), ", expected [N], or [*B, 1, N] for q [*B, M, N]");
 }
 
 Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
@@ -169,19 +192,26 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
     zero_point = torch::stable::contiguous(*zero_point);
     zeros = static_cast<const int32_t*>(zero_point->const_data_ptr());
   }
+  const float* col_scales = nullptr;
+  int64_t rows_a_scale = std::max<int64_t>(size.rows, 1);
   if (col_scale.has_value()) {
-    check_dtype(op, "col_scale", *col_scale, {ScalarType::Float});
-    check_vector(op, "col_scale", *col_scale, size.columns);
+    check_col_scale(op, *col_scale, q);
     col_scale = torch::stable::contiguous(*col_scale);
+    col_scales = floats(*col_scale);
+    if (col_scale->dim() > 1) rows_a_scale = std::max<int64_t>(q.size(q.dim() - 2), 1);
   }
   const std::vector<float> biases = bias_of(op, bias, size.columns);
-  const std::vector<Panel> panels =
-      panels_of(col_scale.has_value() ? &*col_scale : nullptr, biases, size.columns);
+  const int64_t scale_rows = (size.rows + rows_a_scale - 1) / rows_a_scale;
+  const std::vector<Panel> panels = panels_of(col_scales, scale_rows, biases, size.columns);
   const Dtype dtype = dtype_of(op, out_dtype);
   Tensor y = empty_on_cpu(with_last(q, size.columns), out_dtype);
-  const Dequantize job = {
-      kernels_of(current_isa()),     panels, size,
-      activation_of(op, activation), dtype,  static_cast<char*>(y.mutable_data_ptr())};
+  const Dequantize job = {kernels_of(current_isa()),
+                          panels,
+                          rows_a_scale,
+                          size,
+                          activation_of(op, activation),
+                          dtype,
+                          static_cast<char*>(y.mutable_data_ptr())};
   const float* scales = static_cast<const float*>(scale.const_data_ptr());
   const bool codes = q.scalar_type() == ScalarType::Char;
   const void* data = q.const_data_ptr();
@@ -210,7 +240,7 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   const Kernels& kernels = kernels_of(current_isa());
   RowCode shared{};
   if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
-  const std::vector<Panel> panels = panels_of(nullptr, {}, size.columns);
+  const std::vector<Panel> panels = panels_of(nullptr, 1, {}, size.columns);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_bytes = size.columns * (dtype == Dtype::kFloat32 ? 4 : 2);
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
@@ -218,8 +248,8 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
     for (int64_t m = begin; m < end; ++m) {
       const RowCode code = spec.per_tensor ? shared : choose_row_code(kernels, matrix, spec, m);
       quantize_row_of(kernels, matrix, m, code, q.data());
-      const Dequantize row = {kernels,           panels, {1, size.columns},
-                              Activation::kNone, dtype,  out + m * row_bytes};
+      const Dequantize row = {
+          kernels, panels, 1, {1, size.columns}, Activation::kNone, dtype, out + m * row_bytes};
       row.row(q.data(), 0, code.scale, code.zero_point);
     }
   });

@@ -12,27 +12,55 @@ constexpr char kMagic[4] = {'Q', 'F', 'X', 'W'};
 constexpr uint32_t kVersion = 1;
 constexpr uint32_t kLayoutK4N32 = 1;
 
-int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+// Groups of 4 k of 32 columns that lie side by side.
+void pack_side_by_side(const int8_t* w, int64_t groups, int64_t stride_k, int32_t* colsum,
+                       int8_t* out) {
+  for (int64_t g = 0; g < groups; ++g, w += kGroup * stride_k, out += kPanel * kGroup) {
+    uint32_t group[kPanel] = {};
+    for (int64_t i = 0; i < kGroup; ++i) {
+      for (int64_t n = 0; n < kPanel; ++n) {
+        group[n] |= static_cast<uint32_t>(static_cast<uint8_t>(w[i * stride_k + n])) << 8 * i;
+        colsum[n] += w[i * stride_k + n];
+      }
+    }
+    std::memcpy(out, group, sizeof(group));
+  }
+}
 
-// One panel of 32 columns into blocks and column sums that are zero.
-void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
-                int32_t* colsum, int8_t* out) {
+// Groups of 4 consecutive k of each column.
+void pack_column_by_column(const int8_t* w, int64_t columns, int64_t groups, int64_t stride_n,
+                           int32_t* colsum, int8_t* out) {
   constexpr int64_t kStep = kPanel * kGroup;
-  const int64_t whole = stride_k == 1 ? k / kGroup * kGroup : 0;  // moved a group at a time
-  constexpr int64_t kChunk = 256;  // of k: its block of 32 x 256 bytes stays in L1
-  for (int64_t begin = 0; begin < whole; begin += kChunk) {
-    const int64_t end = std::min(begin + kChunk, whole);
+  constexpr int64_t kChunk = 64;  // groups: a block of 32 x 256 bytes stays in L1
+  for (int64_t begin = 0; begin < groups; begin += kChunk) {
+    const int64_t end = std::min(begin + kChunk, groups);
     for (int64_t n = 0; n < columns; ++n) {
       const int8_t* column = w + n * stride_n;
-      int8_t* to = out + begin * kPanel + n * kGroup;
-      for (int64_t i = begin; i < end; i += kGroup, to += kStep) {
-        std::memcpy(to, column + i, kGroup);
-      }
-      for (int64_t i = begin; i < end; ++i) colsum[n] += column[i];
+      int8_t* to = out + n * kGroup;
+      for (int64_t g = begin; g < end; ++g)
+        std::memcpy(to + g * kStep, column + g * kGroup, kGroup);
+      int32_t sum = 0;
+      for (int64_t k = begin * kGroup; k < end * kGroup; ++k) sum += column[k];
+      colsum[n] += sum;
     }
   }
-  for (int64_t i = whole; i < k; ++i) {
-    int8_t* to = out + i / kGroup * kStep + i % kGroup;
+}
+
+}  // namespace
+
+void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
+                int32_t* colsum, int8_t* block) {
+  std::memset(colsum, 0, kPanel * sizeof(*colsum));
+  std::memset(block, 0, kPanel * padded_k(k));
+  const bool side_by_side = stride_n == 1 && columns == kPanel;
+  const int64_t groups = side_by_side || stride_k == 1 ? k / kGroup : 0;
+  if (side_by_side) {
+    pack_side_by_side(w, groups, stride_k, colsum, block);
+  } else {
+    pack_column_by_column(w, columns, groups, stride_n, colsum, block);
+  }
+  for (int64_t i = groups * kGroup; i < k; ++i) {
+    int8_t* to = block + i / kGroup * (kPanel * kGroup) + i % kGroup;
     for (int64_t n = 0; n < columns; ++n) {
       const int8_t value = w[n * stride_n + i * stride_k];
       to[n * kGroup] = value;
@@ -41,29 +69,23 @@ void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, i
   }
 }
 
-}  // namespace
-
 int64_t packed_size(int64_t n, int64_t k) {
   const int64_t padded_n = round_up(n, kPanel);
-  return static_cast<int64_t>(sizeof(PackedHeader)) + 4 * padded_n +
-         padded_n * round_up(k, kKMultiple);
+  return static_cast<int64_t>(sizeof(PackedHeader)) + 4 * padded_n + padded_n * padded_k(k);
 }
 
 void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out) {
   PackedHeader header = {{}, kVersion, kLayoutK4N32, 0, n, k, {}};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   std::memcpy(out, &header, sizeof(header));
-  const int64_t padded_n = round_up(n, kPanel), padded_k = round_up(k, kKMultiple);
+  const int64_t padded_n = round_up(n, kPanel);
   int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(header));
   int8_t* blocks = out + sizeof(header) + 4 * padded_n;
-  std::memset(colsum, 0, 4 * padded_n);
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   parallel(padded_n / kPanel, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin * kPanel; p < end * kPanel; p += kPanel) {
-      int8_t* block = blocks + p * padded_k;
-      std::memset(block, 0, kPanel * padded_k);
       pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
-                 colsum + p, block);
+                 colsum + p, blocks + p * padded_k(k));
     }
   });
 }
@@ -100,8 +122,8 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
            std::to_string(packed_size(header.n, header.k));
   }
   const int8_t* colsum = data + sizeof(header);
-  *weight = {header.n, header.k, round_up(header.k, kKMultiple),
-             reinterpret_cast<const int32_t*>(colsum), colsum + 4 * round_up(header.n, kPanel)};
+  *weight = {header.n, header.k, padded_k(header.k), reinterpret_cast<const int32_t*>(colsum),
+             colsum + 4 * round_up(header.n, kPanel)};
   return "";
 }
 

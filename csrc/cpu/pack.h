@@ -14,6 +14,12 @@ namespace qfx::cpu {
 // An int32 sum of K products of (code - zero point) in [-255, 255] and a weight in [-128, 127].
 inline constexpr int64_t kMaxK = 65792;
 
+inline int64_t round_up(int64_t x, int64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
+inline int64_t padded_k(int64_t k) { return round_up(k, kKMultiple); }
+
 struct PackedHeader {
   char magic[4];
   uint32_t version, layout, reserved;
@@ -36,6 +42,10 @@ int64_t packed_size(int64_t n, int64_t k);
 
 // Packs w[n * stride_n + k * stride_k] into out[packed_size(n, k)].
 void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out);
+
+// One panel: columns <= 32 of w into colsum[32] and block[Kp/4][32][4], padding included.
+void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
+                int32_t* colsum, int8_t* block);
 
 void unpack(const PackedWeight& w, int8_t* out);
 

@@ -71,12 +71,15 @@ Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMa
   const Rows rows = make_rows(kernels, x.rows, w.padded_k);
   parallel(x.rows, x.rows * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
-    int8_t* q = scratch.get<int8_t>(w.k);
-    for (int64_t m = begin; m < end; ++m) {
-      const RowCode code = shared != nullptr ? *shared : choose_row_code(kernels, x, spec, m);
-      quantize_row_of(kernels, x, m, code, q);
-      arrange_row(kernels, w, q, code.zero_point, m, rows);
-      if (shared == nullptr) scales[m] = code.scale;
+    int8_t* q = scratch.get<int8_t>(kRowsAtOnce * w.k);
+    RowCode codes[kRowsAtOnce];
+    for (int64_t m = begin; m < end; m += kRowsAtOnce) {
+      const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
+      quantize_rows(kernels, x, spec, shared, m, count, codes, q);
+      for (int64_t r = 0; r < count; ++r) {
+        arrange_row(kernels, w, q + r * w.k, codes[r].zero_point, m + r, rows);
+        if (shared == nullptr) scales[m + r] = codes[r].scale;
+      }
     }
   });
   return rows;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <mutex>
+#include <new>
 
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
@@ -22,7 +23,9 @@ Range widest(const Range& a, const Range& b) {
   return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
-RowCode choose(const Range& range, const CodeSpec& spec) {
+}  // namespace
+
+RowCode code_of(const Range& range, const CodeSpec& spec) {
   const int32_t qmax = (1 << (spec.bits - 1)) - 1;
   const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
   if (range.magnitude >= kInfinity) {  // (Q4)
@@ -41,8 +44,6 @@ RowCode choose(const Range& range, const CodeSpec& spec) {
   return {scale, inverse, std::clamp(zero, qmin, qmax), qmin, qmax, true};
 }
 
-}  // namespace
-
 const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m) {
   if (x.dtype == Dtype::kFloat32) return static_cast<const float*>(x.row(m));
   thread_local Scratch scratch;
@@ -55,7 +56,29 @@ RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const Code
                         int64_t m) {
   Range range;
   kernels.range(row_as_floats(kernels, x, m), x.columns, &range);
-  return choose(range, spec);
+  return code_of(range, spec);
+}
+
+void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                   const RowCode* shared, int64_t first, int64_t count, RowCode* codes, int8_t* q) {
+  const bool wide = x.dtype == Dtype::kFloat32;
+  thread_local Scratch scratch;
+  float* widened = wide ? nullptr : scratch.get<float>(kRowsAtOnce * x.columns);
+  const float* rows[kRowsAtOnce];
+  for (int64_t r = 0; r < count; ++r) {
+    rows[r] = wide ? static_cast<const float*>(x.row(first + r)) : widened + r * x.columns;
+    if (!wide) kernels.widen(x.row(first + r), x.dtype, x.columns, widened + r * x.columns);
+    if (shared != nullptr) {
+      codes[r] = *shared;
+      continue;
+    }
+    Range range;
+    kernels.range(rows[r], x.columns, &range);
+    ::new (&codes[r]) RowCode(code_of(range, spec));  // a copy would wait for the stores
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    kernels.quantize(rows[r], x.columns, &codes[r], q + r * x.columns);
+  }
 }
 
 RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec) {
@@ -72,7 +95,7 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
     const std::lock_guard<std::mutex> lock(merging);
     all = widest(all, part);
   });
-  return choose(all, spec);
+  return code_of(all, spec);
 }
 
 RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,

@@ -13,24 +13,34 @@ struct CodeSpec {
   bool per_tensor;  // one scale for the matrix instead of one per row
 };
 
-// A matrix of floats, row-major: x[m][k].
+// A matrix of floats whose rows are contiguous: x[m][k].
 struct FloatMatrix {
   const void* data;
   Dtype dtype;
   int64_t rows, columns;
+  int64_t stride = columns;  // from row to row
 
   const void* row(int64_t m) const {
     const int64_t bytes = dtype == Dtype::kFloat32 ? 4 : 2;
-    return static_cast<const char*>(data) + m * columns * bytes;
+    return static_cast<const char*>(data) + m * stride * bytes;
   }
 };
 
 // Row m in float32: x itself, or memory of the calling thread that the next call overwrites.
 const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m);
 
+// How numbers of this range become codes.
+RowCode code_of(const Range& range, const CodeSpec& spec);
+
 // How row m becomes codes under a per-row scheme.
 RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                         int64_t m);
+
+// Rows first, first + 1, ... of a number up to kRowsAtOnce: q[r][columns], and codes[r] says how
+// they were made: as `spec` chooses from the row, or all as `shared`.
+inline constexpr int kRowsAtOnce = 8;  // scales are chosen before rows are quantized: they overlap
+void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                   const RowCode* shared, int64_t first, int64_t count, RowCode* codes, int8_t* q);
 
 // The one code of a per-tensor scheme.
 RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec);

@@ -6,6 +6,7 @@
 // Operand format per group of 4 k: 4 bytes |q|, then 4 bytes of sign mask.
 #include <immintrin.h>
 
+#include "cpu/columns.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -124,6 +125,8 @@ const Kernels& kernels_avx2() {
                                       quantize_clamped_row,
                                       random_groups,
                                       quantize_stochastic_row,
+                                      range_of_columns,
+                                      quantize_columns,
                                       arrange,
                                       epilogue,
                                       multiply};

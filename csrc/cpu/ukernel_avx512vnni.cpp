@@ -2,6 +2,7 @@
 // Operand format: u8 = q + 128; the row constant 128 * colsum[n] is taken off in the epilogue.
 #include <immintrin.h>
 
+#include "cpu/columns.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -107,6 +108,8 @@ const Kernels& kernels_avx512vnni() {
                                       quantize_clamped_row,
                                       random_groups,
                                       quantize_stochastic_row,
+                                      range_of_columns,
+                                      quantize_columns,
                                       arrange,
                                       epilogue,
                                       multiply};

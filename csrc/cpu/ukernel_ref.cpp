@@ -1,5 +1,6 @@
 // Portable kernels, the definition the others are tested against.
 // Operand format: the codes themselves, a[k] = q[k] as s8, zero padded.
+#include "cpu/columns.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -41,6 +42,8 @@ const Kernels& kernels_ref() {
                                       quantize_clamped_row,
                                       random_groups,
                                       quantize_stochastic_row,
+                                      range_of_columns,
+                                      quantize_columns,
                                       arrange,
                                       epilogue,
                                       nullptr};

@@ -1,0 +1,163 @@
+// int8_bmm, int8_bmm_dynamic on the CPU: products of two computed operands. b, which takes the
+// place of the weight, is packed on the way, one matrix at a time.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+
+#include "cpu/arguments.h"
+#include "cpu/pack_floats.h"
+#include "cpu/parallel.h"
+#include "cpu/product.h"
+#include "cpu/scratch.h"
+
+namespace qfx::cpu {
+namespace {
+
+// [*B, rows, columns]: matrices that may lie anywhere in memory, strides in elements.
+struct Matrices {
+  const char* data;
+  int64_t element, count, rows, columns, row_stride, column_stride;
+  std::vector<int64_t> sizes, strides;  // of the batch axes
+
+  explicit Matrices(const Tensor& t)
+      : data(static_cast<const char*>(t.const_data_ptr())),
+        element(t.element_size()),
+        count(1),
+        rows(t.size(t.dim() - 2)),
+        columns(t.size(t.dim() - 1)),
+        row_stride(t.stride(t.dim() - 2)),
+        column_stride(t.stride(t.dim() - 1)),
+        sizes(t.sizes().begin(), t.sizes().end() - 2),
+        strides(t.strides().begin(), t.strides().end() - 2) {
+    for (int64_t size : sizes) count *= size;
+  }
+
+  const char* operator[](int64_t i) const {
+    int64_t offset = 0;
+    for (size_t d = sizes.size(); d-- > 0; i /= sizes[d]) offset += i % sizes[d] * strides[d];
+    return data + offset * element;
+  }
+};
+
+struct Sizes {
+  int64_t batch, m, n, k;
+};
+
+Sizes sizes_of(const char* op, const char* a_name, const Tensor& a, const char* b_name,
+               const Tensor& b) {
+  const auto last = a.sizes().end() - 2;
+  STD_TORCH_CHECK(
+      a.dim() >= 2 && a.dim() == b.dim() && std::equal(a.sizes().begin(), last, b.sizes().begin()),
+      op, ": ", a_name, " has shape ", shape_of(a), " and ", b_name, " has shape ", shape_of(b),
+      ", expected [*B, M, K] and [*B, N, K] with the same batch axes");
+  const int64_t axis = a.dim() - 1, k = a.size(axis);
+  STD_TORCH_CHECK(k == b.size(axis), op, ": ", a_name, " has K=", k, " (shape ", shape_of(a),
+                  ") but ", b_name, " has K=", b.size(axis), " (shape ", shape_of(b), ")");
+  STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
+                  ", where the int32 accumulator of a dot product could overflow");
+  int64_t batch = 1;
+  for (auto size = a.sizes().begin(); size != last; ++size) batch *= *size;
+  return {batch, a.size(axis - 1), b.size(axis - 1), k};
+}
+
+// Runs f(i) for each matrix of the batch.
+template <typename F>
+void for_each_matrix(const Sizes& size, const F& f) {
+  constexpr int64_t kStepsPerElement = 32;  // of quantizing and packing, in parallel.h's unit
+  const int64_t one = size.m * size.n * size.k + (size.m + size.n) * size.k * kStepsPerElement;
+  parallel(size.batch, size.batch * one, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i);
+  });
+}
+
+Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
+  constexpr const char* op = "int8_bmm";
+  check_dtype(op, "a_q", a_q, {ScalarType::Char});
+  check_dtype(op, "b_q", b_q, {ScalarType::Char});
+  const Sizes size = sizes_of(op, "a_q", a_q, "b_q", b_q);
+  check_zero_point(op, a_zero_point, size.batch * size.m);
+  a_q = torch::stable::contiguous(a_q);
+  a_zero_point = torch::stable::contiguous(a_zero_point);
+  Tensor acc = empty_on_cpu(with_last(a_q, size.n), ScalarType::Int);
+  const Kernels& kernels = kernels_of(current_isa());
+  const int8_t* a = static_cast<const int8_t*>(a_q.const_data_ptr());
+  const Matrices b(b_q);
+  const int64_t step = stride_of(a_zero_point), bytes = packed_size(size.n, size.k);
+  int32_t* out = static_cast<int32_t*>(acc.mutable_data_ptr());
+  for_each_matrix(size, [&](int64_t i) {
+    thread_local Scratch scratch;
+    int8_t* packed = scratch.get<int8_t>(bytes);
+    pack(reinterpret_cast<const int8_t*>(b[i]), size.n, size.k, b.row_stride, b.column_stride,
+         packed);
+    PackedWeight w;
+    open_packed(packed, bytes, &w);
+    in_chunks(kernels, w, size.m, [&](int64_t first, int64_t count) {
+      const int64_t row = i * size.m + first;
+      const int32_t* zeros = ints(a_zero_point) + row * step;
+      const Rows rows = rows_of_codes(kernels, w, a + row * size.k, zeros, step, count);
+      gemm(kernels, rows, w, IntegerSink(w, rows, out + row * size.n));
+    });
+  });
+  return acc;
+}
+
+// Rows contiguous, but for rows of one element, whose stride may be anything.
+Tensor with_contiguous_rows(const Tensor& t) {
+  const int64_t axis = t.dim() - 1;
+  return t.stride(axis) == 1 ? t : torch::stable::contiguous(t);
+}
+
+Tensor with_contiguous_rows_or_columns(const Tensor& t) {
+  return t.stride(t.dim() - 2) == 1 ? t : with_contiguous_rows(t);
+}
+
+Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t bits, bool symmetric,
+                        int64_t b_bits, ScalarType out_dtype) {
+  constexpr const char* op = "int8_bmm_dynamic";
+  check_float(op, "a", a);
+  check_float(op, "b", b);
+  const Sizes size = sizes_of(op, "a", a, "b", b);
+  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  const CodeSpec b_spec = code_spec_of(op, {1}, b_bits, true);
+  const Dtype a_dtype = dtype_of(op, a.scalar_type()), b_dtype = dtype_of(op, b.scalar_type());
+  const Dtype dtype = dtype_of(op, out_dtype);
+  Tensor y = empty_on_cpu(with_last(a, size.n), out_dtype);
+  char* out = static_cast<char*>(y.mutable_data_ptr());
+  const Kernels& kernels = kernels_of(current_isa());
+  a = spec.per_tensor ? torch::stable::contiguous(a) : with_contiguous_rows(a);
+  b = with_contiguous_rows_or_columns(b);
+  const Matrices a_matrices(a), b_matrices(b);
+  RowCode shared{};
+  if (spec.per_tensor) {
+    shared = choose_tensor_code(kernels, {a.const_data_ptr(), a_dtype, size.batch * size.m, size.k},
+                                spec);
+  }
+  for_each_matrix(size, [&](int64_t i) {
+    const PackedFloats packed = pack_floats(
+        kernels,
+        {b_matrices[i], b_dtype, size.n, size.k, b_matrices.row_stride, b_matrices.column_stride},
+        b_spec);
+    FloatOutput to = {packed.scale, {}, Activation::kNone, dtype, nullptr};
+    to.data = out + i * size.m * size.n * to.element();
+    const FloatMatrix x = {a_matrices[i], a_dtype, size.m, size.k, a_matrices.row_stride};
+    thread_local Scratch scratch;
+    float* scales = scratch.get<float>(std::max<int64_t>(size.m, 1));
+    if (spec.per_tensor) scales[0] = shared.scale;
+    in_chunks(kernels, packed.weight, size.m, [&](int64_t first, int64_t count) {
+      const FloatMatrix chunk = {x.row(first), x.dtype, count, x.columns, x.stride};
+      const RowCode* same = spec.per_tensor ? &shared : nullptr;
+      const Rows rows = rows_of_floats(kernels, packed.weight, chunk, spec, same, scales + first);
+      gemm(kernels, rows, packed.weight,
+           FloatSink(kernels, packed.weight, rows, to, scales, spec.per_tensor ? 0 : 1, first));
+    });
+  });
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  m.impl("int8_bmm", TORCH_BOX(&int8_bmm));
+  m.impl("int8_bmm_dynamic", TORCH_BOX(&int8_bmm_dynamic));
+}
+
+}  // namespace
+}  // namespace qfx::cpu

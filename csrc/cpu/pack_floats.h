@@ -1,0 +1,24 @@
+// Floats w[n][k] -> symmetric codes with one scale for each n (Q1), packed as pack.h says.
+#pragma once
+
+#include "cpu/pack.h"
+#include "cpu/quantize.h"
+
+namespace qfx::cpu {
+
+// One of the strides is 1, in elements.
+struct StridedFloats {
+  const void* data;
+  Dtype dtype;
+  int64_t n, k, stride_n, stride_k;
+};
+
+// The result and scale[n] lie in memory of the calling thread, reused between calls.
+struct PackedFloats {
+  PackedWeight weight;
+  const float* scale;
+};
+
+PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec);
+
+}  // namespace qfx::cpu
