@@ -1,0 +1,164 @@
+"""Products of two computed operands: int8_bmm_dynamic on every ISA of this machine against
+torch.matmul in float32, and attention made of it against F.scaled_dot_product_attention.
+
+All run in one process, in turn. The layouts are those of attention: heads are slices of a token's
+features. The int8 scores are symmetric, the probabilities, which are not negative, asymmetric.
+    python -m benchmarks.bmm [--threads 1] [--heads 1x12x128x64,...] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tabulate import tabulate
+from torch import Tensor
+
+from benchmarks.common import Candidate, interleaved, machine, save
+from qfx import _C
+
+OPS = torch.ops.qfx
+FLOAT = "float32"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """q, k, v [batch, heads, tokens, features] of self-attention."""
+
+    batch: int
+    heads: int
+    tokens: int
+    features: int
+
+    @classmethod
+    def parse(cls, text: str) -> Heads:
+        return cls(*map(int, text.split("x")))
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.heads}x{self.tokens}x{self.features}"
+
+    def random(self, generator: torch.Generator) -> Tensor:
+        shape = (self.batch, self.tokens, self.heads, self.features)
+        return torch.randn(shape, generator=generator).transpose(1, 2)
+
+
+DEFAULT = [
+    Heads(*sizes)
+    for sizes in (
+        (1, 12, 64, 32), (1, 12, 128, 32), (8, 12, 128, 32), (1, 12, 128, 64), (8, 12, 128, 64),
+        (1, 12, 512, 64), (4, 12, 256, 64), (1, 12, 384, 128),
+    )
+]  # fmt: skip
+
+
+def int8_product(a: Tensor, b: Tensor, symmetric: bool) -> Tensor:
+    """a [*B, M, K] and b [*B, N, K], as the pass would call it."""
+    return OPS.int8_bmm_dynamic(a, b, [1], 8, symmetric, 8, torch.float32)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One attention: q with the factor 1 / sqrt(features) in it, k, v, and the probabilities."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    p: Tensor
+
+    @classmethod
+    def of(cls, heads: Heads) -> Operands:
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (heads.random(generator) for _ in range(3))
+        q = q * heads.features**-0.5
+        return cls(q, k, v, (q @ k.mT).softmax(-1))
+
+    def forms(self) -> dict[str, tuple[dict[str, Callable[[], Tensor]], Callable[[], Tensor]]]:
+        """What is compared: name -> (float forms, int8 form)."""
+        return {
+            "scores": (
+                {FLOAT: lambda: self.q @ self.k.mT},
+                lambda: int8_product(self.q, self.k, True),
+            ),
+            "values": (
+                {FLOAT: lambda: self.p @ self.v},
+                lambda: int8_product(self.p, self.v.mT, False),
+            ),
+            "attention": (
+                {
+                    FLOAT: lambda: F.scaled_dot_product_attention(self.q, self.k, self.v, scale=1),
+                    "matmuls": lambda: (self.q @ self.k.mT).softmax(-1) @ self.v,
+                },
+                self.int8_attention,
+            ),
+        }
+
+    def int8_attention(self) -> Tensor:
+        scores = int8_product(self.q, self.k, True)
+        return int8_product(scores.softmax(-1), self.v.mT, False)
+
+
+def check_exact(x: Operands, isa: str) -> None:
+    """int8_bmm on `isa` against a float64 matmul of the integers, which is exact below 2^53."""
+    _C.set_isa(isa)
+    for a, b in ((x.q, x.k), (x.p, x.v.mT)):
+        a_q, _, zero_point = OPS.quantize(a, [1], 8, False)
+        b_q = OPS.quantize(b, [1], 8, True)[0]
+        expected = (a_q.double() - zero_point.double()) @ b_q.double().mT
+        wrong = int((OPS.int8_bmm(a_q, zero_point, b_q).double() != expected).sum())
+        if wrong:
+            raise AssertionError(f"{tuple(a.shape)} on {isa}: {wrong} products are wrong")
+
+
+def measure(heads: Heads, rounds: int) -> list[dict[str, Any]]:
+    """A row for each float form and for int8 on each ISA but the portable one."""
+    x = Operands.of(heads)
+    isas = [isa for isa in _C.isas() if isa != "ref"]
+    for isa in isas:
+        check_exact(x, isa)
+    rows = []
+    for what, (floats, int8) in x.forms().items():
+        candidates = {name: Candidate(run) for name, run in floats.items()}
+        candidates |= {isa: Candidate(int8, prepare=partial(_C.set_isa, isa)) for isa in isas}
+        times = interleaved(candidates, rounds)
+        rows += [
+            {
+                "heads": str(heads),
+                "what": what,
+                "form": name,
+                "median_us": round(time.median * 1e6, 1),
+                "best_us": round(time.best * 1e6, 1),
+                "speedup": round(times[FLOAT].median / time.median, 3),
+            }
+            for name, time in times.items()
+        ]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--heads", type=lambda s: [Heads.parse(v) for v in s.split(",")], default=DEFAULT
+    )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for heads in options.heads:
+            rows += measure(heads, options.rounds)
+    rows = [{**row, "threads": options.threads} for row in rows]
+    print(machine())
+    print(tabulate(rows, headers="keys"))
+    if options.save:
+        print(f"wrote {save('bmm', rows)}")
+
+
+if __name__ == "__main__":
+    main()
