@@ -26,6 +26,7 @@ from qfx.effects import writes
 from qfx.fault import at
 from qfx.match import Site
 from qfx.plan import Plan
+from qfx.products import Product
 from qfx.scheme import QSpec, Scheme
 from qfx.views import View, emit_view
 
@@ -46,8 +47,15 @@ ProvideWeight = Callable[[Site, QSpec], PackedNodes]
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx.GraphModule:
     """Edits `gm` to the canonical form of `plan` and returns it."""
+    products = [
+        (e.match, e.scheme) for e in plan.entries if e.scheme and isinstance(e.match, Product)
+    ]
+    results: dict[fx.Node, fx.Node] = {}
+    for product, scheme in products:
+        with at(product.node):
+            results[product.node] = _multiply(product, scheme, results)
     sites = [(e.match, e.scheme) for e in plan.entries if e.scheme and isinstance(e.match, Site)]
-    shared = {site.node.graph: _SharedQuantize(site.node.graph) for site, _ in sites}
+    shared = {site.node.graph: _SharedQuantize(site.node.graph, results) for site, _ in sites}
     for found, scheme in sites:
         with at(found.node):
             quantized = shared[found.node.graph]
@@ -55,8 +63,44 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx
             quantized.replaced[site.out] = _replace(site, scheme, provide_weight, quantized)
     for site, _ in sites:
         erase(site.node.graph, site.weight, down_to=set())
-    finish(gm, shared)
+    finish(gm, [*shared, *(result.graph for result in results.values())])
     return gm
+
+
+def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:
+    """dequantize(int8_bmm(quantize(a), quantize(b))), b with one symmetric scale per row of K."""
+    node, spec = product.node, scheme.x
+    graph, stem = node.graph, node.name
+    with graph.inserting_before(node):
+        a, b = (results.get(n, n) for n in (product.a, product.b))
+        q, scale, zero_point = _codes(graph, emit_view(product.a_view, a), spec, stem)
+        b = emit_view(product.b_view, b)
+        b_q, b_scale = _codes(graph, b, QSpec(bits=scheme.w.bits), f"{stem}_right", parts=2)
+        acc = emit(graph, ops.int8_bmm.default, (q, zero_point, b_q), f"{stem}_acc")
+        columns = emit_view((("mT", ()),), b_scale)
+        arguments = (acc, scale, None, columns, None, "none", product.dtype)
+        y = emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")
+        result = emit_view(product.y_view, y)
+        if product.alpha != 1:
+            result = graph.call_function(torch.mul, (result, product.alpha))
+        if product.added is not None:
+            terms = (result, results.get(product.added, product.added))
+            result = graph.call_function(torch.add, terms, {"alpha": product.beta})
+    for made in (acc, y, result):
+        _inherit(made, node)
+    result.meta = dict(node.meta)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+    return result
+
+
+def _codes(graph: fx.Graph, x: fx.Node, spec: QSpec, stem: str, parts: int = 3) -> Codes:
+    arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
+    triple = emit(graph, ops.quantize.default, arguments, f"{stem}_quantize")
+    return tuple(
+        emit(graph, operator.getitem, (triple, i), f"{stem}_{part}")
+        for i, part in enumerate(("q", "scale", "zero_point")[:parts])
+    )
 
 
 def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
@@ -140,11 +184,11 @@ def _inherit(node: fx.Node, source: fx.Node) -> None:
 class _SharedQuantize:
     """One quantize node for all sites that read the same x, unless x may change between them."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, replaced: dict[fx.Node, fx.Node]) -> None:
         self.graph = graph
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.write_positions = [i for n, i in self.position.items() if writes(n)]
-        self.replaced: dict[fx.Node, fx.Node] = {}  # a site's former output -> its int8 form
+        self.replaced = dict(replaced)  # the former output of a site -> its int8 form
         self.made: dict[tuple[fx.Node, View, QSpec], tuple[int, Codes]] = {}
 
     def up_to_date(self, site: Site) -> Site:
@@ -164,14 +208,8 @@ class _SharedQuantize:
             gradients = site.trains or _records(site.x)
             x = self.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
             x = emit_view(site.x_view, x)
-            arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
-            stem = site.x.name
-            triple = emit(self.graph, ops.quantize.default, arguments, f"{stem}_quantize")
-            _inherit(triple, site.node)
-            nodes = tuple(
-                emit(self.graph, operator.getitem, (triple, i), f"{stem}_{part}")
-                for i, part in enumerate(("q", "scale", "zero_point"))
-            )
+            nodes = _codes(self.graph, x, spec, site.x.name)
+            _inherit(nodes[0].all_input_nodes[0], site.node)
         self.made[key] = (here, nodes)
         return nodes
 

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from qfx.capture import value
+from qfx.products import Product, einsum_product
 from qfx.views import Step, T, View, constant_behind
 
 
@@ -53,15 +54,17 @@ def _as_recorded(node: fx.Node, *steps: Step) -> View:
 # --- einsum ---
 
 
-def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands | str:
-    """The contractions of one activation with one weight that are a single matmul."""
+def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands | Product | str:
+    """The contractions that are a single matmul, with a weight or of two activations."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if len(operands) != 2 or not isinstance(equation, str):
         return f"einsum of {len(operands)} operands, not two"
     weights = [is_weight(o) for o in operands]
-    if weights.count(True) != 1:
-        return "einsum of two activations" if not any(weights) else "einsum of two constants"
+    if not any(weights):
+        return einsum_product(node, equation, *operands)
+    if all(weights):
+        return "einsum of two constants"
     at = weights.index(True)
     x, weight = operands[1 - at], operands[at]
     parsed = _labels(equation, operands)

@@ -2,6 +2,7 @@
 
 dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one site
                                   ->  int8_linear(quantize(x))    x shared by several
+dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ def fuse(gm: fx.GraphModule) -> fx.GraphModule:
 def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
     arguments: Any = dequantize.args
     acc, scale, zero_point, w_scale, bias, activation, out_dtype = arguments
+    if _calls(acc, ops.int8_bmm.default):
+        _fuse_product(graph, dequantize)
+        return
     if not _calls(acc, ops.int8_mm.default) or zero_point is not None or len(acc.users) != 1:
         return
     q, q_zero_point, packed, _ = acc.args
@@ -53,6 +57,23 @@ def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
     fused.meta = dict(dequantize.meta)
     dequantize.replace_all_uses_with(fused)
     erase(graph, dequantize, down_to={triple.args[0]})
+
+
+def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
+    """dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)"""
+    acc: Any = dequantize.args[0]
+    q, _, b_q = acc.args
+    left, right = q.args[0], b_q.args[0]
+    if any(len(n.users) != 1 for n in (acc, q, b_q)):
+        return
+    (a, *spec), (b, _, b_bits, _) = left.args, right.args
+    arguments = (a, b, *spec, b_bits, dequantize.args[-1])
+    with graph.inserting_before(acc):
+        name = f"{dequantize.name.removesuffix('_dequantize')}_int8"
+        fused = emit(graph, ops.int8_bmm_dynamic.default, arguments, name)
+    fused.meta = dict(dequantize.meta)
+    dequantize.replace_all_uses_with(fused)
+    erase(graph, dequantize, down_to={a, b})
 
 
 def _calls(node: Any, target: object) -> bool:

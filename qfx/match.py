@@ -20,8 +20,9 @@ from qfx.capture import is_constant, module_path, parameter_name, roots, value
 from qfx.contractions import Operands, is_weight
 from qfx.effects import transformed, written_roots
 from qfx.fault import at
+from qfx.products import Product, product
 from qfx.spellings import operands, spelling
-from qfx.views import View, apply, constant_behind, then
+from qfx.views import T, View, apply, constant_behind, then
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_K = 65792  # docs/numerics.md (G1)
@@ -73,7 +74,7 @@ class Unmatched:
         return self.path or self.node.name
 
 
-Match = Site | Unmatched
+Match = Site | Product | Unmatched
 _TRANSFORMED = "inside a torch.func transform, for which the operators have no rules yet"
 
 
@@ -157,10 +158,18 @@ def _inside_body(node: fx.Node, body: fx.GraphModule, prefixes: Mapping[str, str
 
 
 def _matmul(
-    node: fx.Node, parsed: Operands | str, written: set[fx.Node], prefixes: Mapping[str, str]
+    node: fx.Node,
+    parsed: Operands | Product | str,
+    written: set[fx.Node],
+    prefixes: Mapping[str, str],
 ) -> Match:
     path = module_path(node, prefixes)
+    if isinstance(parsed, Product):
+        return replace(parsed, path=path)
     found = constant_behind(parsed.right) if isinstance(parsed, Operands) else parsed
+    if isinstance(found, str) and isinstance(parsed, Operands) and parsed.w_view == (T,):
+        multiplied = product(node, parsed.x, parsed.right, path)
+        return Unmatched(node, multiplied, path) if isinstance(multiplied, str) else multiplied
     if isinstance(parsed, str) or isinstance(found, str):
         return Unmatched(node, str(found), path)
     weight, view = found

@@ -16,7 +16,8 @@ from tabulate import tabulate
 
 from qfx.breakeven import condition, guard
 from qfx.config import Config
-from qfx.match import Match, Site
+from qfx.match import Match, Site, Unmatched
+from qfx.products import Product
 from qfx.scheme import Scheme
 
 # A more accurate scheme is taken when it costs at most this much more time.
@@ -40,6 +41,10 @@ class CostModel(Protocol):
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate: ...
 
+    def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
+        """Of `batch` products of two activations."""
+        ...
+
     def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
         """Seconds that training adds to a step's int8 forward."""
         ...
@@ -57,10 +62,11 @@ class Entry:
 
     @property
     def shape(self) -> str:
-        if not isinstance(self.match, Site):
+        if isinstance(self.match, Unmatched):
             return ""
         sizes = (self.match.m, self.match.k, self.match.n)
-        return "x".join("?" if s is None else str(s) for s in sizes)
+        each = "x".join("?" if s is None else str(s) for s in sizes)
+        return f"{self.match.batch}*{each}" if isinstance(self.match, Product) else each
 
 
 @dataclass(frozen=True)
@@ -93,14 +99,29 @@ def decide(matches: Sequence[Match], config: Config, cost: CostModel | None) -> 
 
 
 def _entry(match: Match, config: Config, cost: CostModel | None) -> Entry:
-    if not isinstance(match, Site):
+    if isinstance(match, Unmatched):
         return Entry(match, None, match.reason)
     for pattern in config.skip:
         if fits(pattern, names(match)):
             return Entry(match, None, f"skipped by the pattern {pattern!r}")
     if config.only and not any(fits(p, names(match)) for p in config.only):
         return Entry(match, None, f"not among only={list(config.only)}")
+    if isinstance(match, Product):
+        return _product_by_cost(match, config, cost)
     return _by_cost(match, config, cost)
+
+
+def _product_by_cost(match: Product, config: Config, cost: CostModel | None) -> Entry:
+    """Both operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
+    what, wanted = "a matmul of two activations", max(config.minimum_gain, 1.0)
+    batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
+    if cost is None or batch is None or m is None or k is None or n is None:
+        return Entry(match, None, f"{what} whose gain was not predicted")
+    estimate = cost.estimate_bmm(batch, m, k, n, match.dtype)
+    if estimate.gain < wanted:
+        reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
+        return Entry(match, None, reason, estimate)
+    return Entry(match, config.schemes[0], f"int8 predicted {estimate.gain:.2f}x float", estimate)
 
 
 def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:

@@ -19,10 +19,11 @@ from qfx.capture import attribute, clone, trace
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost, medians
 from qfx.frame import prefixes
-from qfx.match import Site, match
+from qfx.match import Site, Unmatched, match
 from qfx.opened import open_operators
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan, check_patterns, decide, hint
+from qfx.products import Product
 from qfx.views import apply
 from qfx.weights import pack
 
@@ -171,6 +172,9 @@ class _Observer(fx.Interpreter):
         super().__init__(gm)
         self.entries = plan.entries
         sites = [(e, e.match) for e in self.entries if e.scheme and isinstance(e.match, Site)]
+        self.products = {
+            e.match.node: (e, e.match) for e in self.entries if isinstance(e.match, Product)
+        }
         self.starts = {site.node: (entry, site) for entry, site in sites}
         self.ends = {site.out: site.node for _, site in sites}
         self.constants = {n: None for _, s in sites for n in (s.weight, s.bias) if n is not None}
@@ -184,6 +188,8 @@ class _Observer(fx.Interpreter):
         if n in self.starts:
             self.int8[n] = self._run_int8(*self.starts[n])
         result = super().run_node(n)
+        if n in self.products:
+            self._run_product(*self.products[n], result)
         if n in self.constants:
             self.constants[n] = result
         if n in self.ends:
@@ -213,6 +219,19 @@ class _Observer(fx.Interpreter):
         float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
         return apply(site.y_view, in_int8()), float_s, int8_s
 
+    def _run_product(self, entry: Entry, product: Product, result: Tensor) -> None:
+        if entry.scheme is None:
+            return
+        spec, a, b = entry.scheme.x, self.env[product.a], self.env[product.b]
+        a, b = apply(product.a_view, a), apply(product.b_view, b)
+        how = (list(spec.axes), spec.bits, spec.symmetric, entry.scheme.w.bits, product.dtype)
+        exact = a @ b.mT
+        float_s, int8_s = medians(
+            lambda: a @ b.mT, lambda: torch.ops.qfx.int8_bmm_dynamic(a, b, *how), rounds=_ROUNDS
+        )
+        error = sqnr(exact, torch.ops.qfx.int8_bmm_dynamic(a, b, *how))
+        self.measured[product.node] = _row(entry, error, float_s, int8_s)
+
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph
             self.constants[node] = attribute(node)
@@ -228,7 +247,7 @@ def sqnr(signal: Tensor, noisy: Tensor) -> float:
 
 def _kernel(entry: Entry) -> str:
     """The GEMM kernel of the site: tile and instruction set."""
-    m = hint(entry.match.m) if isinstance(entry.match, Site) else None
+    m = None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
     return _C.isa() if m is None else _C.kernel_for(m).removeprefix("s8s8_gemm_")
 
 

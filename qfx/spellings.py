@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from qfx.capture import value
 from qfx.contractions import (
     ATEN_CONVOLUTION_NAMES,
     CONVOLUTION_NAMES,
@@ -25,13 +26,14 @@ from qfx.contractions import (
     is_weight,
     left,
 )  # fmt: skip
+from qfx.products import Product, added_product
 from qfx.views import T
 
 aten = torch.ops.aten
 
 
 Arguments = dict[str, Any]
-Parse = Callable[[fx.Node, Arguments], Operands | str]
+Parse = Callable[[fx.Node, Arguments], Operands | Product | str]
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def _linear(node: fx.Node, a: Arguments) -> Operands | str:
 def _matmul(node: fx.Node, a: Arguments) -> Operands | str:
     if is_weight(a.get("x")) and not is_weight(a.get("w")) and isinstance(a["w"], fx.Node):
         return left(node, a["x"], a["w"])
+    if is_weight(a["w"]) and (rank := getattr(value(a["w"]), "ndim", 2)) != 2:
+        return f"the weight has {rank} dimensions, not 2"
     return Operands(a["x"], a["w"], (T,))
 
 
@@ -63,7 +67,7 @@ def _addmm(node: fx.Node, a: Arguments) -> Operands | str:
     return Operands(a["x"], a["w"], (T,), a["bias"])
 
 
-def _einsum(node: fx.Node, a: Arguments) -> Operands | str:
+def _einsum(node: fx.Node, a: Arguments) -> Operands | Product | str:
     return einsum(node, a.get("equation"), tuple(node.args[1:]) or (a.get("operands"),))
 
 
@@ -86,7 +90,6 @@ _FUSED += (F.conv_transpose1d, F.conv_transpose2d, torch.outer, torch.kron, torc
 _FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_")
 _FUSED += tuple(f for m in (torch, F) if (f := getattr(m, "grouped_mm", None)))
 _FUSED += (torch._grouped_mm,) if hasattr(torch, "_grouped_mm") else ()
-_BATCHED = "a batched matmul of two activations"
 _ATEN_CONVOLUTIONS: tuple[Any, ...] = (
     aten.conv1d.default,
     aten.conv2d.default,
@@ -111,8 +114,9 @@ ROWS = (
     ),
     # b + x @ W_kn
     Spelling((torch.addmm, ".addmm", aten.addmm.default), _ADDMM, _addmm),
-    Spelling((torch.bmm, ".bmm", aten.bmm.default), _MM, _not_yet(_BATCHED)),
-    Spelling((torch.baddbmm, ".baddbmm", aten.baddbmm.default), _ADDMM, _not_yet(_BATCHED)),
+    # a @ b, alpha a @ b + beta c, of activations
+    Spelling((torch.bmm, ".bmm", aten.bmm.default), _MM, _matmul),
+    Spelling((torch.baddbmm, ".baddbmm", aten.baddbmm.default), _ADDMM, added_product),
     Spelling((torch.einsum, aten.einsum.default), ("equation",), _einsum),
     Spelling(
         (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default),
@@ -137,7 +141,7 @@ def spelling(node: fx.Node) -> Spelling | None:
     return TABLE.get(node.target) if node.op == "call_function" else None
 
 
-def operands(node: fx.Node, row: Spelling) -> Operands | str:
+def operands(node: fx.Node, row: Spelling) -> Operands | Product | str:
     """The operands of a matmul-like node, or the reason why it stays as it is."""
     synonyms = _ADDMM_SYNONYMS if row.names is _ADDMM else _SYNONYMS
     arguments = dict(zip(row.names, node.args, strict=False))
@@ -146,7 +150,7 @@ def operands(node: fx.Node, row: Spelling) -> Operands | str:
             return "writes its result into out="
         arguments[synonyms.get(name, name)] = argument
     found = row.parse(node, arguments)
-    if isinstance(found, str):
+    if not isinstance(found, Operands):
         return found
     if not (isinstance(found.x, fx.Node) and isinstance(found.right, fx.Node)):
         return "an operand is not a tensor of the graph"

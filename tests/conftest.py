@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from qfx.cost import AXES, CostTable, Grid
+from qfx.cost import AXES, BMM_AXES, Axes, BmmTable, CostTable, Grid
 
 THREADS = 2
 torch.set_num_threads(THREADS)
@@ -78,18 +78,23 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def _grid(per_mac: float, overhead: float) -> Grid:
-    rows, ks, ns = AXES
+def _grid(per_mac: float, overhead: float, axes: Axes = AXES) -> Grid:
+    rows, ks, ns = axes
     return tuple(tuple(tuple(m * k * n * per_mac + overhead for n in ns) for k in ks) for m in rows)
 
 
 FIXED_COST = CostTable(
     _grid(1e-10, 1e-6), _grid(0.4e-10, 5e-6), symmetric_saving=0.0, weight_s=1e-9, codes_s=5e-10
 )
+FIXED_BMM_COST = BmmTable(
+    _grid(1e-10, 1e-6, BMM_AXES), _grid(2e-10, 5e-6, BMM_AXES), float_call_s=1e-6, int8_call_s=5e-6
+)
 
 
 @pytest.fixture(autouse=True)
 def fixed_cost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiler tests never measure: float takes 2.5 times as long per multiply-accumulate."""
+    """Compiler tests never measure: float takes 2.5 times as long per multiply-accumulate, and half
+    as long for products of two activations."""
     if "real_cost" not in request.keywords:
         monkeypatch.setattr("qfx.cost.table", lambda dtype, threads, isa: FIXED_COST)
+        monkeypatch.setattr("qfx.cost.bmm_table", lambda dtype, threads, isa: FIXED_BMM_COST)

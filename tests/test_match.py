@@ -131,9 +131,6 @@ def _reasons(function: Callable[..., Tensor], *inputs: Tensor) -> list[str]:
 
 X2, X3 = torch.randn(5, K), torch.randn(3, 5, K)
 REFUSALS = {
-    "bmm": (lambda s, x: torch.bmm(x, x.mT), (X3,), "batched matmul of two activations"),
-    "baddbmm": (lambda s, x: torch.baddbmm(x @ x.mT, x, x.mT), (X3,), "batched matmul"),
-    "einsum": (lambda s, x: torch.einsum("bik,bjk->bij", x, x), (X3,), "of two activations"),
     "attention": (
         lambda s, x: F.scaled_dot_product_attention(x, x, x),
         (X3,),
@@ -141,14 +138,8 @@ REFUSALS = {
     ),
     "encoder_layer": (lambda s, x: s.layer(x), (X3,), "this operator with a matmul inside"),
     "inner": (lambda s, x: torch.inner(x, s.w), (X3,), "this operator with a matmul inside"),
-    "two_activations": (lambda s, x: x @ x.mT, (X3,), "the right operand is computed by"),
-    "two_inputs": (
-        lambda s, x, y: x @ y,
-        (X2, X2.t().contiguous()),
-        "the right operand is an input",
-    ),
     "computed_weight": (lambda s, x: F.linear(x, s.w * 2), (X2,), "computed by mul"),
-    "double": (lambda s, x: x @ s.w.t().double(), (X2.double(),), "computed by double"),
+    "double": (lambda s, x: x @ s.w.t().double(), (X2.double(),), "one float type"),
     "integer": (lambda s, x: x @ s.frozen.t(), (X2.long(),), "the input is int64"),
     "scaled_addmm": (lambda s, x: torch.addmm(s.b, x, s.w.t(), alpha=2), (X2,), "alpha=2"),
     "addmm_matrix": (
