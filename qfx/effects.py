@@ -121,6 +121,10 @@ def _storage(node: fx.Node) -> int | None:
 
 
 def _root(node: fx.Node) -> fx.Node:
+    """What the node may be a view of; a tensor with a storage of its own is no view."""
     while node.op not in ("placeholder", "get_attr") and node.all_input_nodes:
-        node = node.all_input_nodes[0]
+        source = node.all_input_nodes[0]
+        if None not in (storages := (_storage(node), _storage(source))) and len({*storages}) == 2:
+            return node
+        node = source
     return node

@@ -97,3 +97,22 @@ def test_roots_are_found_through_views() -> None:
     view = graph.call_function(operator.getitem, (graph.call_method("t", (w,)), 0))
     graph.call_method("add_", (view, x))
     assert written_roots(graph) == {w}
+
+
+class _Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.w
+        kept = torch.zeros_like(y)
+        kept.copy_(y)
+        y.add_(1)
+        return kept + y
+
+
+def test_writing_a_result_is_no_write_to_the_weight_behind_it() -> None:
+    """As the caches of decoders do: a computed tensor is nobody's alias."""
+    report = qfx.explain(_Writes(), torch.randn(4, 8), options={"minimum_gain": 0})
+    assert report.quantized == 1, report
