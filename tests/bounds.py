@@ -1,0 +1,188 @@
+"""Running error analysis: beside every exact value v a bound e on how far a computed one may be.
+
+A `Known` is such a pair. A rule maps the operands' pairs to the error of a result, or of what an
+in-place operation leaves behind: it covers the error that comes in, times how much the operation
+can amplify it, and the roundings of the operation itself. `u` is the unit roundoff of the result's
+type; PyTorch computes half types in float32 and rounds the result, so `U32` counts inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.scheme import PER_TENSOR, QSpec
+from tests.strategies import step_error
+
+U32 = 2.0**-24
+# float64 is also what the exact values are computed in: both sides round.
+UNIT = {torch.float32: U32, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+UNIT[torch.float64] = 2.0**-52
+# Where rounding is absolute: in the subnormal numbers, which kernels may flush to zero in float32.
+TINY = {u: max(2.0**-126, torch.finfo(t).tiny * torch.finfo(t).eps) for t, u in UNIT.items()}
+STEEPEST = 1.13  # the largest slope of gelu, at sqrt(2); silu's is 1.0999
+
+
+class Known(NamedTuple):
+    """The exact value, float64, and a bound on every element's error."""
+
+    v: Tensor
+    e: Tensor
+
+    @property
+    def most(self) -> Tensor:
+        """The largest absolute value that may have been computed."""
+        return self.v.abs() + self.e
+
+
+Rule = Callable[..., Tensor]
+
+
+def rounded(u: float, v: Tensor, e: Tensor) -> Tensor:
+    """The error of a value known to e, after one rounding."""
+    return e + u * (v.abs() + e) + TINY[u]
+
+
+def add(u: float, a: Known, b: Known) -> Tensor:
+    return rounded(u, a.v + b.v, a.e + b.e)
+
+
+def mul(u: float, a: Known, b: Known) -> Tensor:
+    """a~ b~ - a b = a (b~ - b) + (a~ - a) b~"""
+    return rounded(u, a.v * b.v, a.v.abs() * b.e + a.e * b.most)
+
+
+def axpy(factor: float) -> Rule:
+    """a + factor * b; the product may round."""
+
+    def rule(u: float, a: Known, b: Known) -> Tensor:
+        return rounded(u, a.v + factor * b.v, a.e + abs(factor) * (b.e + u * b.most))
+
+    return rule
+
+
+def affine(factor: float, term: float) -> Rule:
+    """factor * a + term; the product rounds too."""
+
+    def rule(u: float, a: Known) -> Tensor:
+        return rounded(u, factor * a.v + term, abs(factor) * (a.e + u * a.most))
+
+    return rule
+
+
+def slope(steepest: float) -> Rule:
+    """A function with |f'| <= steepest that is computed exactly."""
+    return lambda u, a: steepest * a.e
+
+
+def smooth(steepest: float, ulps: int) -> Rule:
+    """As `slope`, where |f(v)| <= max(1, |v|) is evaluated within ulps * 2^-24 of that. (E2)"""
+
+    def rule(u: float, a: Known) -> Tensor:
+        most = a.most.clamp_min(1)
+        return rounded(u, most, steepest * a.e + ulps * U32 * most)
+
+    return rule
+
+
+def cast(u: float, a: Known) -> Tensor:
+    return rounded(u, a.v, a.e)
+
+
+def larger(u: float, a: Known, b: Known) -> Tensor:
+    """max and min of two move by no more than the one that moves most."""
+    return torch.maximum(a.e, b.e)
+
+
+def largest(u: float, a: Known) -> Tensor:
+    return a.e.amax(-1, keepdim=True)
+
+
+def mean(u: float, a: Known) -> Tensor:
+    terms = a.v.shape[-1] + 2
+    inside = a.e.mean(-1, keepdim=True) + terms * U32 * a.most.mean(-1, keepdim=True)
+    return rounded(u, a.v.mean(-1, keepdim=True), inside)
+
+
+def softmax(u: float, a: Known) -> Tensor:
+    """p~ = exp(x~) / sum exp(x~): the quotient moves by a factor of at most exp(e_i + max e)."""
+    k = a.v.shape[-1]
+    span = a.most.amax(-1, keepdim=True)
+    inside = a.e + 2 * U32 * (a.most + span)  # x - max(x) rounds
+    power = inside + inside.amax(-1, keepdim=True) + (k + 8) * U32  # exp, sum, division
+    p = a.v.softmax(-1)
+    moved = torch.where(power > 20, 1.0, p * torch.expm1(power.clamp_max(20))).clamp_max(1)
+    return rounded(u, p, moved)
+
+
+def norm(centered: bool, eps: float) -> Rule:
+    """c / sqrt(mean c^2 + eps) * w + b, c = x - mean x or x.
+
+    With d a bound on c's error, the root moves by at most s = sqrt(mean d^2), being a norm of the
+    vector (c, sqrt(K eps)); so c / root moves by at most d / low + |c| s / (root low), low the
+    smallest root possible. Nothing normalised exceeds sqrt(K).
+    """
+
+    def rule(u: float, x: Known, w: Known, b: Known | None = None) -> Tensor:
+        k = x.v.shape[-1]
+        d = x.e + 2 * (k + 8) * U32 * x.most.amax(-1, keepdim=True)
+        c = x.v
+        if centered:
+            c, d = c - c.mean(-1, keepdim=True), d + d.mean(-1, keepdim=True)
+        root = (c.square().mean(-1, keepdim=True) + eps).sqrt()
+        s = d.square().mean(-1, keepdim=True).sqrt()
+        low = (root - s).clamp_min(eps**0.5)
+        y = c / root
+        moved = torch.minimum(d / low + y.abs() * s / low, y.abs() + k**0.5)
+        moved = moved + 8 * U32 * (y.abs() + moved)
+        scaled = Known(y * w.v, mul(U32, Known(y, moved), w))
+        if b is None:
+            return rounded(u, *scaled)
+        return rounded(u, scaled.v + b.v, add(U32, scaled, b))
+
+    return rule
+
+
+# --- products ---
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, w, bias) -> bilinear in x, w, plus bias
+
+
+def quantization_error(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Tensor:
+    """(B1) for the codes of any tensor within t, whose rows run along `axes`."""
+    axes = tuple(range(t.v.ndim)) if spec.axes == PER_TENSOR else axes
+    if spec.symmetric:
+        scale = t.most.amax(axes, keepdim=True) / (2 ** (spec.bits - 1) - 1)
+    else:
+        high = (t.v + t.e).amax(axes, keepdim=True).clamp_min(0)
+        low = (t.v - t.e).amin(axes, keepdim=True).clamp_max(0)
+        scale = (high - low) / (2**spec.bits - 1)
+    error = step_error(scale.clamp_min(2.0**-126), spec.bits, spec.symmetric)
+    return error.expand(t.v.shape)
+
+
+def widened(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Known:
+    """What the codes of t stand for."""
+    return Known(t.v, t.e + quantization_error(spec, t, axes))
+
+
+def product(u: float, f: Product, x: Known, w: Known, bias: Known, k: int) -> Tensor:
+    """(B2) for any spelling f of a product: its bilinear part, with e_x and e_w the errors of the
+    operands, and K + 8 roundings of the sum of absolute values; bias and result round in `u`."""
+    none = torch.zeros_like(bias.v)
+    moved = f(x.v.abs(), w.e, none) + f(x.e, w.most, none) + f(x.v * 0, w.v * 0, bias.e)
+    largest = f(x.most, w.most, bias.most)
+    return moved + ((k + 8) * U32 + 3 * u) * largest + TINY[u]
+
+
+def attention(u: float, q: Known, k: Known, v: Known) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v; half types may round scores and weights."""
+    scale, none = q.v.shape[-1] ** -0.5, Known(*torch.zeros(2, 1).double())
+    kt = Known(k.v.mT, k.e.mT)
+    scores = product(u, lambda a, b, c: a @ b * scale + c, q, kt, none, q.v.shape[-1])
+    s = Known(q.v @ kt.v * scale, scores)
+    p = Known(s.v.softmax(-1), softmax(u, s))
+    return product(u, lambda a, b, c: a @ b + c, p, v, none, k.v.shape[-2])

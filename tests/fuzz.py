@@ -1,0 +1,213 @@
+"""The fuzz check: a program through torch.compile(backend="qfx") does what its source says.
+
+It runs twice on the same module, a weight changed in between. All outputs, inputs written in place
+and buffers are compared with float64 within the bound that the data imply (`tests/bounds.py`), the
+number of int8 matmuls with the grammar's own count. Eager is held to the bound without
+quantization, which keeps the rules of the grammar honest. Gradients exist where eager has them and
+are finite.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import qfx
+from tests.bounds import Known
+from tests.graphs import Interpreter, Program
+
+LINEAR = ("qfx::int8_linear", "qfx::int8_linear_dynamic", "qfx::int8_linear_ste")
+BMM = ("qfx::int8_bmm", "qfx::int8_bmm_dynamic")
+
+
+class Mismatch(AssertionError):
+    """A compiled program that does not do what its source says."""
+
+
+class BeyondBound(Mismatch):
+    """By its numbers."""
+
+
+@dataclass
+class Seen:
+    """What was checked: of `programs` programs, how many products there were, how many the grammar
+    says are int8 and were, and how many products of two activations were; `trained` programs gave
+    gradients, `refused` ones have none in eager either; `open` ones met a defect of `OPEN`; and
+    bound / value of every output."""
+
+    programs: int = 0
+    products: int = 0
+    int8: int = 0
+    int8_bmm: int = 0
+    trained: int = 0
+    refused: int = 0
+    open: int = 0
+    ratios: tuple[float, ...] = ()
+
+    def __add__(self, other: Seen) -> Seen:
+        return Seen(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.programs} programs: {self.int8} + {self.int8_bmm} of {self.products} matmuls "
+            f"int8; {self.trained} trained, {self.refused} without gradients in eager; "
+            f"{self.open} met open defects; bound / value: median {self.ratio:.3f}"
+        )
+
+
+def check(p: Program, inner: str = "eager", trains: bool = False) -> Seen:
+    """Compares the compiled program with eager and the exact one. Raises Mismatch."""
+    try:
+        seen = _check_inference(p, inner)
+        return seen + _check_training(p, inner) if trains else seen
+    except Exception as error:
+        kind = BeyondBound if isinstance(error, BeyondBound) else Mismatch
+        raise kind(f"{type(error).__name__}: {error}\n\n{p}") from error
+
+
+def _compiled(p: Program, module: nn.Module, inner: str) -> Callable[..., Any]:
+    options = {"minimum_gain": 0, "scheme": p.scheme[0], "inner": inner}
+    dynamic = p.dynamic or None
+    return torch.compile(
+        module, backend=qfx.backend, fullgraph=True, dynamic=dynamic, options=options
+    )
+
+
+def _check_inference(p: Program, inner: str) -> Seen:
+    eager, ours = p.module(), p.module()
+    function = _compiled(p, ours, inner)
+    floats, codes = Interpreter(p, None), Interpreter(p, p.scheme[1])
+    with torch.no_grad():
+        for call in range(2):
+            arguments, copies = p.arguments(), p.arguments()
+            expected = eager(*arguments)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # a fault of the pass is a warning
+                got, int8, bmm = counting(function, copies)
+            exact_float, exact = floats.call(), codes.call()
+            names = [*p.outputs, *p.inputs]
+            for i, name in enumerate(names):
+                a, b = ((*r, *t)[i] for r, t in ((expected, arguments), (got, copies)))
+                where = f"{name}, call {call}"
+                _compare(f"eager's {where}", a, a, exact_float[name])
+                _compare(where, b, a, exact[name])
+            _same_sharing([*expected, *arguments], [*got, *copies])
+            if int8 != p.int8:
+                raise Mismatch(f"{int8} int8 matmuls, expected {p.int8}")
+            _halve_a_weight(p, (eager, ours), (floats, codes))
+        _compare_buffers(eager, ours, codes)
+    ratios = tuple(_ratio(exact[n]) for n in p.outputs)
+    return Seen(1, p.products, p.int8, bmm, ratios=ratios)
+
+
+def _ratio(known: Known) -> float:
+    """Bound over value, root mean squares."""
+    value = float(known.v.square().mean().sqrt())
+    return float(known.e.square().mean().sqrt()) / value if value else 0.0
+
+
+def counting(function: Callable[..., Any], arguments: Sequence[Tensor]) -> tuple[Any, int, int]:
+    """The result, the int8 matmuls with weights, and those of two activations."""
+    with torch.autograd.profiler.profile(use_kineto=False) as trace:
+        result = function(*arguments)
+    events = trace.key_averages()
+    linear, bmm = (sum(e.count for e in events if e.key in names) for names in (LINEAR, BMM))
+    return result, linear, bmm
+
+
+def _compare(where: str, got: Tensor, expected: Tensor, exact: Known) -> None:
+    if (got.dtype, got.shape) != (expected.dtype, expected.shape):
+        raise Mismatch(f"{where}: {got.dtype} {got.shape} for {expected.dtype} {expected.shape}")
+    error = (got.double() - exact.v).abs()
+    within = error <= exact.e  # not for a NaN
+    if not within.all():
+        i = tuple(int(j) for j in (~within).nonzero()[0])
+        kind = Mismatch if where.startswith("eager") else BeyondBound
+        raise kind(
+            f"{where}: element {list(i)} is {float(got[i])}, exactly {float(exact.v[i])}: "
+            f"{float(error[i]):.3g} away, bound {float(exact.e[i]):.3g}; "
+            f"{int((~within).sum())} of {within.numel()} elements"
+        )
+
+
+def _same_sharing(expected: Sequence[Tensor], got: Sequence[Tensor]) -> None:
+    """Which outputs and inputs share memory."""
+    for i, j in itertools.combinations(range(len(expected)), 2):
+        shared = [t[i].data_ptr() == t[j].data_ptr() for t in (expected, got)]
+        if shared[0] != shared[1]:
+            raise Mismatch(f"outputs and inputs {i} and {j} share memory in eager: {shared[0]}")
+
+
+def _halve_a_weight(
+    p: Program, modules: Sequence[nn.Module], interpreters: Sequence[Interpreter]
+) -> None:
+    """As a user would, between two calls: packed weights must follow."""
+    names = [s.weight for s in p.steps if s.weight]
+    if names:
+        for module in modules:
+            getattr(module, names[0]).mul_(0.5)
+        for interpreter in interpreters:
+            for namespace in (interpreter.exact, interpreter.errors):
+                getattr(namespace["self"], names[0]).mul_(0.5)
+
+
+def _compare_buffers(eager: nn.Module, ours: nn.Module, exact: Interpreter) -> None:
+    for (name, a), (_, b) in zip(eager.named_buffers(), ours.named_buffers(), strict=True):
+        if a.is_floating_point():
+            _compare(f"buffer {name}", b, a, exact.known(f"self.{name}"))
+
+
+# --- training ---
+
+
+def _check_training(p: Program, inner: str) -> Seen:
+    """Gradients where eager has them, finite; the forward within the same bound."""
+    for of_inputs in (True, False):
+        eager, ours = p.module(), p.module()
+        arguments, copies = (_recording(p, of_inputs) for _ in range(2))
+        try:
+            expected = _backward(eager, arguments)
+        except RuntimeError:  # what backward needs was overwritten, or nothing records gradients
+            continue
+        got = _backward(_compiled(p, ours, inner), copies)
+        exact = Interpreter(p, p.scheme[1]).call()
+        for name, a, b in zip(p.outputs, expected, got, strict=True):
+            _compare(f"{name} in training", b.detach(), a.detach(), exact[name])
+        leaves = {n: t for n, t in zip(p.inputs, arguments, strict=True)}
+        leaves |= dict(eager.named_parameters())
+        mine = {**dict(zip(p.inputs, copies, strict=True)), **dict(ours.named_parameters())}
+        for name, leaf in leaves.items():
+            if leaf.is_leaf:  # an input written through a view is none
+                _compare_gradient(name, leaf.grad, mine[name].grad)
+        return Seen(trained=1)
+    return Seen(refused=1)
+
+
+def _recording(p: Program, record: bool) -> list[Tensor]:
+    return [a.requires_grad_(record) for a in p.arguments()]
+
+
+def _backward(f: Callable[..., Any], arguments: Sequence[Tensor]) -> Any:
+    outputs = f(*arguments)
+    sum(o.double().square().mean() for o in outputs).backward()
+    return outputs
+
+
+def _compare_gradient(name: str, expected: Tensor | None, got: Tensor | None) -> None:
+    if (expected is None) != (got is None):
+        raise Mismatch(f"gradient of {name}: {got is not None}, in eager {expected is not None}")
+    if expected is None or got is None:
+        return
+    if (got.shape, got.dtype) != (expected.shape, expected.dtype) or not got.isfinite().all():
+        raise Mismatch(f"gradient of {name}: {got.dtype} {list(got.shape)}, or not finite")

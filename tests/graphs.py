@@ -1,0 +1,186 @@
+"""Programs: a random graph as a value that can be run, printed, and interpreted with bounds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qfx.scheme import Scheme
+from tests.bounds import UNIT, Known, product, widened
+from tests.grammar import Op, Product
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+QUANTIZED = DTYPES[:3]
+_DTYPE = re.compile(r"torch\.(b?float\d\d)\b")
+_DOUBLE = "torch.float64, copy=True"  # a cast to another type is never an alias
+
+
+@dataclass(frozen=True)
+class Step:
+    """One statement. `result`: the variable it assigns, if its error has a rule; `weight`: the
+    name of the constant behind a product's right operand."""
+
+    name: str
+    op: Op
+    text: str
+    operands: tuple[str, ...]
+    result: str | None
+    dtype: torch.dtype
+    weight: str | None
+
+    @property
+    def exact_text(self) -> str:
+        return _DTYPE.sub(_DOUBLE, self.text)
+
+    def function(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """The product as a function of its operands."""
+        right = self.op.text.partition(" = ")[2].format(x="x", w="w", b="b")
+        return eval(f"lambda x, w, b: {right}", {"torch": torch, "F": F})
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module's forward. `aliases`: the inputs that are views of another; `state`: parameters and
+    buffers by kind; `scheme`: the option, and what it does at worst."""
+
+    seed: int
+    steps: tuple[Step, ...]
+    inputs: dict[str, Tensor]
+    outputs: tuple[str, ...]
+    aliases: dict[str, str]
+    state: dict[str, tuple[str, Tensor]]
+    scheme: tuple[Any, Scheme]
+    dynamic: bool
+
+    @property
+    def source(self) -> str:
+        lines = [s.text for s in self.steps] + [f"return {', '.join(self.outputs)},"]
+        head = f"def forward(self, {', '.join(self.inputs)}):\n"
+        return head + "".join(f"    {line}\n" for line in lines)
+
+    def __str__(self) -> str:
+        tensors = {n: ("input", t) for n, t in self.inputs.items()} | self.state
+        known = [
+            f"# {n}: {kind} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+            + ("" if t.is_contiguous() else f" strides {list(t.stride())}")
+            + (f" = {self.aliases[n]}" if n in self.aliases else "")
+            for n, (kind, t) in tensors.items()
+        ]
+        head = f"# seed {self.seed}, scheme {self.scheme[0]}, dynamic={self.dynamic}"
+        return "\n".join([head, *known, self.source])
+
+    def module(self) -> nn.Module:
+        """A fresh module with its own copy of the state."""
+        namespace = {"torch": torch, "F": F}
+        exec(compile(self.source, f"<program {self.seed}>", "exec"), namespace)
+        module = type("Program", (nn.Module,), {"forward": namespace["forward"]})()
+        for name, (kind, tensor) in self.state.items():
+            if kind == "parameter":
+                module.register_parameter(name, nn.Parameter(tensor.clone()))
+            else:
+                module.register_buffer(name, tensor.clone())
+        return module
+
+    def arguments(self) -> list[Tensor]:
+        """Fresh inputs."""
+        return list(_aliased(_copies(self.inputs), self.aliases).values())
+
+    @property
+    def int8(self) -> int:
+        """How many products qfx is expected to quantize."""
+        written = {s.operands[0] for s in self.steps if s.name == "state"}
+        return sum(s.weight is not None and f"self.{s.weight}" not in written for s in self.steps)
+
+    @property
+    def products(self) -> int:
+        return sum(isinstance(s.op.bound, Product) for s in self.steps)
+
+    @property
+    def writes_weights(self) -> bool:
+        return self.int8 < sum(s.weight is not None for s in self.steps)
+
+    def has(self, group: Mapping[str, Op]) -> bool:
+        return any(s.name in group for s in self.steps)
+
+
+class Interpreter:
+    """Runs a program on float64 and bounds how far an implementation may be from that.
+
+    `scheme` None: one that computes in the program's types; else one that may quantize the operands
+    of every product with a constant weight. The state lives on from call to call.
+    """
+
+    def __init__(self, program: Program, scheme: Scheme | None) -> None:
+        self.program, self.scheme = program, scheme
+        state = {n: t for n, (_, t) in program.state.items()}
+        self.exact, self.errors = namespace(_doubles(state)), namespace(_zeros(state))
+
+    def call(self) -> dict[str, Known]:
+        """The outputs, and the inputs as the call leaves them."""
+        for namespace, made in ((self.exact, _doubles), (self.errors, _zeros)):
+            namespace.update(_aliased(made(self.program.inputs), self.program.aliases))
+        for step in self.program.steps:
+            self._advance(step)
+        return {n: self.known(n) for n in (*self.program.outputs, *self.program.inputs)}
+
+    def known(self, expression: str) -> Known:
+        return Known(eval(expression, self.exact), eval(expression, self.errors))
+
+    def _advance(self, step: Step) -> None:
+        if step.op.bound is None:  # it moves and selects elements, and so the errors
+            exec(step.exact_text, self.exact)
+            exec(step.exact_text, self.errors)
+            return
+        error = self._error(step)
+        exec(step.exact_text, self.exact)
+        if step.op.writes:
+            target = eval(step.operands[0], self.errors)
+            target.copy_(error)
+            if step.result:
+                self.errors[step.result] = target
+        else:
+            assert step.result is not None
+            self.errors[step.result] = torch.empty_like(self.exact[step.result]).copy_(error)
+
+    def _error(self, step: Step) -> Tensor:
+        operands = [self.known(_DTYPE.sub(_DOUBLE, o)) for o in step.operands]
+        u, bound = UNIT[step.dtype], step.op.bound
+        if not isinstance(bound, Product):
+            assert bound is not None
+            return bound(u, *operands)
+        x, w, *rest = operands
+        k = math.prod(w.v.shape[axis] for axis in bound.w_axes)
+        if self.scheme is not None and step.dtype in QUANTIZED:
+            x = widened(self.scheme.x, x, bound.x_axes)
+            w = widened(self.scheme.w, w, bound.w_axes)
+        bias = rest[0] if rest else Known(*torch.zeros(2, 1).double())
+        return product(u, step.function(), x, w, bias, k)
+
+
+def namespace(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {"torch": torch, "F": F, "self": SimpleNamespace(**state)}
+
+
+def _doubles(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies with the same strides; masks and indices stay what they are."""
+    return {n: t.double() if t.is_floating_point() else t for n, t in _copies(tensors).items()}
+
+
+def _aliased(tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    return tensors | {n: eval(view, dict(tensors)) for n, view in aliases.items()}
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t.clone() for n, t in tensors.items()}
+
+
+def _zeros(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t * 0 if t.is_floating_point() else t for n, t in _doubles(tensors).items()}

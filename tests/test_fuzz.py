@@ -1,0 +1,210 @@
+"""Random programs through torch.compile(backend="qfx") stay within an a-priori bound of eager's.
+
+What is checked: `tests/fuzz.py`. What is drawn: `tests/grammar.py`. A failure prints the program;
+`python -m tests.draft SEED` prints it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qfx
+from qfx import canonical, feed, match, weights
+from qfx.plan import Estimate
+from tests.conftest import on_threads
+from tests.draft import program, shortest
+from tests.fuzz import BeyondBound, Mismatch, Seen, check, counting
+from tests.grammar import ACTIVATIONS, IN_PLACE, OPS, PRODUCTS
+from tests.graphs import Program
+
+SEEDS_EACH = 20
+CHUNKS = 250 if os.environ.get("QFX_TEST_PROFILE") == "long" else 25
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Programs are small; waking a second thread costs more than they do."""
+    with on_threads(1):
+        yield
+
+
+class Gains:
+    """A cost model to which int8 is always worth it."""
+
+    def estimate(self, *problem: Any) -> Estimate:
+        return Estimate(float_s=2.0, int8_s=1.0)
+
+    estimate_bmm = estimate
+
+    def training(self, *problem: Any) -> float:
+        return 0.0
+
+
+@pytest.fixture(autouse=True)
+def int8_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfx.dynamo.MachineCost", Gains)
+
+
+def check_all(seeds: Iterable[int], **how: Any) -> Seen:
+    seen = Seen()
+    for seed in seeds:
+        try:
+            seen += check(program(seed), trains=seed % 3 == 0, **how)
+        except Mismatch as mismatch:
+            if not any(defect.says in str(mismatch) for defect in OPEN.values()):
+                raise
+            seen += Seen(open=1)
+        torch._dynamo.reset()
+    return seen
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_programs(chunk: int) -> None:
+    """The grammar says of every matmul whether it becomes int8; the floor keeps the grammar busy,
+    and the median says that the bound is worth something."""
+    seen = check_all(range(chunk * SEEDS_EACH, (chunk + 1) * SEEDS_EACH))
+    print(seen)
+    assert seen.int8 >= SEEDS_EACH and seen.ratio < 0.2
+
+
+def test_random_programs_through_inductor() -> None:
+    print(seen := check_all(range(10), inner="inductor"))
+    assert seen.int8 >= 10
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_operation(name: str) -> None:
+    """Every row of the grammar can be drawn, and what it says of int8 is true."""
+    check(shortest(name, OPS[name]), trains=name in PRODUCTS)
+
+
+# --- defects that are known and open: what they say, and the smallest model that has them ---
+
+
+class Model(nn.Module):
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.v, self.w = (nn.Parameter(torch.randn(8, 8)) for _ in range(2))
+        self.bias = nn.Parameter(torch.randn(8))
+        self.register_buffer("frozen", torch.randn(8, 8))
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+class Defect(NamedTuple):
+    says: str
+    run: Callable[[Any, Tensor], Tensor]
+    int8: int = 1
+
+
+OPEN = {
+    "columns_of_a_weight": Defect("unhashable type: 'slice'", lambda s, x: x @ s.w[:, 2:]),
+    "a_detached_weight_gets_a_gradient": Defect(
+        ", in eager False", lambda s, x: x @ s.v @ s.w.detach(), int8=2
+    ),
+    # Site.trains is that of the matmul, without the bias it grew
+    "a_frozen_weight_with_a_bias_that_trains": Defect(
+        "is an inference operator and has no gradient", lambda s, x: x @ s.frozen + s.bias
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.xfail(strict=True, reason="open; delete the row of OPEN when it passes")
+@pytest.mark.filterwarnings("error")
+def test_open_defect(name: str) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model, x = Model(OPEN[name].run), torch.randn(8, 8)
+        options = {"minimum_gain": 0, "inner": "eager"}
+        f = torch.compile(model, backend=qfx.backend, options=options) if compiled else model
+        y, int8, _ = counting(f, [x])
+        assert int8 == compiled * OPEN[name].int8
+        y.sum().backward()
+        found.append({n for n, p in model.named_parameters() if p.grad is not None})
+    assert found[0] == found[1]
+
+
+# --- broken passes ---
+
+
+def _scale_too_large(patch: pytest.MonkeyPatch) -> None:
+    """The first scale of every packed weight is 1.5 times too large."""
+    pack = weights.pack
+
+    def wrong(*arguments: Any) -> weights.Packed:
+        blocks, scale = pack(*arguments)
+        return weights.Packed(blocks, scale * torch.where(torch.arange(len(scale)) == 0, 1.5, 1))
+
+    patch.setattr(weights, "pack", wrong)
+
+
+def _writes_unseen(patch: pytest.MonkeyPatch) -> None:
+    """Codes are shared across writes to what they are codes of."""
+    patch.setattr(canonical, "writes", lambda node: False)
+
+
+def _written_weights_unseen(patch: pytest.MonkeyPatch) -> None:
+    """Weights that the graph changes are packed before it does."""
+    patch.setattr(match, "written_roots", lambda graph: set())
+
+
+def _stale_weights(patch: pytest.MonkeyPatch) -> None:
+    """A packed weight does not notice that its weight changed."""
+    for module in (weights, feed):
+        patch.setattr(module, "stamp", lambda weight: weights.Stamp(0, 0, 0, 0))
+
+
+def _without(part: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """Sites lose a part of their epilogue."""
+    grow = match._with_epilogue
+
+    def mutant(patch: pytest.MonkeyPatch) -> None:
+        lossy = lambda *a: dataclasses.replace(grow(*a), **{part: instead})  # noqa: E731
+        patch.setattr(match, "_with_epilogue", lossy)
+
+    return mutant
+
+
+class Mutant(NamedTuple):
+    """A broken pass, and which programs may show it."""
+
+    patch: Callable[[pytest.MonkeyPatch], None]
+    shown_by: Callable[[Program], bool] = lambda p: p.int8 > 0
+
+
+MUTANTS = {
+    "scale_too_large": Mutant(_scale_too_large),
+    "writes_unseen": Mutant(_writes_unseen, lambda p: p.int8 > 1 and p.has(IN_PLACE)),
+    "written_weights_unseen": Mutant(_written_weights_unseen, lambda p: p.writes_weights),
+    "stale_weights": Mutant(_stale_weights),
+    "no_bias": Mutant(_without("bias", None)),
+    "no_activation": Mutant(_without("activation", "none"), lambda p: p.has(ACTIVATIONS)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_pass_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its numbers, within the seeds that every run tries."""
+    MUTANTS[name].patch(monkeypatch)
+    programs = (program(seed) for seed in range(25 * SEEDS_EACH))
+    assert any(_beyond_bound(p) for p in programs if MUTANTS[name].shown_by(p))
+
+
+def _beyond_bound(p: Program) -> bool:
+    torch._dynamo.reset()
+    try:
+        check(p)
+    except Mismatch as mismatch:
+        return isinstance(mismatch, BeyondBound)
+    return False
