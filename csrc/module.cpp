@@ -4,6 +4,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
+#include "stamps.h"
 
 namespace {
 
@@ -64,5 +65,6 @@ PYBIND11_MODULE(_C, m) {
         "Runs the multiply instructions alone; returns how many multiply-accumulates they made.");
   m.def("kernels", &kernels,
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
+  qfx::define_stamps(m);
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import
 }
