@@ -51,6 +51,12 @@ def prefixes() -> dict[str, str]:
     return {source: _path(module, running) for source, module in _frame_modules().items()}
 
 
+def running_path() -> str:
+    """Path of the innermost module whose method is running, in the outermost one."""
+    running = _running_modules()
+    return _path(running[-1], running) if running else ""
+
+
 def _path(module: nn.Module, running: list[nn.Module]) -> str:
     for root in running:
         for path, part in root.named_modules():

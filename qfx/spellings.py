@@ -121,7 +121,7 @@ ROWS = (
     Spelling(
         (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default),
         (),
-        _not_yet("attention"),
+        lambda node, a: "attention keeps the fused float kernel",
     ),
     # windows that do not overlap, times W_ok
     Spelling((*FUNCTIONS, *_ATEN_CONVOLUTIONS), CONVOLUTION_NAMES, convolution),

@@ -18,7 +18,10 @@ def test_block() -> None:
     assert (report.quantized, report.total, report.graphs) == (7, 9, 1)
     for row in report.rows:
         if row.scheme == "float":
-            assert "a matmul of two activations: int8 would be 0." in row.reason and row.sqnr_db is None
+            assert (
+                "a matmul of two activations: int8 would be 0." in row.reason
+                and row.sqnr_db is None
+            )
         else:
             assert row.sqnr_db is not None and 25 < row.sqnr_db < 60
             assert row.measured and row.float_s and row.int8_s and row.kernel
@@ -110,4 +113,36 @@ def test_modules_compiled_in_place() -> None:
 def test_nothing_captured_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     with pytest.warns(UserWarning, match="saw no graph"):
-        assert qfx.explain(Block(), X).total == 0
+        assert qfx.explain(Block(), X).quantized == 0
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.fc(x))
+
+
+class _Loop(nn.Module):
+    """A graph break in a loop: Dynamo captures the layers' frame once and runs it for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer() for _ in range(3))
+        self.unused = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = layer(x)
+        return x
+
+
+def test_layers_that_share_a_graph_have_their_own_lines_and_nothing_is_missing() -> None:
+    report = qfx.explain(_Loop(), X, options=ALL)
+    int8 = [row.module for row in report.rows if row.scheme != "float"]
+    assert int8 == [f"layers.{i}.fc" for i in range(3)]
+    (unseen,) = [row for row in report.rows if row.scheme == "float"]
+    assert unseen.module == "unused" and "in no captured graph" in unseen.reason

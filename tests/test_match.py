@@ -134,7 +134,7 @@ REFUSALS = {
     "attention": (
         lambda s, x: F.scaled_dot_product_attention(x, x, x),
         (X3,),
-        "attention is not supported yet",
+        "attention keeps the fused float kernel",
     ),
     "encoder_layer": (lambda s, x: s.layer(x), (X3,), "this operator with a matmul inside"),
     "inner": (lambda s, x: torch.inner(x, s.w), (X3,), "this operator with a matmul inside"),
