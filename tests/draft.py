@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ SCHEMES: tuple[tuple[Any, Scheme, int], ...] = (
     ("w8a8-tensor", Scheme(x=QSpec(symmetric=False, axes=PER_TENSOR)), 1),
     (COARSE, COARSE, 1),
 )
+_NAME = re.compile(r"\bv\d+o?\b")
 
 
 @dataclass
@@ -253,9 +255,11 @@ class Draft:
         self.names += new
 
     def outputs(self) -> tuple[str, ...]:
-        """The last variable and some others; what is left unread stays unread."""
+        """The last variable, most of what nothing else reads, and some others."""
         made = [n for n in self.names if n not in self.inputs]
-        others = [n for n in made[:-1] if self.rng.random() < 0.3]
+        read = {n for step in self.steps for o in step.operands for n in _NAME.findall(o)}
+        chances = [0.2 if n in read else 0.8 for n in made[:-1]]
+        others = [n for n, c in zip(made, chances, strict=False) if self.rng.random() < c]
         return (*others, made[-1]) if made else (self.names[0],)
 
     def finish(self) -> Program:
@@ -278,9 +282,9 @@ def _acceptable(t: Tensor) -> bool:
 
 
 def program(seed: int) -> Program:
-    """The program of a seed: 4 to 14 steps."""
+    """The program of a seed: 5 to 16 attempts at a step."""
     draft = Draft(seed)
-    for _ in range(draft.rng.randrange(4, 15)):
+    for _ in range(draft.rng.randrange(5, 17)):
         draft.grow()
     return draft.finish()
 

@@ -161,9 +161,10 @@ def two_activations(test: Callable[[Tensor], bool] = lambda t: True) -> Make:
     def make(d: Draft) -> Arguments | None:
         x = d.pick(lambda t: t.ndim >= 2 and test(t))
         fits = [n for n in d.names if x and _multiplies(d.real[x], d.real[n])]
-        y = d.rng.choice(fits) if fits else None
-        w = y and (y if d.real[y].shape[-2] == d.real[x].shape[-1] else f"{y}.mT")
-        return d.named(x=x, w=w)
+        if x is None or not fits:
+            return None
+        y = d.rng.choice(fits)
+        return {"x": x, "w": y if d.real[y].shape[-2] == d.real[x].shape[-1] else f"{y}.mT"}
 
     return make
 
@@ -183,8 +184,10 @@ def _multiplies(t: Tensor, w: Tensor) -> bool:
 
 def attended(d: Draft) -> Arguments | None:
     q = d.pick(lambda t: t.ndim in (3, 4))
-    k = q and d.pick(lambda t: t.shape == d.real[q].shape and t.dtype == d.real[q].dtype)
-    v = k and d.pick(lambda t: t.shape == d.real[q].shape and t.dtype == d.real[q].dtype)
+    if q is None:
+        return None
+    t = d.real[q]
+    k, v = (d.pick(lambda o: o.shape == t.shape and o.dtype == t.dtype) for _ in "kv")
     return d.named(q=q, k=k, v=v)
 
 
@@ -215,9 +218,11 @@ def overwritten_slice(d: Draft) -> Arguments | None:
 def output(d: Draft) -> Arguments | None:
     """x, y and z of one shape and type, z apart from both and contiguous."""
     z = d.pick_writable(lambda t: t.is_contiguous())
-    alike = z and d.pick(lambda t: d.apart(t, d.real[z]) and t.dtype == d.real[z].dtype)
-    other = alike and d.pick(lambda t: d.apart(t, d.real[z]) and t.dtype == d.real[z].dtype)
-    return d.named(z=z, x=alike, y=other)
+    if z is None:
+        return None
+    t = d.real[z]
+    x, y = (d.pick(lambda o: d.apart(o, t) and o.dtype == t.dtype) for _ in "xy")
+    return d.named(z=z, x=x, y=y)
 
 
 def state(d: Draft) -> Arguments | None:

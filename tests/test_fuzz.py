@@ -7,6 +7,7 @@ What is checked: `tests/fuzz.py`. What is drawn: `tests/grammar.py`. A failure p
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx import canonical, feed, match, weights
+from qfx import canonical, match, weights
 from qfx.plan import Estimate
 from tests.conftest import on_threads
 from tests.draft import program, shortest
@@ -55,10 +56,11 @@ def int8_gains(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_all(seeds: Iterable[int], **how: Any) -> Seen:
     seen = Seen()
     for seed in seeds:
+        p = program(seed)
         try:
-            seen += check(program(seed), trains=seed % 3 == 0, **how)
+            seen += check(p, trains=seed % 3 == 0, **how)
         except Mismatch as mismatch:
-            if not any(defect.says in str(mismatch) for defect in OPEN.values()):
+            if not any(defect.explains(mismatch, p) for defect in OPEN.values()):
                 raise
             seen += Seen(open=1)
         torch._dynamo.reset()
@@ -75,7 +77,8 @@ def test_random_programs(chunk: int) -> None:
 
 
 def test_random_programs_through_inductor() -> None:
-    print(seen := check_all(range(10), inner="inductor"))
+    several = (seed for seed in itertools.count() if program(seed).int8 > 1)
+    print(seen := check_all(itertools.islice(several, 10), inner="inductor"))
     assert seen.int8 >= 10
 
 
@@ -104,6 +107,10 @@ class Defect(NamedTuple):
     says: str
     run: Callable[[Any, Tensor], Tensor]
     int8: int = 1
+    meets: Callable[[Program], bool] = lambda p: True
+
+    def explains(self, mismatch: Mismatch, p: Program) -> bool:
+        return self.says in str(mismatch) and self.meets(p)
 
 
 OPEN = {
@@ -115,6 +122,12 @@ OPEN = {
     "a_frozen_weight_with_a_bias_that_trains": Defect(
         "is an inference operator and has no gradient", lambda s, x: x @ s.frozen + s.bias
     ),
+    "addmm_of_activations_loses_its_term": Defect(
+        "away, bound",
+        lambda s, x: torch.addmm(100 * s.bias.detach(), x, x.sin()),
+        int8=0,
+        meets=lambda p: any("addmm" in s.name and s.weight is None for s in p.steps),
+    ),
 }
 
 
@@ -122,17 +135,21 @@ OPEN = {
 @pytest.mark.xfail(strict=True, reason="open; delete the row of OPEN when it passes")
 @pytest.mark.filterwarnings("error")
 def test_open_defect(name: str) -> None:
-    found = []
+    """Values within a tenth, gradients where eager has them, and int8."""
+    values, gradients = [], []
     for compiled in (False, True):
         torch.manual_seed(0)
         model, x = Model(OPEN[name].run), torch.randn(8, 8)
-        options = {"minimum_gain": 0, "inner": "eager"}
+        options: Any = {"minimum_gain": 0, "inner": "eager"}
         f = torch.compile(model, backend=qfx.backend, options=options) if compiled else model
         y, int8, _ = counting(f, [x])
         assert int8 == compiled * OPEN[name].int8
-        y.sum().backward()
-        found.append({n for n, p in model.named_parameters() if p.grad is not None})
-    assert found[0] == found[1]
+        values.append(y.detach())
+        if y.requires_grad:
+            y.sum().backward()
+        gradients.append({n for n, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0] == gradients[1]
+    assert (values[1] - values[0]).norm() < 0.1 * values[0].norm()
 
 
 # --- broken passes ---
@@ -161,8 +178,7 @@ def _written_weights_unseen(patch: pytest.MonkeyPatch) -> None:
 
 def _stale_weights(patch: pytest.MonkeyPatch) -> None:
     """A packed weight does not notice that its weight changed."""
-    for module in (weights, feed):
-        patch.setattr(module, "stamp", lambda weight: weights.Stamp(0, 0, 0, 0))
+    patch.setattr(weights, "stamp", lambda weight: weights.Stamp(0, 0, 0, 0))
 
 
 def _without(part: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
