@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,6 @@ class Reader {
     version_ = tensor.attr("_version");
     storage_ = tensor.attr("untyped_storage");
     data_ptr_ = tensor.attr("data_ptr");
-    is_inference_ = tensor.attr("is_inference");
     // The function through which Inductor's generated code reads its arguments: 5 ns, not 40.
     const py::object guards = py::module_::import("torch._C._dynamo.guards");
     const py::object fast =
@@ -45,17 +45,23 @@ class Reader {
     return call(data_ptr_, tensor).cast<uintptr_t>();
   }
 
-  // Throws Python's RuntimeError for a tensor that counts no versions.
   int64_t version(PyObject* tensor) const {
     auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
     return checked(Py_TYPE(version_.ptr())->tp_descr_get(version_.ptr(), tensor, type))
         .cast<int64_t>();
   }
+  // None for what was made in inference mode: reading the version of that is a RuntimeError.
+  std::optional<int64_t> version_if_counted(PyObject* tensor) const {
+    try {
+      return version(tensor);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_RuntimeError)) throw;
+      return std::nullopt;
+    }
+  }
 
   // The Python object of the storage: the same one as long as the storage lives.
   py::object storage(PyObject* tensor) const { return call(storage_, tensor); }
-
-  bool is_inference(PyObject* tensor) const { return call(is_inference_, tensor).cast<bool>(); }
 
  private:
   using DataPtr = void* (*)(PyObject*);
@@ -68,7 +74,7 @@ class Reader {
     return checked(PyObject_CallOneArg(method.ptr(), tensor));
   }
 
-  py::object version_, storage_, data_ptr_, is_inference_;
+  py::object version_, storage_, data_ptr_;
   DataPtr fast_data_ptr_ = nullptr;
 };
 
@@ -78,9 +84,8 @@ class Snapshot {
   Snapshot(const py::tuple& arguments, const std::vector<size_t>& positions) {
     for (size_t position : positions) {
       const py::object weight = arguments[position];
-      const bool counted = !reader_.is_inference(weight.ptr());
-      stamps_.push_back({position, weight.ptr(), reader_.address(weight.ptr()), counted,
-                         counted ? reader_.version(weight.ptr()) : 0,
+      stamps_.push_back({position, weight.ptr(), reader_.address(weight.ptr()),
+                         reader_.version_if_counted(weight.ptr()),
                          py::weakref(reader_.storage(weight.ptr()))});
     }
   }
@@ -99,14 +104,13 @@ class Snapshot {
     size_t position;
     const PyObject* tensor;  // only compared: the tensor may be dead
     uintptr_t address;
-    bool counted;
-    int64_t version;
+    std::optional<int64_t> version;
     py::object storage;  // weak, so that no later storage is taken for this one
   };
 
   bool same(const Stamp& stamp, PyObject* weight) const {
     return weight == stamp.tensor && reader_.address(weight) == stamp.address &&
-           (!stamp.counted || reader_.version(weight) == stamp.version) &&
+           (!stamp.version || reader_.version(weight) == *stamp.version) &&
            reader_.storage(weight).is(referent(stamp.storage));
   }
 

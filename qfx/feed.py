@@ -17,10 +17,11 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
+from qfx import _C
 from qfx.provide import Slot
 from qfx.scheme import QSpec
 from qfx.views import View
-from qfx.weights import CACHE, Packed, pack, stamp
+from qfx.weights import CACHE, Packed, pack
 
 
 class Source(NamedTuple):
@@ -50,6 +51,11 @@ class Feed:
         return [
             arguments[i] if isinstance(i, int) else packed[i.source][i.part] for i in self.inputs
         ]
+
+    def order(self) -> list[int]:
+        """The same for `_C.Gather`: arguments, or -1 - i for the i-th of all packed tensors."""
+        parts = len(Packed._fields)
+        return [i if isinstance(i, int) else -1 - i.source * parts - i.part for i in self.inputs]
 
 
 def drop_unused_inputs(gm: fx.GraphModule, slots: Sequence[Slot]) -> Feed:
@@ -96,36 +102,40 @@ def _refuse_tangents(arguments: Sequence[Any]) -> None:
 
 
 class _Known(NamedTuple):
-    """What was packed last: valid while the stamps and the cache's generation stay."""
+    """What was packed last: valid while the weights and the cache's generation stay."""
 
-    stamps: list[Any]
     generation: int
-    packed: list[tuple[weakref.ref[Tensor], ...]]  # the cache owns them
+    weights: _C.Snapshot
+    packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them
 
 
 def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..., Any]:
     """Calls `compiled` with the original arguments, float weights replaced by packed ones."""
     holders = [source.argument for source in feed.sources]
-    known = _Known([], -1, [])
+    gather = _C.Gather(feed.order())
+    known: _Known | None = None
 
-    def lookup(arguments: Sequence[Any]) -> list[Packed]:
+    def from_cache(arguments: tuple[Any, ...]) -> Sequence[Any]:
         nonlocal known
         fake = isinstance(arguments[holders[0]], FakeTensor)
-        stamps = [] if fake else [stamp(arguments[i]) for i in holders]
-        generation, last = CACHE.generation, known
-        if not fake and last.generation == generation and last.stamps == stamps:
-            kept = [Packed(*(r() for r in references)) for references in last.packed]  # type: ignore[arg-type]
-            if all(tensor is not None for packed in kept for tensor in packed):
-                return kept
+        generation = CACHE.generation
+        weights = None if fake else _C.Snapshot(arguments, holders)  # before they are read
         found = [CACHE.get(arguments[s.argument], s.view, s.spec) for s in feed.sources]
-        if not fake:
-            known = _Known(stamps, generation, [tuple(map(weakref.ref, p)) for p in found])
-        return found
+        if weights is not None:
+            packed = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
+            known = _Known(generation, weights, packed)
+        return feed.gather(arguments, found)
+
+    def as_before(arguments: tuple[Any, ...]) -> Sequence[Any] | None:
+        last = known
+        if last is None or last.generation != CACHE.generation:
+            return None
+        return gather(arguments, last.packed) if last.weights.unchanged(arguments) else None
 
     @torch._dynamo.disable
     def run(*arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             _refuse_tangents(arguments)
-        return compiled(*feed.gather(arguments, lookup(arguments)))
+        return compiled(*(as_before(arguments) or from_cache(arguments)))
 
     return run
