@@ -132,7 +132,7 @@ def fine_tuned(trained: nn.Module, seed: int, epochs: int) -> tuple[Score, Score
     )
     run = torch.compile(model)
     before = score(run, held_out)
-    train(run, model, training, epochs, 5e-4, seed)
+    train(run, model, training, epochs, 1e-4, seed)
     return before, score(run, held_out)
 
 
