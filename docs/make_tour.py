@@ -16,9 +16,10 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx.match import Site, match
+from qfx.match import match
 from qfx.ops import REFERENCES
 from qfx.plan import decide
+from qfx.site import Site
 
 TOUR = Path(__file__).with_name("tour.md")
 TEMPLATE = Path(__file__).with_name("tour.template.md")

@@ -11,9 +11,9 @@ from qfx.capture import clone
 from qfx.config import Config
 from qfx.dynamo import plan_of
 from qfx.fuse import fuse
-from qfx.match import Match, Site
 from qfx.plan import Plan
 from qfx.provide import as_constants
+from qfx.site import Match, Site
 
 
 def rewrite(

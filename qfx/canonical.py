@@ -24,10 +24,10 @@ from torch import fx
 from qfx.capture import value
 from qfx.effects import writes
 from qfx.fault import at
-from qfx.match import Site
 from qfx.plan import Plan
 from qfx.products import Product
 from qfx.scheme import QSpec, Scheme
+from qfx.site import Site
 from qfx.views import View, emit_view
 
 ops = torch.ops.qfx

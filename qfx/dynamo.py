@@ -27,7 +27,6 @@ from qfx.opened import open_operators
 from qfx.plan import Plan, check_patterns, decide, guard_sizes
 from qfx.provide import Slot, as_placeholders
 
-_VERSIONED = "post_grad_custom_pre_pass"  # of Inductor
 log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
 
@@ -85,11 +84,15 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
-    from qfx import version
+    from qfx.version import in_cache_keys
 
     patches = {**(list_mode_options(mode) if mode else {}), **options}
-    patches[_VERSIONED] = version.Versioned(patches.get(_VERSIONED))
-    return lambda gm, inputs: compile_fx(gm, inputs, config_patches=patches)
+
+    def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        with in_cache_keys():
+            return compile_fx(gm, inputs, config_patches=patches or None)  # type: ignore[return-value]
+
+    return compile_graph
 
 
 def _run_as_it_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:

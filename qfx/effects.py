@@ -102,6 +102,17 @@ def transformed(graph: fx.Graph) -> set[fx.Node]:
     return inside
 
 
+def without_gradients(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes inside a `torch.no_grad` region."""
+    enabled, inside = True, set()
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+        elif not enabled:
+            inside.add(node)
+    return inside
+
+
 def written_roots(graph: fx.Graph) -> set[fx.Node]:
     """The graph's inputs and constants that some node may write, through views or shared memory."""
     roots = {_root(a) for node in graph.nodes for a in written_inputs(node)}

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from qfx.match import Match
 from qfx.plan import names
+from qfx.site import Match
 
 
 def _frame_modules() -> dict[str, nn.Module]:
@@ -65,10 +65,15 @@ def _path(module: nn.Module, running: list[nn.Module]) -> str:
     return ""
 
 
+def modules() -> list[nn.Module]:
+    """The modules that the compiled frame can name, and those whose methods are running."""
+    return [*_frame_modules().values(), *_running_modules()]
+
+
 def known_names(matches: Iterable[Match]) -> set[str]:
     """Every name a pattern may mean: the graph's own, and those of the modules around it."""
     known = {name for m in matches for name in names(m)}
-    for module in [*_frame_modules().values(), *_running_modules()]:
+    for module in modules():
         known.update(name for name, _ in module.named_modules() if name)
         known.update(name for name, _ in module.named_parameters(remove_duplicate=False))
     return known

@@ -6,21 +6,21 @@ site: out = activation(x_mk @ w_nk.T + bias_n)
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
-from qfx.bodies import RECORDS, calls, link
-from qfx.capture import is_constant, module_path, parameter_name, roots, value
+from qfx.bodies import calls, link
+from qfx.capture import is_constant, module_path, parameter_name, value
 from qfx.contractions import Operands, is_weight
-from qfx.effects import transformed, written_roots
+from qfx.effects import transformed, without_gradients, written_roots
+from qfx.epilogue import trains, with_epilogue
 from qfx.fault import at
 from qfx.products import Product, product
+from qfx.site import Match, Site, Unmatched
 from qfx.spellings import operands, spelling
 from qfx.views import T, View, apply, constant_behind, then
 
@@ -29,52 +29,6 @@ LARGEST_K = 65792  # docs/numerics.md (G1)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-@dataclass(frozen=True)
-class Site:
-    """One matmul with a constant right operand. `m`, `k`, `n`: None when the graph does not say."""
-
-    node: fx.Node  # the matmul
-    out: fx.Node  # the last node of its epilogue, the matmul itself when there is none
-    x: fx.Node
-    weight: fx.Node  # the constant itself
-    view: View  # of the constant, to [N, K]
-    bias: fx.Node | None
-    activation: str
-    m: int | torch.SymInt | None
-    k: int | None
-    n: int | None
-    out_dtype: torch.dtype | None
-    path: str
-    parameter: str
-    trains: bool = False  # gradients are recorded here
-    x_view: View = ()  # of x, to [..., K]
-    y_view: View = ()  # of the matmul's [..., N], to what the node returns
-
-    @property
-    def name(self) -> str:
-        return self.path or self.node.name
-
-    @property
-    def weight_trains(self) -> bool:
-        return self.trains and any(
-            getattr(value(root), "requires_grad", False) for root in roots(self.weight)
-        )
-
-
-@dataclass(frozen=True)
-class Unmatched:
-    """A matmul-like node that is no site, and why."""
-
-    node: fx.Node
-    reason: str
-    path: str
-
-    @property
-    def name(self) -> str:
-        return self.path or self.node.name
-
-
-Match = Site | Product | Unmatched
 _TRANSFORMED = "inside a torch.func transform, for which the operators have no rules yet"
 
 
@@ -168,7 +122,7 @@ def _matmul(
         return replace(parsed, path=path)
     found = constant_behind(parsed.right) if isinstance(parsed, Operands) else parsed
     if isinstance(found, str) and isinstance(parsed, Operands) and parsed.w_view == (T,):
-        multiplied = product(node, parsed.x, parsed.right, path)
+        multiplied = product(node, parsed.x, parsed.right, path, added=parsed.bias)
         return Unmatched(node, multiplied, path) if isinstance(multiplied, str) else multiplied
     if isinstance(parsed, str) or isinstance(found, str):
         return Unmatched(node, str(found), path)
@@ -178,7 +132,7 @@ def _matmul(
         out=node,
         x=parsed.x,
         weight=weight,
-        view=then(view, *parsed.w_view),
+        view=then(_cut(node, parsed.right), *view, *parsed.w_view),
         bias=parsed.bias,
         activation="none",
         m=None,
@@ -187,22 +141,26 @@ def _matmul(
         out_dtype=getattr(value(node), "dtype", None),
         path=path,
         parameter=parameter_name(weight, prefixes),
-        trains=_trains(node),
+        trains=trains(node),
         x_view=parsed.x_view,
         y_view=parsed.y_view,
     )
     reason = _refusal(site, written)
     return (
-        _with_epilogue(_with_shape(site), written)
+        with_epilogue(_with_shape(site), written)
         if reason is None
         else Unmatched(node, reason, path)
     )
 
 
-def _trains(node: fx.Node) -> bool:
-    owner = node.graph.owning_module
-    inside = owner is not None and owner.meta.get(RECORDS, False)
-    return inside or bool(getattr(value(node), "requires_grad", False))
+def _cut(node: fx.Node, right: fx.Node) -> View:
+    """A weight that was viewed under no_grad gets no gradient through the view."""
+    silent = without_gradients(node.graph)
+    while not is_constant(right):
+        if right in silent and node not in silent:
+            return (("detach", ()),)
+        right = right.all_input_nodes[0]
+    return ()
 
 
 def _with_shape(site: Site) -> Site:
@@ -269,63 +227,3 @@ def _short(dtype: torch.dtype) -> str:
 
 def _is_fake(tensor: Any) -> bool:
     return isinstance(tensor, torch._subclasses.FakeTensor)
-
-
-# --- epilogue: bias and activation that follow the matmul along single-user edges ---
-
-
-def _gelu(node: fx.Node) -> str | None:
-    approximate = node.kwargs.get("approximate", node.args[1] if len(node.args) > 1 else "none")
-    return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(approximate))
-
-
-_ACTIVATIONS: dict[Any, Any] = {
-    **dict.fromkeys(
-        (F.relu, torch.relu, ".relu", torch.ops.aten.relu.default), lambda node: "relu"
-    ),
-    **dict.fromkeys((F.silu, torch.ops.aten.silu.default), lambda node: "silu"),
-    **dict.fromkeys((F.gelu, torch.ops.aten.gelu.default), _gelu),
-}
-_ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
-
-
-def _target(node: fx.Node) -> Any:
-    return f".{node.target}" if node.op == "call_method" else node.target
-
-
-def _with_epilogue(site: Site, written: set[fx.Node]) -> Site:
-    grown = _grow_bias(site)
-    site = site if grown.bias in written else grown
-    if site.trains:  # the gradient of an activation needs its input
-        return site
-    following = _only_user(site.out)
-    if following is None or following.args[:1] != (site.out,):
-        return site
-    name = _ACTIVATIONS.get(_target(following), lambda node: None)(following)
-    return site if name is None else replace(site, out=following, activation=name)
-
-
-def _grow_bias(site: Site) -> Site:
-    """x @ w + b, b one constant per output feature -> bias."""
-    add = _only_user(site.out)
-    if (
-        site.bias is not None
-        or site.y_view
-        or add is None
-        or _target(add) not in _ADDS
-        or add.kwargs
-    ):
-        return site
-    others = [a for a in add.args if a is not site.out]
-    if len(add.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):
-        return site
-    bias = value(others[0])
-    same_type = getattr(bias, "dtype", None) == site.out_dtype
-    if not is_constant(others[0]) or bias.shape != (site.n,) or not same_type:
-        return site
-    return replace(site, bias=others[0], out=add)
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].op != "output" else None

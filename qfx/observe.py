@@ -13,10 +13,10 @@ from torch import Tensor, fx
 import qfx._C as _C
 from qfx.capture import attribute
 from qfx.cost import medians
-from qfx.match import Site, Unmatched
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan, hint
 from qfx.products import Product
+from qfx.site import Site, Unmatched
 from qfx.views import apply
 from qfx.weights import pack
 

@@ -16,9 +16,9 @@ from tabulate import tabulate
 
 from qfx.breakeven import condition, guard
 from qfx.config import Config
-from qfx.match import Match, Site, Unmatched
 from qfx.products import Product
 from qfx.scheme import Scheme
+from qfx.site import Match, Site, Unmatched
 
 # A more accurate scheme is taken when it costs at most this much more time.
 ACCURACY_BUDGET = 0.03

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dynamo import compiled_autograd
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.capture import value
@@ -50,9 +51,14 @@ class Product:
 
 
 def product(
-    node: fx.Node, a: Any, b: Any, path: str, views: tuple[View, View, View] = ((), (_SWAP,), ())
+    node: fx.Node,
+    a: Any,
+    b: Any,
+    path: str,
+    views: tuple[View, View, View] = ((), (_SWAP,), ()),
+    added: fx.Node | None = None,
 ) -> Product | str:
-    """a @ b for matmul's arguments, or why int8 does not serve it."""
+    """a @ b (+ added) for matmul's arguments, or why int8 does not serve it."""
     values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (a, b, node)]
     x, w, y = values
     if not all(isinstance(t, Tensor) for t in values):
@@ -62,6 +68,8 @@ def product(
         return "a matmul of two activations that are not of one float type up to 32 bits"
     if {t.device.type for t in (x, w)} != {"cpu"}:
         return "a matmul of two activations that are not both on the CPU"
+    if compiled_autograd.in_compiled_autograd_region:
+        return "a matmul of a backward pass: `backward` says how gradients are computed"
     if y.requires_grad:
         return "a matmul of two activations: its gradient is not int8 yet"
     if min(x.ndim, w.ndim) < 2:
@@ -72,7 +80,7 @@ def product(
         return "a matmul of two activations with different batches"
     batch = math.prod(left[:-2])
     sizes = (batch, left[-2], left[-1], right[-2])
-    return Product(node, a, b, *views, *sizes, x.dtype, path)
+    return Product(node, a, b, *views, *sizes, x.dtype, path, added=added)
 
 
 def einsum_product(node: fx.Node, equation: str, a: Any, b: Any) -> Product | str:

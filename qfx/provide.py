@@ -19,8 +19,9 @@ from torch import fx
 from qfx.bodies import Given, siblings
 from qfx.canonical import PackedNodes, ProvideWeight
 from qfx.capture import OUTER, attribute, roots
-from qfx.match import Site
 from qfx.scheme import PER_TENSOR, QSpec
+from qfx.sharding import gathered_weights
+from qfx.site import Site
 from qfx.views import View, emit_view, token
 from qfx.weights import pack
 
@@ -39,11 +40,17 @@ class Slot(NamedTuple):
 def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
     """New graph inputs; appends to `slots` what the caller must feed them with.
 
-    Weights that train, and constants inside the graph, are packed in the graph.
+    Weights that train, that FSDP gathers anew for each call, and constants inside the graph are
+    packed in the graph.
     """
+    gathered = gathered_weights()
+
+    def cached(site: Site) -> bool:
+        inputs = all(root.op == "placeholder" for root in roots(site.weight))
+        return inputs and not site.weight_trains and not gathered(site)
 
     def make(site: Site, spec: QSpec) -> PackedNodes:
-        if site.weight_trains or site.weight.op == "get_attr":
+        if not cached(site):
             return in_graph(site, spec)
         last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
         nodes = []
@@ -56,14 +63,18 @@ def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
         slots.append(Slot(site.weight, site.view, spec, PackedNodes(*nodes)))
         return slots[-1].nodes
 
-    return threaded(once_per_weight(make), "placeholder")
+    return threaded(once_per_weight(make), cached)
 
 
 def as_constants(gm: fx.GraphModule) -> ProvideWeight:
     """Buffers of `gm`, packed now, for the constants of a graph; graph inputs are packed in it."""
 
+    def constant(site: Site) -> bool:
+        held = all(root.op == "get_attr" for root in roots(site.weight))
+        return held and not site.weight_trains
+
     def make(site: Site, spec: QSpec) -> PackedNodes:
-        if site.weight_trains or site.weight.op == "placeholder":
+        if not constant(site):
             return in_graph(site, spec)
         packed = pack(attribute(site.weight), site.view, spec)
         nodes = []
@@ -74,7 +85,7 @@ def as_constants(gm: fx.GraphModule) -> ProvideWeight:
                 nodes.append(gm.graph.get_attr(name))
         return PackedNodes(*nodes)
 
-    return threaded(once_per_weight(make), "get_attr")
+    return threaded(once_per_weight(make), constant)
 
 
 def _name(weight: str, view: View, spec: QSpec, part: str) -> str:
@@ -125,18 +136,18 @@ def once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeight
     return provide
 
 
-def threaded(provide: ProvideWeight, kind: str) -> ProvideWeight:
+def threaded(provide: ProvideWeight, outside: Callable[[Site], bool]) -> ProvideWeight:
     """Extends `provide`, which serves the root graph, to the sites of bodies.
 
-    Weights whose root nodes are of this `kind`, and that do not train, are packed outside; each
-    call on the way down gets their parts as operands. Others are packed inside the body.
+    The weights of sites that may have them packed `outside` are: each call on the way down gets
+    their parts as operands. Others are packed inside the body.
     """
     made: dict[tuple[fx.Node, View, QSpec], PackedNodes] = {}
 
     def in_root_or_body(site: Site, spec: QSpec) -> PackedNodes:
         if not site.weight.meta.get(OUTER):
             return provide(site, spec)
-        if site.weight_trains or any(r.op != kind for r in roots(site.weight)):
+        if not outside(site):
             return inside(site, spec)
         return down(site, spec)
 

@@ -16,10 +16,11 @@ from qfx.capture import clone, parameter_name, roots, trace
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
 from qfx.frame import prefixes, running_path
-from qfx.match import Site, match
+from qfx.match import match
 from qfx.observe import Observer, Row, sqnr
 from qfx.opened import open_operators
 from qfx.plan import check_patterns, decide
+from qfx.site import Site
 
 __all__ = ["Report", "Row", "explain", "sqnr"]
 

@@ -66,44 +66,47 @@ def constant_behind(node: fx.Node) -> tuple[fx.Node, View] | str:
         if found is None:
             what = "an input" if node.op == "placeholder" else f"computed by {node.name}"
             return f"the right operand is {what}, not a parameter, buffer or constant"
-        node, step = found
-        steps += [] if step is None else [step]
+        node, more = found
+        steps += reversed(more)
     return node, then((), *reversed(steps))
 
 
-def _step(node: fx.Node) -> tuple[fx.Node, Step | None] | None:
-    """(source, step) of one view node, step None for the same tensor; None for anything else."""
+def _step(node: fx.Node) -> tuple[fx.Node, View] | None:
+    """(source, steps) of one view node; None for anything else."""
     if node.op not in ("call_function", "call_method") or not node.args or {*node.kwargs} - {"dim"}:
         return None
-    source, *arguments = (*node.args, *node.kwargs.values())  # dim comes last
+    given: list[Any] = [*node.args, *node.kwargs.values()]  # dim comes last
+    source, *arguments = given
     method = node.target if node.op == "call_method" else _METHODS.get(node.target)
     if not isinstance(source, fx.Node) or not _static(arguments):
         return None
     if method in _SAME:
-        return source, None
+        return source, ()
     if method == "getattr":
-        return (source, T) if arguments[0] in ("T", "mT") and _rank(source) == 2 else None
+        return (source, (T,)) if arguments[0] in ("T", "mT") and _rank(source) == 2 else None
     if method in _CASTS:
-        return (source, ("to", (value(node).dtype,))) if _casts(node, source) else None
-    if method == "slice":
-        along_rows = len(arguments) > 2 and arguments[0] == 0
-        return _first_rows(source, slice(*arguments[1:])) if along_rows else None
+        return (source, (("to", (value(node).dtype,)),)) if _casts(node, source) else None
+    if method == "slice" and len(arguments) > 2:
+        dim, *bounds = arguments
+        return _indexed(source, (*[slice(None)] * dim, slice(*bounds)))
+    if method == "__getitem__" and isinstance(arguments[0], slice | tuple):
+        index = arguments[0] if isinstance(arguments[0], tuple) else (arguments[0],)
+        if any(isinstance(part, slice) for part in index):
+            return _indexed(source, index)
     if method not in _VIEWS:
         return None
-    if method == "__getitem__" and isinstance(arguments[0], slice):
-        return _first_rows(source, arguments[0])
     if method in _LISTS and all(isinstance(a, int) for a in arguments):
         arguments = [tuple(arguments)]  # permute(1, 0) and permute((1, 0))
     step: Step = (str(method), tuple(_hashable(a) for a in arguments))
-    return source, T if _transposes(step, _rank(source)) else step
+    return source, (T if _transposes(step, _rank(source)) else step,)
 
 
 _LISTS = ("permute", "reshape", "view")
-_SAME = ("contiguous", "detach", "alias")
+_SAME = ("contiguous", "alias")
 _CASTS = ("to", "type", "float", "bfloat16", "half", "type_as")
 _VIEWS: tuple[str, ...] = ("t", "numpy_T", "mT", "transpose", "swapaxes", "swapdims", "permute")
 _VIEWS += ("movedim", "reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "select")
-_VIEWS += ("narrow", "chunk", "split", "split_with_sizes", "unbind", "__getitem__")
+_VIEWS += ("narrow", "chunk", "split", "split_with_sizes", "unbind", "__getitem__", "detach")
 
 
 def _casts(node: fx.Node, source: fx.Node) -> bool:
@@ -123,13 +126,22 @@ def _static(arguments: list[Any]) -> bool:
     )
 
 
-def _first_rows(source: fx.Node, index: slice) -> tuple[fx.Node, Step] | None:
-    """w[a:b] as a step that can be hashed."""
-    rows = getattr(value(source), "shape", (None,))[0]
-    if not isinstance(rows, int) or index.step not in (None, 1):
+def _indexed(source: fx.Node, index: tuple[Any, ...]) -> tuple[fx.Node, View] | None:
+    """w[a:b, i] as steps that can be hashed, the last axis first."""
+    shape = getattr(value(source), "shape", ())
+    steps: list[Step] = []
+    if len(index) > len(shape) or not all(isinstance(size, int) for size in shape):
         return None
-    start, stop, _ = index.indices(rows)
-    return source, ("narrow", (0, start, max(stop - start, 0)))
+    for dim, part in reversed([*enumerate(index)]):
+        if isinstance(part, slice) and part.step in (None, 1):
+            start, stop, _ = part.indices(shape[dim])
+            steps.append(("narrow", (dim, start, max(stop - start, 0))))
+        elif isinstance(part, int) and not isinstance(part, bool):
+            steps.append(("select", (dim, part)))
+        else:
+            return None
+    whole = [("narrow", (dim, 0, size)) for dim, size in enumerate(shape)]
+    return source, tuple(step for step in steps if step not in whole)
 
 
 def _ends(s: slice) -> tuple[Any, Any, Any]:

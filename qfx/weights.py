@@ -162,7 +162,8 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"])
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return (p for p in parameters if p.requires_grad or p.grad is not None)
 
 
 register_optimizer_step_post_hook(_stepped)

@@ -39,8 +39,7 @@ class BeyondBound(Mismatch):
 class Seen:
     """What was checked: of `programs` programs, how many products there were, how many the grammar
     says are int8 and were, and how many products of two activations were; `trained` programs gave
-    gradients, `refused` ones have none in eager either; `open` ones met a defect of `OPEN`; and
-    bound / value of every output."""
+    gradients, `refused` ones have none in eager either; and bound / value of every output."""
 
     programs: int = 0
     products: int = 0
@@ -48,7 +47,6 @@ class Seen:
     int8_bmm: int = 0
     trained: int = 0
     refused: int = 0
-    open: int = 0
     ratios: tuple[float, ...] = ()
 
     def __add__(self, other: Seen) -> Seen:
@@ -62,7 +60,7 @@ class Seen:
         return (
             f"{self.programs} programs: {self.int8} + {self.int8_bmm} of {self.products} matmuls "
             f"int8; {self.trained} trained, {self.refused} without gradients in eager; "
-            f"{self.open} met open defects; bound / value: median {self.ratio:.3f}"
+            f"bound / value: median {self.ratio:.3f}"
         )
 
 

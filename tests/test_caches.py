@@ -264,16 +264,13 @@ def _as_configuration(model: nn.Module, x: Tensor, passes: Any) -> None:
         compiled(model, inner="inductor")(x)
 
 
-_LOST = pytest.mark.xfail(strict=True, reason="the pass of qfx.version takes their place")
-
-
 @pytest.mark.parametrize(
     ("given", "several"),
     [
         (_as_option, False),
-        pytest.param(_as_option, True, marks=_LOST),
-        pytest.param(_as_configuration, False, marks=_LOST),
-        pytest.param(_as_configuration, True, marks=_LOST),
+        (_as_option, True),
+        (_as_configuration, False),
+        (_as_configuration, True),
     ],
 )
 def test_passes_of_the_user_still_run(

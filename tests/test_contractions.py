@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.match import Site, Unmatched, match
+from qfx.match import match
 from qfx.report import sqnr
+from qfx.site import Site, Unmatched
 from tests.models import compiled
 
 K, N = 8, 6

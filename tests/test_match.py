@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx.match import Match, Site, Unmatched, match
+from qfx.match import match
+from qfx.site import Match, Site, Unmatched
 from qfx.views import T
 
 K, N = 8, 6

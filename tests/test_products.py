@@ -12,11 +12,12 @@ from torch import Tensor, fx
 import qfx
 from qfx.canonical import rewrite
 from qfx.fuse import fuse
-from qfx.match import Unmatched, match
+from qfx.match import match
 from qfx.plan import Estimate, decide
 from qfx.products import Product
 from qfx.provide import as_constants
 from qfx.report import sqnr
+from qfx.site import Unmatched
 from tests.models import Block
 
 G = torch.Generator().manual_seed(0)

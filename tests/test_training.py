@@ -229,7 +229,6 @@ def test_accumulated_gradients_are_the_sum() -> None:
     assert _same(accumulated, {n: parts[0][n] + parts[1][n] for n in accumulated})
 
 
-@pytest.mark.xfail(strict=True, reason="products in the compiled backward count as activations'")
 def test_the_compiled_backward_keeps_its_products_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where int8 would gain: `backward` says how gradients are computed, nothing else does."""
     fixed = FIXED_BMM_COST
@@ -238,13 +237,10 @@ def test_the_compiled_backward_keeps_its_products_float(monkeypatch: pytest.Monk
     assert _same(_reference(), _whole_step_compiled(_new(Language), "eager"))
 
 
-_FROZEN = pytest.mark.xfail(strict=True, reason="values recorded by qfx.trace need no gradient")
-
-
 @pytest.mark.parametrize(
     "capture",
     [
-        pytest.param(lambda model: qfx.trace(model, X), marks=_FROZEN, id="trace with shapes"),
+        pytest.param(lambda model: qfx.trace(model, X), id="trace with shapes"),
         pytest.param(qfx.trace, id="trace"),
         pytest.param(lambda model: torch.export.export(model, (X,)).module(), id="export"),
     ],
@@ -307,14 +303,7 @@ FLOWS: dict[str, Callable[[Two, Tensor], Tensor]] = {
 }
 
 
-UNDER_NO_GRAD = ("weight viewed in no_grad",)
-_VIEWED = pytest.mark.xfail(strict=True, reason="a weight viewed under no_grad gets a gradient")
-
-
-@pytest.mark.parametrize(
-    "flow",
-    [pytest.param(flow, marks=[_VIEWED] if flow in UNDER_NO_GRAD else []) for flow in FLOWS],
-)
+@pytest.mark.parametrize("flow", FLOWS)
 def test_gradients_flow_where_they_do_in_float(flow: str) -> None:
     model = _new(Two)
 
@@ -465,13 +454,7 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-_ALL = pytest.param(
-    "all",
-    marks=pytest.mark.xfail(strict=True, reason="a step marks parameters without gradient stale"),
-)
-
-
-@pytest.mark.parametrize("optimized", ["adapters", _ALL])
+@pytest.mark.parametrize("optimized", ["adapters", "all"])
 def test_the_frozen_base_of_adapters_is_packed_once(optimized: str) -> None:
     """Also when the optimizer was given all parameters: without a gradient it changes none."""
     torch.manual_seed(0)
