@@ -130,7 +130,16 @@ ROWS = (
 )
 TABLE = {target: row for row in ROWS for target in row.targets}
 # What the callables name their operands, in our words.
-_SYNONYMS = {"input": "x", "self": "x", "mat1": "x", "weight": "w", "other": "w", "mat2": "w"}
+_SYNONYMS = {
+    "input": "x",
+    "self": "x",
+    "mat1": "x",
+    "weight": "w",
+    "other": "w",
+    "mat2": "w",
+    "batch1": "x",
+    "batch2": "w",
+}
 _ADDMM_SYNONYMS = {**_SYNONYMS, "input": "bias", "self": "bias"}
 
 

@@ -33,6 +33,8 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "baddbmm": (lambda a, b, c: torch.baddbmm(c, a, b.mT), (A, B, C)),
     "baddbmm_scaled": (lambda a, b, c: torch.baddbmm(c, a, b.mT, beta=0.5, alpha=2), (A, B, C)),
     "baddbmm_no_term": (lambda a, b, c: c.baddbmm(a, b.mT, beta=0), (A, B, C)),
+    "baddbmm_keywords": (
+        lambda a, b, c: c.baddbmm(batch1=a, batch2=b.mT, beta=1.0, alpha=0.5), (A, B, C)),
     "scores": (lambda q, k: torch.einsum("bqhd,bkhd->bhqk", q, k), HEADS),
     "values": (lambda p, v: torch.einsum("bqhk,bhkd->bqhd", p, v.transpose(1, 2).mT), (
         torch.rand(2, 5, 3, 8, generator=G), torch.randn(2, 7, 3, 8, generator=G))),
