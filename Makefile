@@ -31,6 +31,10 @@ lint: setup
 bench: setup
 	$(BIN)/python -m benchmarks.linear $(BENCH)
 	$(BIN)/python -m benchmarks.symmetry $(BENCH)
+	$(BIN)/python -m benchmarks.bmm $(BENCH)
+	$(BIN)/python -m benchmarks.overhead $(BENCH)
+	$(BIN)/python -m benchmarks.training $(BENCH)
+	$(BIN)/python -m benchmarks.digits $(BENCH)
 
 format: setup
 	$(BIN)/ruff check --fix .

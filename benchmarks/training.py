@@ -81,7 +81,7 @@ class Step:
         loss = self.run(self.tokens)
         loss.backward()
         self.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
 
 def times(rounds: int) -> dict[str, dict[str, float]]:
