@@ -19,19 +19,17 @@ from qfx.match import Site
 def gathered_weights() -> Callable[[Site], bool]:
     """Whether a site of the graph that is being compiled has a weight that FSDP may manage.
 
-    It may if the compiled frame names a managed module, or one is running: FSDP's hooks break the
-    graph, so that a managed module which is called is one of those. Else Dynamo's name of a weight
-    that is used from outside tells.
+    Its hooks break the graph, so a managed module that is called is one whose method is running or
+    compiled. Of a weight that is used from outside, Dynamo's name leads through a managed module.
     """
-    if any(map(_managed, frame.modules())):
+    if any(map(_is_managed, frame.modules())):
         return lambda site: True
     return lambda site: any(map(_held_by_managed, roots(site.weight)))
 
 
-def _managed(module: nn.Module) -> bool:
+def _is_managed(module: nn.Module) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever uses it has imported it
-    marked = getattr(module, "_is_fsdp_managed_module", False)
-    return marked or isinstance(module, getattr(fsdp, "FSDPModule", ()))
+    return isinstance(module, getattr(fsdp, "FSDPModule", ()))
 
 
 def _held_by_managed(weight: fx.Node) -> bool:

@@ -1,0 +1,305 @@
+"""Two processes that train one model together: how they are started, and what each of them does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import qfx
+from qfx.plan import Plan
+from qfx.weights import CACHE
+
+RANKS = 2
+FEATURES, HIDDEN, ROWS = 16, 32, 8  # powers of two: a mean over half the rows is exact
+RATE, STEPS = 0.25, 3
+OPTIONS = {"minimum_gain": 0, "scheme": "w8a8-asymmetric"}
+_data = torch.Generator().manual_seed(1)
+X, TARGET = torch.randn(2, ROWS, FEATURES, generator=_data)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.relu(self.up(x)))
+
+
+class Head(nn.Linear):
+    """Dynamo compiles no forward of torch.nn by itself, but this one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = Head(FEATURES, FEATURES)
+
+    def features(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def new_model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+# --- the processes ---
+
+
+class Ranks:
+    """RANKS processes joined by gloo, which run functions of this module. They start when first
+    used, and anew after a failure; no call takes longer than its limit."""
+
+    def __init__(self) -> None:
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+
+    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 100) -> list[Any]:
+        """What `function(*arguments)` returns on each rank. RuntimeError: the traceback of the
+        first rank that failed; TimeoutError."""
+        if not self._processes:
+            self._start()
+        try:
+            for connection in self._connections:
+                connection.send((function, arguments))
+            return self._results(time.monotonic() + seconds)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        # the operating system chooses the port
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("spawn")
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            arguments = (rank, self._store.port, theirs)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+
+    def _results(self, deadline: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        while len(results) < RANKS:
+            left = deadline - time.monotonic()
+            missing = [c for i, c in enumerate(self._connections) if i not in results]
+            ready = wait(missing, max(left, 0))
+            if not ready:
+                raise TimeoutError(f"rank {list(set(range(RANKS)) - set(results))} did not answer")
+            for connection in ready:
+                rank = self._connections.index(connection)
+                results[rank] = self._received(rank)
+        return [results[rank] for rank in range(RANKS)]
+
+    def _received(self, rank: int) -> Any:
+        try:
+            result, error = pickle.loads(self._connections[rank].recv_bytes())
+        except EOFError:
+            self._processes[rank].join(5)
+            code = self._processes[rank].exitcode
+            raise RuntimeError(f"rank {rank} died with exit code {code}") from None
+        if error:
+            raise RuntimeError(f"rank {rank} failed:\n{error}")
+        return result
+
+    def stop(self, seconds: float = 0) -> None:
+        """Ends the processes: by themselves if they do within `seconds`."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(seconds)
+            process.kill()
+            process.join()
+        self._processes, self._connections = [], []
+
+
+def _serve(rank: int, port: int, connection: Connection) -> None:
+    from tests.conftest import FIXED_COST
+
+    torch.set_num_threads(1)
+    mock.patch("qfx.cost.table", lambda *arguments: FIXED_COST).start()
+    store = dist.TCPStore("127.0.0.1", port)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:  # the tests are over
+            return dist.destroy_process_group()
+        try:
+            answer = (function(*arguments), "")
+        except BaseException:
+            answer = (None, traceback.format_exc())
+        torch._dynamo.reset()
+        connection.send_bytes(pickle.dumps(answer))
+
+
+# --- ways to distribute a model; each compiles it and returns what to call ---
+
+Options = dict[str, Any]
+Call = Callable[[Tensor], Tensor]
+Way = Callable[[Model, Options], Call]
+
+
+def _mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (RANKS,))
+
+
+def ddp(model: Model, options: Options) -> Call:
+    return torch.compile(DistributedDataParallel(model), **options)
+
+
+def ddp_outside(model: Model, options: Options) -> Call:
+    return DistributedDataParallel(torch.compile(model, **options))
+
+
+def ddp_buckets(model: Model, options: Options) -> Call:
+    """DDPOptimizer splits the graph at every layer."""
+    dist._DEFAULT_FIRST_BUCKET_BYTES = bucket = 1024
+    bucketed = DistributedDataParallel(model, bucket_cap_mb=bucket / 2**20)
+    return torch.compile(bucketed, **options)
+
+
+def fsdp_replicate(model: Model, options: Options) -> Call:
+    """DDP by the means of FSDP."""
+    return torch.compile(replicate(model, mesh=_mesh()), **options)
+
+
+def fsdp_root(model: Model, options: Options) -> Call:
+    return torch.compile(fully_shard(model, mesh=_mesh()), **options)
+
+
+def fsdp_layers(model: Model, options: Options, reshard: bool = True) -> Call:
+    for block in model.blocks:
+        fully_shard(block, mesh=_mesh(), reshard_after_forward=reshard)
+    return torch.compile(fully_shard(model, mesh=_mesh()), **options)
+
+
+def fsdp_keeping(model: Model, options: Options) -> Call:
+    """Weights stay gathered between forward and backward, and after inference."""
+    return fsdp_layers(model, options, reshard=False)
+
+
+def fsdp_compiled_layers(model: Model, options: Options) -> Call:
+    """Each layer is compiled by itself, then sharded."""
+    for layer in (*model.blocks, model.head):
+        layer.compile(**options)
+        fully_shard(layer, mesh=_mesh())
+    return fully_shard(model, mesh=_mesh())
+
+
+def fsdp_function(model: Model, options: Options) -> Call:
+    """What is compiled gets the gathered weights as arguments."""
+    linear = torch.compile(lambda x, w, b: F.linear(x, w, b), dynamic=False, **options)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = partial(_apply, linear, module)
+    return fully_shard(model, mesh=_mesh())
+
+
+def _apply(linear: Callable[..., Tensor], module: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, module.weight, module.bias)
+
+
+def fsdp_from_outside(model: Model, options: Options) -> Call:
+    """What is compiled also reads a gathered weight of a module that is not running."""
+    fully_shard(model, mesh=_mesh())
+    register_fsdp_forward_method(model, "features")
+    holder = SimpleNamespace(model=model)
+
+    def call(x: Tensor) -> Tensor:
+        features, head = holder.model.features(x), holder.model.head
+        return F.linear(features, head.weight, head.bias)
+
+    return torch.compile(call, **options)
+
+
+# --- one run ---
+
+
+@dataclass
+class Run:
+    """What one rank saw: full weights and the output in inference, before each step and after the
+    last; the losses; of each matmul its name and the plan's reason; how often the cache packed."""
+
+    weights: list[dict[str, Tensor]] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    plan: dict[str, str] = field(default_factory=dict)
+    packs: int = 0
+
+
+def fail_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("rank 1 found a fault")
+    dist.barrier()
+
+
+def train(way: Way, inner: str, split: bool = True) -> Run:
+    """STEPS steps of SGD on this rank's rows, or on all; inference between them."""
+    rank = dist.get_rank()
+    x, target = (t.chunk(RANKS)[rank] if split else t for t in (X, TARGET))
+    run, model, packs = Run(), new_model(), CACHE.packs
+    options = {"backend": qfx.backend, "options": {**OPTIONS, "inner": inner}}
+    with _recorded_plans(run.plan):
+        f = way(model, options)
+        optimizer = torch.optim.SGD(model.parameters(), RATE)
+        for step in range(STEPS + 1):
+            run.weights.append({n: _whole(p) for n, p in model.named_parameters()})
+            with torch.no_grad():
+                run.outputs.append(f(x))
+            if step < STEPS:
+                loss = F.mse_loss(f(x), target)
+                loss.backward()
+                run.losses.append(loss.item())
+                optimizer.step()
+                optimizer.zero_grad()
+    run.packs = CACHE.packs - packs
+    return run
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return whole.detach().clone()
+
+
+@contextmanager
+def _recorded_plans(found: dict[str, str]) -> Iterator[None]:
+    def recorded(plan: Plan, gm: Any) -> None:
+        found.update((e.match.name, "int8" if e.scheme else e.reason) for e in plan.entries)
+
+    with mock.patch("qfx.dynamo._record", recorded):
+        yield
