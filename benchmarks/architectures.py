@@ -1,7 +1,7 @@
 """A survey of `transformers`: does qfx find every linear, and how exact are results and gradients?
 
 Each architecture of `benchmarks/zoo.py` runs in a process of its own, so that a crash or the time
-limit ends one row, not the survey. Rows of the same commit and compiler are kept, not run again.
+limit ends one row, not the survey. Rows saved at the same commit are kept, not run again.
     python -m benchmarks.architectures --save     # an hour on two cores; --inner aot_eager: minutes
     python -m benchmarks.architectures --page     # docs/architectures.md from the saved results
 """
@@ -36,11 +36,7 @@ ROUTING = (
 NOTES = {
     **dict.fromkeys(("mixtral", "qwen2-moe", "olmoe", "gpt-oss"), ROUTING),
     "clip": "its four outputs are cosines near 0, small differences of large numbers",
-    "qwen3-next": "its recurrence normalises its own small output: errors grow, also in float",
-    "switch": (
-        "Dynamo leaves the outermost frame to Python, and sibling experts share one graph, whose "
-        "rows have the name of the first"
-    ),
+    "qwen3-next": "its linear attention multiplies errors; float with white noise does as badly",
 }
 
 
@@ -49,7 +45,6 @@ NOTES = {
 
 def one(name: str, inner: str) -> None:
     """In the subprocess: a line of JSON after each part."""
-    torch.set_num_threads(1)
     for part in PARTS:
         print(json.dumps(part(*build(TABLE[name]), inner)), flush=True)
 
@@ -79,28 +74,27 @@ def cause(stderr: str) -> str:
     return re.sub(r"0x\w+", "0x", lines[-1])[:200] if lines else "killed"
 
 
-def survey(names: list[str], options: argparse.Namespace) -> list[Row]:
-    host = {**machine(), "transformers": version("transformers"), "inner": options.inner}
-    rows = kept(host)
-    todo = [name for name in names if name not in rows]
+def survey(options: argparse.Namespace) -> list[Row]:
+    """The rows asked for; with `save`, they replace those of the same names in the results."""
+    host = {**machine(), "transformers": version("transformers")}
+    origin = {"commit": host["commit"], "inner": options.inner}
+    rows = {row["architecture"]: row for row in saved()["rows"]}
+    todo = [n for n in options.only if n not in rows or not current(rows[n], origin)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for row in pool.map(lambda name: measured(name, options.inner, options.limit), todo):
-            rows[row["architecture"]] = row
+        for row in pool.map(lambda n: measured(n, options.inner, options.limit), todo):
+            rows[row["architecture"]] = {**row, **origin}
             print(json.dumps(row), flush=True)
             if options.save:
                 save(host, [rows[name] for name in TABLE if name in rows])
-    return [rows[name] for name in names]
+    return [rows[name] for name in options.only]
 
 
-def kept(host: Row) -> dict[str, Row]:
-    """Saved rows that a survey on this machine, commit and compiler need not measure again."""
-    before = saved() if RESULT.exists() else {"machine": {}, "rows": []}
-    same = all(before["machine"].get(k) == host[k] for k in ("commit", "torch", "cpu", "inner"))
-    return {row["architecture"]: row for row in before["rows"] if same and not row["failure"]}
+def current(row: Row, origin: Row) -> bool:
+    return not row["failure"] and all(row[key] == value for key, value in origin.items())
 
 
 def saved() -> dict[str, Any]:
-    return json.loads(RESULT.read_text())
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
 
 
 def save(host: Row, rows: list[Row]) -> None:
@@ -113,7 +107,7 @@ def save(host: Row, rows: list[Row]) -> None:
 HEAD = """\
 # Architectures
 What qfx does with {count} architectures of `transformers` {transformers}: small configurations,
-random weights, no dropout; one thread, torch {torch}, inner compiler {inner}, `minimum_gain` 0,
+random weights, no dropout; one thread, torch {torch}, `minimum_gain` 0, inner compiler {inner},
 commit {commit}. `python -m benchmarks.architectures --save` measures all of this into
 `benchmarks/results/architectures.json`, `--page` then writes this page.
 
@@ -138,10 +132,18 @@ def page() -> str:
         sqnr=SQNR_BAR,
         cosine=COSINE_BAR,
         summary=summary(rows),
-        **{**host, "commit": host["commit"][:12]},
+        torch=host["torch"],
+        transformers=host["transformers"],
+        inner=" and ".join(sorted({r["inner"] for r in rows})),
+        commit=" and ".join(sorted({r["commit"][:12] for r in rows})),
     )
-    table = tabulate([printed(r) for r in rows], headers="keys", tablefmt="github", numalign="left")
-    return f"{head}{table}\n{exceptions(rows)}"
+    return f"{head}{table([printed(row) for row in rows])}\n{exceptions(rows)}"
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Markdown without padding, so that one long cell does not widen every line."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def summary(rows: list[Row]) -> str:
@@ -162,28 +164,32 @@ def missed(row: Row) -> list[str]:
     """The bars a row misses, in words."""
     words = [f"failed: {row['failure']}"] if row["failure"] else []
     words += [f"not listed: {', '.join(row['skipped'])}"] if row.get("skipped") else []
-    for key, bar in (("sqnr_db", SQNR_BAR), ("gradient_cosine", COSINE_BAR)):
-        if key in row and not meets(row, key, bar):
-            words.append(f"{key} {'not measured' if row[key] is None else row[key]}")
-    if not meets(row, "sqnr_db", SQNR_BAR) and "median_token_db" in row:
-        words.append(f"of the median token {row['median_token_db']}")
+    if "sqnr_db" in row and not meets(row, "sqnr_db", SQNR_BAR):
+        words.append(f"SQNR {row['sqnr_db']} dB, of the median token {row['median_token_db']} dB")
+    if "int8_in_training" in row and not meets(row, "gradient_cosine", COSINE_BAR):
+        float_ = "its training stayed float"
+        words.append(f"cosine {row['gradient_cosine']}" if row["int8_in_training"] else float_)
     words += [f"gradient lost: {name}" for name in row.get("lost", [])]
-    words += row.get("warnings", [])
-    return words
+    return words + row.get("warnings", [])
 
 
-def printed(row: Row) -> dict[str, Any]:
+def printed(row: Row) -> dict[str, str]:
+    """The cells of a row; what was not measured is empty."""
     reasons = dict(row.get("reasons", {}))
     reasons |= {f"{op} is not listed": count for op, count in row.get("unlisted", {}).items()}
     return {
         "architecture": row["architecture"],
         "kind": row["kind"],
         "int8": f"{row['int8']}/{row['matmuls']}" if "int8" in row else "",
-        "SQNR dB": row.get("sqnr_db", ""),
-        "noise dB": row.get("noise_db", ""),
-        "cosine": f"{row['gradient_cosine']:.5f}" if row.get("gradient_cosine") else "",
+        "SQNR dB": _number(row.get("sqnr_db"), 1),
+        "noise dB": _number(row.get("noise_db"), 1),
+        "cosine": _number(row.get("gradient_cosine"), 4),
         "what stayed float": "; ".join(f"{count}: {reason}" for reason, count in reasons.items()),
     }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def exceptions(rows: list[Row]) -> str:
@@ -209,12 +215,13 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    torch.set_num_threads(1)
     if options.one:
         one(options.one, options.inner)
     elif options.page:
         PAGE.write_text(page())
     else:
-        rows = survey(options.only, options)
+        rows = survey(options)
         print(tabulate([printed(row) for row in rows], headers="keys"))
         print("\n".join(f"{r['architecture']}: {'; '.join(missed(r))}" for r in rows if missed(r)))
 
