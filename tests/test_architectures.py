@@ -1,0 +1,86 @@
+"""Six different architectures keep the bars of the survey; its page is what its results say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.architectures import NOTES, PAGE, missed, page, saved
+from benchmarks.measures import COSINE_BAR, PARTS, SQNR_BAR, Row, coverage, training
+from benchmarks.zoo import TABLE, build
+from qfx.report import Report
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# Linears stored transposed, shared layers, einsum, two stacks, convolutions, sound.
+@pytest.mark.parametrize("name", ["gpt2", "albert", "xlnet", "t5", "vit", "wav2vec2"])
+def test_architecture(name: str) -> None:
+    row: Row = {}
+    for part in PARTS:
+        row |= part(*build(TABLE[name]), "eager")
+    assert row["linears"] > 0 and row["skipped"] == [] and row["unlisted"] == {}
+    assert "no reason" not in row["reasons"]
+    assert row["int8"] + sum(row["reasons"].values()) == row["matmuls"]
+    assert row["sqnr_db"] >= SQNR_BAR
+    assert min(row["int8"], row["int8_in_training"]) >= row["linears"]
+    assert row["lost"] == [] == row["warnings"]
+    assert row["gradient_cosine"] >= COSINE_BAR
+
+
+class Hidden(nn.Module):
+    """Products inside an operator that no spelling of a matmul names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": torch.linalg.matrix_power(self.linear(x), 3)}
+
+
+def test_coverage_finds_what_explain_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = {"x": torch.randn(8, 8)}
+    row = coverage(Hidden(), inputs, "eager")
+    assert (row["linears"], row["skipped"]) == (1, [])
+    assert row["unlisted"] == {"torch.linalg.matrix_power": 1}
+    monkeypatch.setattr("qfx.explain", lambda *inputs, **options: Report((), 1))
+    assert coverage(Hidden(), inputs, "eager")["skipped"] == ["linear"]
+
+
+class Cut(nn.Module):
+    """A linear whose weight gets no gradient once the model is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept, self.cut = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.cut(x)
+        return {"y": self.kept(x) + (y.detach() if torch.compiler.is_compiling() else y)}
+
+
+def test_training_finds_a_lost_gradient() -> None:
+    row = training(Cut(), {"x": torch.randn(4, 8)}, "eager")
+    assert row["lost"] == ["cut.bias", "cut.weight"] and row["gradient_cosine"] < COSINE_BAR
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    assert PAGE.read_text() == page()
+
+
+def test_the_survey_is_wide_and_what_it_misses_is_explained() -> None:
+    """In the order of the table; a survey that was stopped early still counts from 50 on."""
+    rows = saved()["rows"]
+    names = [row["architecture"] for row in rows]
+    assert names == [n for n in TABLE if n in names] and len(names) >= 50
+    assert [row["architecture"] for row in rows if missed(row)] == [n for n in names if n in NOTES]
