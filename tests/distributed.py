@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import qfx
 from qfx.plan import Plan
@@ -95,7 +96,7 @@ class Ranks:
                 connection.send((function, arguments))
             return self._results(time.monotonic() + seconds)
         except BaseException:
-            self.stop()
+            self._kill()
             raise
 
     def _start(self) -> None:
@@ -135,12 +136,16 @@ class Ranks:
             raise RuntimeError(f"rank {rank} failed:\n{error}")
         return result
 
-    def stop(self, seconds: float = 0) -> None:
-        """Ends the processes: by themselves if they do within `seconds`."""
+    def stop(self) -> None:
+        """Lets the processes end by themselves."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            process.join(seconds)
+            process.join(10)
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
             process.kill()
             process.join()
         self._processes, self._connections = [], []
@@ -199,6 +204,9 @@ def fsdp_replicate(model: Model, options: Options) -> Call:
 
 
 def fsdp_root(model: Model, options: Options) -> Call:
+    """The backward computes the blocks again, which are bodies of higher-order operators."""
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return torch.compile(fully_shard(model, mesh=_mesh()), **options)
 
 

@@ -25,7 +25,7 @@ from tests.models import compiled, int8_by_hand
 def ranks() -> Iterator[d.Ranks]:
     processes = d.Ranks()
     yield processes
-    processes.stop(seconds=10)
+    processes.stop()
 
 
 # --- how far roundings can take a step ---
