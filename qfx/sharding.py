@@ -1,7 +1,8 @@
 """Weights that FSDP gathers anew for each call, so that nothing packed may outlive the call.
 
 FSDP writes the gathered value into the same parameter, at the same address, under the same version:
-nothing about the tensor tells two of its values apart.
+nothing about the tensor tells two of its values apart. A model that has run compiled before it is
+sharded keeps its graphs: `torch._dynamo.reset()` drops them.
 """
 
 from __future__ import annotations
