@@ -2,13 +2,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
 #include "stamps.h"
 
 namespace {
 
+using qfx::cpu::Format;
 using qfx::cpu::Isa;
+using qfx::cpu::Kernels;
+using qfx::cpu::Operands;
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
@@ -17,33 +22,56 @@ std::vector<std::string> isas() {
 }
 
 // One row per micro-kernel: mr rows of activations x nr columns of weights.
-std::string kernel_name(const qfx::cpu::Kernels& kernels, int64_t mr) {
-  return "s8s8_gemm_" + std::to_string(mr) + "x" + std::to_string(qfx::cpu::kPanel) + "__" +
-         kernels.isa;
+std::string kernel_name(const Kernels& kernels, const Format& format, int64_t mr) {
+  return std::string(format.name) + "_gemm_" + std::to_string(mr) + "x" +
+         std::to_string(qfx::cpu::kPanel) + "__" + kernels.isa;
 }
 
-std::string kernel_for(int64_t rows) {
-  const qfx::cpu::Kernels& kernels = qfx::cpu::kernels_of(qfx::cpu::current_isa());
-  return kernel_name(kernels, qfx::cpu::tile_rows_for(kernels, rows));
+const Format& format_for(int64_t rows, int64_t bits, int64_t w_bits) {
+  const bool narrow = bits < 8, narrow_weight = w_bits < 8;
+  const Operands operands = narrow ? narrow_weight ? Operands::kNarrow : Operands::kNarrowCodes
+                            : narrow_weight ? Operands::kNarrowWeight
+                                            : Operands::kWide;
+  return qfx::cpu::format_for(qfx::cpu::kernels_of(qfx::cpu::current_isa()), operands, rows);
 }
 
-int64_t multiply(int64_t rounds) {
-  const auto run = qfx::cpu::kernels_of(qfx::cpu::current_isa()).multiply;
+std::string kernel_for(int64_t rows, int64_t bits, int64_t w_bits) {
+  const Kernels& kernels = qfx::cpu::kernels_of(qfx::cpu::current_isa());
+  const Format& format = format_for(rows, bits, w_bits);
+  return kernel_name(kernels, format, qfx::cpu::tile_rows_for(format, rows));
+}
+
+int64_t multiply(int64_t rounds, int64_t bits, int64_t w_bits) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  const auto run = format_for(kMany, bits, w_bits).multiply;
   return run == nullptr ? 0 : run(rounds);
+}
+
+// The formats of an instruction set, each once.
+std::vector<const Format*> formats_of(const Kernels& kernels) {
+  std::vector<const Format*> found;
+  for (const Format* format : kernels.formats) {
+    for (; format != nullptr; format = format->below) {
+      if (std::find(found.begin(), found.end(), format) == found.end()) found.push_back(format);
+    }
+  }
+  return found;
 }
 
 pybind11::list kernels() {
   pybind11::list rows;
   for (Isa isa : qfx::cpu::compiled_isas()) {
-    const qfx::cpu::Kernels& k = qfx::cpu::kernels_of(isa);
-    for (int mr = 1; mr <= k.tile_rows; ++mr) {
-      pybind11::dict row;
-      row["name"] = kernel_name(k, mr);
-      row["isa"] = k.isa;
-      row["mr"] = mr;
-      row["nr"] = qfx::cpu::kPanel;
-      row["supported"] = qfx::cpu::supported(isa);
-      rows.append(row);
+    const Kernels& k = qfx::cpu::kernels_of(isa);
+    for (const Format* format : formats_of(k)) {
+      for (int mr = 1; mr <= format->tile_rows; ++mr) {
+        pybind11::dict row;
+        row["name"] = kernel_name(k, *format, mr);
+        row["isa"] = k.isa;
+        row["mr"] = mr;
+        row["nr"] = qfx::cpu::kPanel;
+        row["supported"] = qfx::cpu::supported(isa);
+        rows.append(row);
+      }
     }
   }
   return rows;
@@ -59,9 +87,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("isas", &isas, "The instruction sets of this machine, best first.");
   m.def("set_isa", &qfx::cpu::set_isa, pybind11::arg("name"),
         "Runs the kernels on another instruction set of this machine; ValueError if it has none.");
-  m.def("kernel_for", &kernel_for, pybind11::arg("rows"),
-        "Name of the GEMM kernel that this many rows run on.");
-  m.def("multiply", &multiply, pybind11::arg("rounds"),
+  m.def("kernel_for", &kernel_for, pybind11::arg("rows"), pybind11::arg("bits") = 8,
+        pybind11::arg("w_bits") = 8,
+        "Name of the GEMM kernel that this many rows of codes of these bits run on.");
+  m.def("multiply", &multiply, pybind11::arg("rounds"), pybind11::arg("bits") = 8,
+        pybind11::arg("w_bits") = 8,
         "Runs the multiply instructions alone; returns how many multiply-accumulates they made.");
   m.def("kernels", &kernels,
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");

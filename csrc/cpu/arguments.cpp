@@ -84,7 +84,7 @@ std::vector<float> bias_of(const char* op, const std::optional<Tensor>& bias, in
     const float* from = static_cast<const float*>(flat.const_data_ptr());
     std::copy(from, from + n, values.begin());
   } else {
-    kernels_of(current_isa()).widen(flat.const_data_ptr(), dtype, n, values.data());
+    kernels_of(current_isa()).row->widen(flat.const_data_ptr(), dtype, n, values.data());
   }
   return values;
 }

@@ -43,21 +43,23 @@ int64_t tile_height(int64_t rows, int64_t tallest) {
   return (rows + tiles - 1) / tiles;
 }
 
-void run_panel(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const Task& task,
-               int64_t p, int32_t* sums, const TileSink& sink) {
+void run_panel(const Rows& rows, const PackedWeight& w, const Task& task, int64_t p, int32_t* sums,
+               const TileSink& sink) {
+  const Format& format = *rows.format;
   Panel panel;
   sink.load_panel(p, &panel);
+  const int64_t depth = round_up(w.k, format.k_multiple);
   const int64_t count = task.row_end - task.row_begin;
-  const int64_t height = tile_height(count, kernels.tile_rows);
-  const int64_t block = count == height ? std::max(w.padded_k, kBlockK) : kBlockK;
-  for (int64_t k = 0; k == 0 || k < w.padded_k; k += block) {
-    const int64_t groups = std::min(block, w.padded_k - k) / kGroup;
+  const int64_t height = tile_height(count, format.tile_rows);
+  const int64_t block = count == height ? std::max(depth, kBlockK) : kBlockK;
+  for (int64_t k = 0; k == 0 || k < depth; k += block) {
+    const int64_t groups = std::min(block, depth - k) / kGroup;
     const int8_t* b = w.panel(p) + k * kPanel;
-    const bool last = k + block >= w.padded_k;
-    const TileFn* tiles = kernels.cold_tiles;
-    for (int64_t m = task.row_begin; m < task.row_end; m += height, tiles = kernels.tiles) {
+    const bool last = k + block >= depth;
+    const TileFn* tiles = format.cold_tiles;
+    for (int64_t m = task.row_begin; m < task.row_end; m += height, tiles = format.tiles) {
       const int height_here = static_cast<int>(std::min(height, task.row_end - m));
-      const uint8_t* a = rows.a + m * rows.stride + k * kernels.bytes_per_code;
+      const uint8_t* a = rows.a + m * rows.stride + k * format.bytes_per_code;
       int32_t* tile = sums + (m - task.row_begin) * kPanel;
       tiles[height_here - 1](a, rows.stride, b, groups, tile, k > 0);
       if (last) sink.tile(tile, m, height_here, p, panel);
@@ -65,52 +67,57 @@ void run_panel(const Kernels& kernels, const Rows& rows, const PackedWeight& w, 
   }
 }
 
-void run_task(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const Task& task,
-              const TileSink& sink) {
+void run_task(const Rows& rows, const PackedWeight& w, const Task& task, const TileSink& sink) {
   thread_local Scratch scratch;
   int32_t* sums = scratch.get<int32_t>(kBlockRows * kPanel);
   for (int64_t p = task.panel_begin; p < task.panel_end; ++p) {
-    run_panel(kernels, rows, w, task, p, sums, sink);
+    run_panel(rows, w, task, p, sums, sink);
   }
 }
 
 // An odd number of cache lines, or the rows of a tile would share cache sets.
-int64_t row_stride(const Kernels& kernels, int64_t padded_k) {
-  return ((padded_k * kernels.bytes_per_code + 63) / 64 | 1) * 64;
-}
+int64_t row_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
 }  // namespace
 
-int64_t tile_rows_for(const Kernels& kernels, int64_t rows) {
-  return tile_height(std::clamp<int64_t>(rows, 1, kBlockRows), kernels.tile_rows);
+const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows) {
+  const Format* format = kernels.formats[static_cast<int>(operands)];
+  while (rows < format->minimum_rows) format = format->below;
+  return *format;
 }
 
-int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w) {
-  const int64_t row_bytes = row_stride(kernels, w.padded_k);
+int64_t tile_rows_for(const Format& format, int64_t rows) {
+  return tile_height(std::clamp<int64_t>(rows, 1, kBlockRows), format.tile_rows);
+}
+
+int64_t rows_at_once(const PackedWeight& w) {
+  const int64_t row_bytes = row_stride(w.padded_k * kMaxBytesPerCode);
   return std::max<int64_t>(kArrangedBytes / row_bytes / kBlockRows, 1) * kBlockRows;
 }
 
-Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k) {
+Rows make_rows(const Format& format, int64_t count, const PackedWeight& w) {
   thread_local Scratch codes, constants;
-  const int64_t stride = row_stride(kernels, padded_k);
+  const int64_t stride = row_stride(round_up(w.k, format.k_multiple) * format.bytes_per_code);
   int32_t* add = constants.get<int32_t>(2 * count);
-  return {codes.get<uint8_t>(count * stride), count, stride, add, add + count};
+  return {&format, codes.get<uint8_t>(count * stride), count, stride, add, add + count};
 }
 
-void arrange_row(const Kernels& kernels, const PackedWeight& w, const int8_t* q, int32_t zero_point,
-                 int64_t m, const Rows& rows) {
-  rows.add[m] = kernels.arrange(q, w.k, w.padded_k, rows.a + m * rows.stride);
+void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
+                 const Rows& rows) {
+  const Format& format = *rows.format;
+  const int64_t depth = round_up(w.k, format.k_multiple);
+  rows.add[m] = format.arrange(q, w.k, depth, rows.a + m * rows.stride);
   rows.mul[m] = static_cast<int32_t>(static_cast<uint32_t>(zero_point) +
-                                     static_cast<uint32_t>(kernels.mul_offset));
+                                     static_cast<uint32_t>(format.mul_offset));
 }
 
-void gemm(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const TileSink& sink) {
+void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink) {
   if (rows.count == 0 || w.n == 0) return;
   const int64_t work = rows.count * w.n * std::max<int64_t>(w.k, 1);
   const bool serial = work < kSerialWork;
   const Tasks tasks(rows.count, w.panels(), serial ? 1 : torch::stable::get_num_threads());
   parallel(tasks.size(), work, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) run_task(kernels, rows, w, tasks[i], sink);
+    for (int64_t i = begin; i < end; ++i) run_task(rows, w, tasks[i], sink);
   });
 }
 

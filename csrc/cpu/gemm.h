@@ -8,22 +8,26 @@
 
 namespace qfx::cpu {
 
-// Activations in the operand format of an instruction set.
+// Activations in an operand format.
 struct Rows {
+  const Format* format;
   uint8_t* a;
   int64_t count, stride;
   int32_t *add, *mul;
 };
 
-// How many rows to arrange at a time: whole row blocks, about 16 MB of them.
-int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w);
+// The fastest format that is exact for these codes and this many rows.
+const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows);
 
-// Room for `count` rows of `padded_k` codes, in memory of the calling thread, reused between calls.
-Rows make_rows(const Kernels& kernels, int64_t count, int64_t padded_k);
+// How many rows to arrange at a time: whole row blocks, about 16 MB of them.
+int64_t rows_at_once(const PackedWeight& w);
+
+// Room for `count` rows of w.k codes, in memory of the calling thread, reused between calls.
+Rows make_rows(const Format& format, int64_t count, const PackedWeight& w);
 
 // Arranges the codes of row m.
-void arrange_row(const Kernels& kernels, const PackedWeight& w, const int8_t* q, int32_t zero_point,
-                 int64_t m, const Rows& rows);
+void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
+                 const Rows& rows);
 
 // Receives finished tiles; called from several threads at once for different tiles.
 class TileSink {
@@ -37,8 +41,8 @@ class TileSink {
 };
 
 // Rows of the tiles that a GEMM of this many rows is cut into.
-int64_t tile_rows_for(const Kernels& kernels, int64_t rows);
+int64_t tile_rows_for(const Format& format, int64_t rows);
 
-void gemm(const Kernels& kernels, const Rows& rows, const PackedWeight& w, const TileSink& sink);
+void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink);
 
 }  // namespace qfx::cpu

@@ -1,6 +1,6 @@
 // The functions every instruction set provides, and the table that names them.
 //
-// A row of activations is quantized to codes q[k], then arranged into the operand format of the
+// A row of activations is quantized to codes q[k], then arranged into an operand format of the
 // instruction set, together with integer constants of the row such that
 //     sum_k (q[k] - z) w[n][k] = tile[n] + row_add - row_mul * colsum[n]      (wrapping int32)
 // with row_add returned by arrange and row_mul = z + mul_offset.
@@ -15,8 +15,9 @@ namespace qfx::cpu {
 
 inline constexpr int kPanel = 32;      // columns of a weight panel
 inline constexpr int kGroup = 4;       // consecutive k of one column that lie side by side
-inline constexpr int kKMultiple = 16;  // K is padded to this
+inline constexpr int kKMultiple = 64;  // K of a packed weight is padded to this
 inline constexpr int kMaxTileRows = 12;
+inline constexpr int kMaxBytesPerCode = 2;
 inline constexpr int kAhead = 2048;      // bytes of weights that a cold tile prefetches ahead
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
@@ -68,13 +69,31 @@ struct EpilogueArgs {
 using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
                         int32_t* tile, bool accumulate);
 
-struct Kernels {
-  const char* isa;
-  int tile_rows;             // the tallest tile
-  int bytes_per_code;        // of the operand format
-  int32_t mul_offset;        // see above
-  const TileFn* tiles;       // tiles[r - 1] handles r rows
+// What is known of the codes of a product. Narrow weights lie in [-64, 64], narrow activations in
+// [-64, 63]: every product of 7 bits or fewer.
+enum class Operands : int { kWide, kNarrowWeight, kNarrowCodes, kNarrow };
+inline constexpr int kOperandKinds = 4;
+
+// An operand format of activations and the tiles that read it.
+struct Format {
+  const char* name;     // bits of activations and weights that it is exact for: s8s8, s7s8, ...
+  int tile_rows;        // the tallest tile
+  int bytes_per_code;   // of an arranged row
+  int k_multiple;       // rows are padded to this with what adds nothing; divides kKMultiple
+  int32_t mul_offset;   // see above
+  const TileFn* tiles;  // tiles[r - 1] handles r rows
   const TileFn* cold_tiles;  // the same, prefetching weights that are not in cache yet
+  int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
+  // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
+  // ceiling that benchmarks quote. Null where there is none to speak of.
+  int64_t (*multiply)(int64_t rounds);
+  // What to use instead for fewer than minimum_rows rows, or null.
+  int64_t minimum_rows;
+  const Format* below;
+};
+
+// Functions on rows of floats, the epilogue among them.
+struct RowKernels {
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
@@ -85,12 +104,20 @@ struct Kernels {
   void (*range_of_columns)(const float* x, int64_t k, int32_t* magnitude);
   void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
                            int32_t* colsum);
-  int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   void (*epilogue)(const EpilogueArgs* args);
-  // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
-  // ceiling that benchmarks quote. Null where there is none to speak of.
-  int64_t (*multiply)(int64_t rounds);
 };
+
+struct Kernels {
+  const char* isa;
+  const RowKernels* row;
+  const Format* formats[kOperandKinds];  // by Operands; the same one where there is nothing faster
+};
+
+const RowKernels& row_kernels_ref();
+#if defined(__x86_64__)
+const RowKernels& row_kernels_avx2();
+const RowKernels& row_kernels_avx512();
+#endif
 
 #define QFX_KERNELS(isa, function) const Kernels& function();
 #include "cpu/kernels.inc"

@@ -91,11 +91,11 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
          packed);
     PackedWeight w;
     open_packed(packed, bytes, &w);
-    in_chunks(kernels, w, size.m, [&](int64_t first, int64_t count) {
+    in_chunks(w, size.m, [&](int64_t first, int64_t count) {
       const int64_t row = i * size.m + first;
       const int32_t* zeros = ints(a_zero_point) + row * step;
       const Rows rows = rows_of_codes(kernels, w, a + row * size.k, zeros, step, count);
-      gemm(kernels, rows, w, IntegerSink(w, rows, out + row * size.n));
+      gemm(rows, w, IntegerSink(w, rows, out + row * size.n));
     });
   });
   return acc;
@@ -143,11 +143,11 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
     thread_local Scratch scratch;
     float* scales = scratch.get<float>(std::max<int64_t>(size.m, 1));
     if (spec.per_tensor) scales[0] = shared.scale;
-    in_chunks(kernels, packed.weight, size.m, [&](int64_t first, int64_t count) {
+    in_chunks(packed.weight, size.m, [&](int64_t first, int64_t count) {
       const FloatMatrix chunk = {x.row(first), x.dtype, count, x.columns, x.stride};
       const RowCode* same = spec.per_tensor ? &shared : nullptr;
       const Rows rows = rows_of_floats(kernels, packed.weight, chunk, spec, same, scales + first);
-      gemm(kernels, rows, packed.weight,
+      gemm(rows, packed.weight,
            FloatSink(kernels, packed.weight, rows, to, scales, spec.per_tensor ? 0 : 1, first));
     });
   });

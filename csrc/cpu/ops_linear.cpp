@@ -24,10 +24,10 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   const int64_t step = stride_of(zero_point);
   int32_t* out = static_cast<int32_t*>(acc.mutable_data_ptr());
-  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
     const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
-    gemm(kernels, rows, w, IntegerSink(w, rows, out + first * w.n));
+    gemm(rows, w, IntegerSink(w, rows, out + first * w.n));
   });
   return acc;
 }
@@ -60,10 +60,10 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   const int64_t step = stride_of(zero_point);
-  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
     const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
-    gemm(kernels, rows, w, FloatSink(kernels, w, rows, to, floats(scale), stride_of(scale), first));
+    gemm(rows, w, FloatSink(kernels, w, rows, to, floats(scale), stride_of(scale), first));
   });
   return y;
 }
@@ -101,11 +101,11 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
   thread_local Scratch scratch;
   float* scales = scratch.get<float>(std::max<int64_t>(size.rows, 1));
   if (spec.per_tensor) scales[0] = shared.scale;
-  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
     const FloatMatrix chunk = {matrix.row(first), matrix.dtype, count, matrix.columns};
     const RowCode* same = spec.per_tensor ? &shared : nullptr;
     const Rows rows = rows_of_floats(kernels, w, chunk, spec, same, scales + first);
-    gemm(kernels, rows, w, FloatSink(kernels, w, rows, to, scales, spec.per_tensor ? 0 : 1, first));
+    gemm(rows, w, FloatSink(kernels, w, rows, to, scales, spec.per_tensor ? 0 : 1, first));
   });
   return y;
 }

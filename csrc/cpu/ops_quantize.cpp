@@ -141,7 +141,7 @@ struct Dequantize {
                                  dtype,
                                  out + (m * size.columns + n) * element,
                                  size.columns};
-      kernels.epilogue(&args);
+      kernels.row->epilogue(&args);
     }
   }
 };

@@ -21,7 +21,7 @@ class RandomWindow {
   const uint16_t* at(int64_t i, int64_t* count) {
     const int64_t window = i / kElements;
     if (window != made_) {
-      kernels_.random(seed_, window * kGroups, kGroups, bits_);
+      kernels_.row->random(seed_, window * kGroups, kGroups, bits_);
       made_ = window;
     }
     *count = (window + 1) * kElements - i;
@@ -45,7 +45,7 @@ void quantize_row(const Kernels& kernels, const FloatMatrix& x, int64_t m, const
     int64_t count;
     const uint16_t* bits = random.at(m * x.columns + k, &count);
     count = std::min(count, x.columns - k);
-    kernels.quantize_stochastic(row + k, count, &code, bits, q + k);
+    kernels.row->quantize_stochastic(row + k, count, &code, bits, q + k);
     k += count;
   }
 }

@@ -1,6 +1,7 @@
 #include "cpu/pack.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "cpu/parallel.h"
@@ -9,7 +10,7 @@ namespace qfx::cpu {
 namespace {
 
 constexpr char kMagic[4] = {'Q', 'F', 'X', 'W'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kLayoutK4N32 = 1;
 
 // Groups of 4 k of 32 columns that lie side by side.
@@ -46,6 +47,15 @@ void pack_column_by_column(const int8_t* w, int64_t columns, int64_t groups, int
   }
 }
 
+uint32_t magnitude_of(const int8_t* block, int64_t size) {
+  int8_t low = 0, high = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    low = std::min(low, block[i]);
+    high = std::max(high, block[i]);
+  }
+  return static_cast<uint32_t>(std::max<int>(high, -low));
+}
+
 }  // namespace
 
 void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
@@ -75,19 +85,25 @@ int64_t packed_size(int64_t n, int64_t k) {
 }
 
 void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out) {
-  PackedHeader header = {{}, kVersion, kLayoutK4N32, 0, n, k, {}};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  std::memcpy(out, &header, sizeof(header));
+  std::atomic<uint32_t> magnitude = 0;
   const int64_t padded_n = round_up(n, kPanel);
-  int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(header));
-  int8_t* blocks = out + sizeof(header) + 4 * padded_n;
+  int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(PackedHeader));
+  int8_t* blocks = out + sizeof(PackedHeader) + 4 * padded_n;
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   parallel(padded_n / kPanel, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin * kPanel; p < end * kPanel; p += kPanel) {
+      int8_t* block = blocks + p * padded_k(k);
       pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
-                 colsum + p, blocks + p * padded_k(k));
+                 colsum + p, block);
+      const uint32_t here = magnitude_of(block, kPanel * padded_k(k));
+      uint32_t seen = magnitude;
+      while (seen < here && !magnitude.compare_exchange_weak(seen, here)) {
+      }
     }
   });
+  PackedHeader header = {{}, kVersion, kLayoutK4N32, magnitude, n, k, {}};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  std::memcpy(out, &header, sizeof(header));
 }
 
 void unpack(const PackedWeight& w, int8_t* out) {
@@ -110,7 +126,7 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
   }
   if (header.version != kVersion || header.layout != kLayoutK4N32) {
     return "it has layout " + std::to_string(header.layout) + " version " +
-           std::to_string(header.version) + ", this build reads layout 1 (K4N32) version 1";
+           std::to_string(header.version) + ", this build reads layout 1 (K4N32) version 2";
   }
   const int64_t limit = int64_t{1} << 40;
   if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
@@ -122,7 +138,11 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
            std::to_string(packed_size(header.n, header.k));
   }
   const int8_t* colsum = data + sizeof(header);
-  *weight = {header.n, header.k, padded_k(header.k), reinterpret_cast<const int32_t*>(colsum),
+  *weight = {header.n,
+             header.k,
+             padded_k(header.k),
+             header.magnitude <= kNarrow,
+             reinterpret_cast<const int32_t*>(colsum),
              colsum + 4 * round_up(header.n, kPanel)};
   return "";
 }

@@ -1,7 +1,7 @@
-// The packed weight, layout K4N32, version 1, one flat buffer:
+// The packed weight, layout K4N32, version 2, one flat buffer:
 //     header 64 bytes, colsum int32 [Np], blocks int8 [Np/32][Kp/4][32][4]
 //     W[n][k] = blocks[n / 32][k / 4][n % 32][k % 4],   colsum[n] = sum_k W[n][k]
-// Np is N rounded up to 32, Kp is K rounded up to 16; the padding is zero.
+// Np is N rounded up to 32, Kp is K rounded up to 64; the padding is zero.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,19 @@ inline int64_t padded_k(int64_t k) { return round_up(k, kKMultiple); }
 
 struct PackedHeader {
   char magic[4];
-  uint32_t version, layout, reserved;
+  uint32_t version, layout;
+  uint32_t magnitude;  // max |W|, which decides what is exact on processors without VNNI
   int64_t n, k;
   char zeros[32];
 };
 static_assert(sizeof(PackedHeader) == 64);
 
+// Weights up to this magnitude are narrow (kernels.h).
+inline constexpr uint32_t kNarrow = 64;
+
 struct PackedWeight {
   int64_t n, k, padded_k;
+  bool narrow;
   const int32_t* colsum;
   const int8_t* blocks;
 

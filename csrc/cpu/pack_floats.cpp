@@ -38,7 +38,7 @@ const float* columns_as_floats(const Kernels& kernels, const StridedFloats& w) {
   for (int64_t k = 0; k < w.k; ++k) {
     float* to = x + k * kPanel;
     if (w.dtype == Dtype::kFloat32) std::memcpy(to, rows.row(k), w.n * sizeof(float));
-    if (w.dtype != Dtype::kFloat32) kernels.widen(rows.row(k), w.dtype, w.n, to);
+    if (w.dtype != Dtype::kFloat32) kernels.row->widen(rows.row(k), w.dtype, w.n, to);
     std::fill(to + w.n, to + kPanel, 0.f);
   }
   std::fill(x + w.k * kPanel, x + padded_k(w.k) * kPanel, 0.f);
@@ -49,7 +49,7 @@ void pack_columns(const Kernels& kernels, const StridedFloats& w, const CodeSpec
                   const PanelOut& out) {
   const float* x = columns_as_floats(kernels, w);
   int32_t magnitude[kPanel];
-  kernels.range_of_columns(x, w.k, magnitude);
+  kernels.row->range_of_columns(x, w.k, magnitude);
   ColumnCodes codes = {};
   for (int64_t n = 0; n < w.n; ++n) {
     const RowCode code = code_of({magnitude[n], 0, 0}, spec);
@@ -58,7 +58,7 @@ void pack_columns(const Kernels& kernels, const StridedFloats& w, const CodeSpec
     codes.qmax = code.qmax;
     out.scale[n] = code.scale;
   }
-  kernels.quantize_columns(x, padded_k(w.k) / kGroup, &codes, out.block, out.colsum);
+  kernels.row->quantize_columns(x, padded_k(w.k) / kGroup, &codes, out.block, out.colsum);
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const C
       pack(kernels, panel, spec, {scale + n, colsum + n, block + n * padded_k(w.k)});
     }
   });
-  return {{w.n, w.k, padded_k(w.k), colsum, block}, scale};
+  return {{w.n, w.k, padded_k(w.k), spec.bits < 8, colsum, block}, scale};
 }
 
 }  // namespace qfx::cpu

@@ -14,6 +14,24 @@ void load_colsum(const PackedWeight& w, int64_t p, Panel* panel) {
   std::memcpy(panel->colsum, w.colsum + p * kPanel, sizeof(panel->colsum));
 }
 
+// Whether all codes lie in [-64, 63].
+bool all_narrow(const int8_t* q, int64_t count) {
+  constexpr int64_t kBlock = 4096;  // wide codes show early
+  for (int64_t i = 0; i < count; i += kBlock) {
+    unsigned outside = 0;
+    for (int64_t j = i; j < std::min(i + kBlock, count); ++j) {
+      outside |= static_cast<uint8_t>(q[j] + 64) & 0x80;
+    }
+    if (outside != 0) return false;
+  }
+  return true;
+}
+
+Operands operands_of(const PackedWeight& w, bool narrow_codes) {
+  if (narrow_codes) return w.narrow ? Operands::kNarrow : Operands::kNarrowCodes;
+  return w.narrow ? Operands::kNarrowWeight : Operands::kWide;
+}
+
 int columns_of(const PackedWeight& w, int64_t p) {
   return static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
 }
@@ -52,15 +70,18 @@ void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
   const EpilogueArgs args = {raw,   count,        columns_of(w, p), rows.add + m,  rows.mul + m,
                              scale, scale_stride, &panel,           to.activation, to.dtype,
                              out,   w.n};
-  kernels.epilogue(&args);
+  kernels.row->epilogue(&args);
 }
 
 Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                    const int32_t* zero_points, int64_t zero_stride, int64_t count) {
-  const Rows rows = make_rows(kernels, count, w.padded_k);
+  const Format& wide = format_for(kernels, operands_of(w, false), count);
+  const Format& narrow = format_for(kernels, operands_of(w, true), count);
+  const bool same = &wide == &narrow || !all_narrow(q, count * w.k);
+  const Rows rows = make_rows(same ? wide : narrow, count, w);
   parallel(count, count * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
-      arrange_row(kernels, w, q + m * w.k, zero_points[m * zero_stride], m, rows);
+      arrange_row(w, q + m * w.k, zero_points[m * zero_stride], m, rows);
     }
   });
   return rows;
@@ -68,7 +89,8 @@ Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* 
 
 Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
                     const CodeSpec& spec, const RowCode* shared, float* scales) {
-  const Rows rows = make_rows(kernels, x.rows, w.padded_k);
+  const bool narrow = spec.bits < 8;
+  const Rows rows = make_rows(format_for(kernels, operands_of(w, narrow), x.rows), x.rows, w);
   parallel(x.rows, x.rows * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
     int8_t* q = scratch.get<int8_t>(kRowsAtOnce * w.k);
@@ -77,7 +99,7 @@ Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMa
       const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
       quantize_rows(kernels, x, spec, shared, m, count, codes, q);
       for (int64_t r = 0; r < count; ++r) {
-        arrange_row(kernels, w, q + r * w.k, codes[r].zero_point, m + r, rows);
+        arrange_row(w, q + r * w.k, codes[r].zero_point, m + r, rows);
         if (shared == nullptr) scales[m + r] = codes[r].scale;
       }
     }

@@ -56,7 +56,7 @@ struct FloatSink final : TileSink {
   void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
 };
 
-// Arranges codes q [M, K] for the kernels.
+// Arranges codes q [M, K] for the kernels, in the fastest format that holds them.
 Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                    const int32_t* zero_points, int64_t zero_stride, int64_t count);
 
@@ -68,8 +68,8 @@ Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMa
 // Runs f(first, count) over the rows, a bounded number at a time, so that the memory for arranged
 // rows stays bounded too.
 template <typename F>
-void in_chunks(const Kernels& kernels, const PackedWeight& w, int64_t rows, const F& f) {
-  const int64_t step = rows_at_once(kernels, w);
+void in_chunks(const PackedWeight& w, int64_t rows, const F& f) {
+  const int64_t step = rows_at_once(w);
   for (int64_t first = 0; first < rows; first += step) f(first, std::min(step, rows - first));
 }
 

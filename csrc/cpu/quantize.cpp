@@ -48,14 +48,14 @@ const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t
   if (x.dtype == Dtype::kFloat32) return static_cast<const float*>(x.row(m));
   thread_local Scratch scratch;
   float* row = scratch.get<float>(x.columns);
-  kernels.widen(x.row(m), x.dtype, x.columns, row);
+  kernels.row->widen(x.row(m), x.dtype, x.columns, row);
   return row;
 }
 
 RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                         int64_t m) {
   Range range;
-  kernels.range(row_as_floats(kernels, x, m), x.columns, &range);
+  kernels.row->range(row_as_floats(kernels, x, m), x.columns, &range);
   return code_of(range, spec);
 }
 
@@ -67,17 +67,17 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
   const float* rows[kRowsAtOnce];
   for (int64_t r = 0; r < count; ++r) {
     rows[r] = wide ? static_cast<const float*>(x.row(first + r)) : widened + r * x.columns;
-    if (!wide) kernels.widen(x.row(first + r), x.dtype, x.columns, widened + r * x.columns);
+    if (!wide) kernels.row->widen(x.row(first + r), x.dtype, x.columns, widened + r * x.columns);
     if (shared != nullptr) {
       codes[r] = *shared;
       continue;
     }
     Range range;
-    kernels.range(rows[r], x.columns, &range);
+    kernels.row->range(rows[r], x.columns, &range);
     ::new (&codes[r]) RowCode(code_of(range, spec));  // a copy would wait for the stores
   }
   for (int64_t r = 0; r < count; ++r) {
-    kernels.quantize(rows[r], x.columns, &codes[r], q + r * x.columns);
+    kernels.row->quantize(rows[r], x.columns, &codes[r], q + r * x.columns);
   }
 }
 
@@ -89,7 +89,7 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
     Range part = {0, 0, 0};
     for (int64_t m = begin; m < end; ++m) {
       Range range;
-      kernels.range(row_as_floats(kernels, x, m), x.columns, &range);
+      kernels.row->range(row_as_floats(kernels, x, m), x.columns, &range);
       part = widest(part, range);
     }
     const std::lock_guard<std::mutex> lock(merging);
@@ -101,7 +101,7 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
 RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                        int64_t m, float scale, int32_t zero_point) {
   Range range;
-  kernels.range(row_as_floats(kernels, x, m), x.columns, &range);
+  kernels.row->range(row_as_floats(kernels, x, m), x.columns, &range);
   const int32_t qmax = (1 << (spec.bits - 1)) - 1;
   const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
   if (range.magnitude >= kInfinity) {
@@ -114,12 +114,12 @@ RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeS
 
 void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
                      int8_t* q) {
-  kernels.quantize(row_as_floats(kernels, x, m), x.columns, &code, q);
+  kernels.row->quantize(row_as_floats(kernels, x, m), x.columns, &code, q);
 }
 
 void quantize_clamped_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m,
                              const RowCode& code, int8_t* q) {
-  kernels.quantize_clamped(row_as_floats(kernels, x, m), x.columns, &code, q);
+  kernels.row->quantize_clamped(row_as_floats(kernels, x, m), x.columns, &code, q);
 }
 
 }  // namespace qfx::cpu

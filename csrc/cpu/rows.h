@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/activation.h"
+#include "cpu/columns.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
 
@@ -176,6 +177,18 @@ inline void epilogue(const EpilogueArgs* args) {
       return finish_tile<Activation::kSilu>(*args);
   }
 }
+
+constexpr RowKernels kRowKernels = {
+    .widen = widen_row,
+    .range = range_of_row,
+    .quantize = quantize_row,
+    .quantize_clamped = quantize_clamped_row,
+    .random = random_groups,
+    .quantize_stochastic = quantize_stochastic_row,
+    .range_of_columns = range_of_columns,
+    .quantize_columns = quantize_columns,
+    .epilogue = epilogue,
+};
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -1,12 +1,13 @@
-// AVX2 without VNNI: the xor scheme, exact for all of s8 x s8.
-//     a w = |a| (w ^ s) - min(a, 0),   s = -1 if a < 0 else 0
-// |a| is unsigned and w ^ s signed, as vpmaddubsw wants them; a pair of products lies in
-// [-32768, 32512], so its 16-bit sums never saturate. min(a, 0) does not depend on the column: its
-// sum is the row constant that `arrange` returns.
-// Operand format per group of 4 k: 4 bytes |q|, then 4 bytes of sign mask.
+// AVX2 without VNNI: vpmaddubsw multiplies u8 x s8 and adds pairs in 16 bits, which saturates
+// unless the codes are arranged so that no pair can reach 2^15. Three ways, each exact for its
+// codes:
+//   s8s8  a w = |a| (w ^ s) - min(a, 0),  s = -1 if a < 0 else 0: a pair of |a| (w ^ s) lies in
+//         [-32768, 32512]. min(a, 0) does not depend on the column: `arrange` returns its sum.
+//         Per group of 4 k: 4 bytes |a|, then 4 bytes of sign mask.
+//   s8s7, s7s8  (a + offset) w, offset 128 or 64: a pair is at most 2 * 255 * 64 or 2 * 127 * 128.
+//   s7s7  the same with offset 64, and two pairs, at most 4 * 127 * 64, are added in 16 bits.
 #include <immintrin.h>
 
-#include "cpu/columns.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -18,11 +19,42 @@ inline __m256i broadcast(const uint8_t* p) {
   return _mm256_set1_epi32(word);
 }
 
-// rows x 32 columns; every loop over the accumulators is unrolled, or GCC spills them.
-template <int kRows, bool kPrefetch>
+inline __m256i load(const int8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+// 16-bit sums of pairs of products, of one row (a) and 8 columns of each of kDepth groups (w).
+struct SignMask {
+  static constexpr int kDepth = 1, kBytes = 2;
+  __m256i size, sign;
+  explicit SignMask(const uint8_t* a) : size(broadcast(a)), sign(broadcast(a + kGroup)) {}
+  __m256i pairs(const int8_t* w) const {
+    return _mm256_maddubs_epi16(size, _mm256_xor_si256(load(w), sign));
+  }
+};
+
+struct Offset {
+  static constexpr int kDepth = 1, kBytes = 1;
+  __m256i code;
+  explicit Offset(const uint8_t* a) : code(broadcast(a)) {}
+  __m256i pairs(const int8_t* w) const { return _mm256_maddubs_epi16(code, load(w)); }
+};
+
+struct OffsetTwice {
+  static constexpr int kDepth = 2, kBytes = 1;
+  __m256i first, second;
+  explicit OffsetTwice(const uint8_t* a) : first(broadcast(a)), second(broadcast(a + kGroup)) {}
+  __m256i pairs(const int8_t* w) const {
+    const __m256i next = _mm256_maddubs_epi16(second, load(w + kPanel * kGroup));
+    return _mm256_add_epi16(_mm256_maddubs_epi16(first, load(w)), next);
+  }
+};
+
+// kRows x 32 columns; every loop over the accumulators is unrolled, or GCC spills them.
+template <class Operand, int kRows, bool kPrefetch>
 void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_t* out,
           bool accumulate) {
-  constexpr int kVectors = kPanel / 8;
+  constexpr int kVectors = kPanel / 8, kStep = Operand::kDepth * kPanel * kGroup;
   __m256i* c = reinterpret_cast<__m256i*>(out);
   __m256i acc[kRows][kVectors];
 #pragma GCC unroll 8
@@ -33,21 +65,24 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_
     }
   }
   const __m256i ones = _mm256_set1_epi16(1);
-  for (int64_t g = 0; g < groups; ++g, a += 2 * kGroup, b += kPanel * kGroup) {
+  for (int64_t g = 0; g < groups; g += Operand::kDepth) {
     if constexpr (kPrefetch) {
-      _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), _MM_HINT_T0);
+#pragma GCC unroll 4
+      for (int i = 0; i < kStep; i += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + i), _MM_HINT_T0);
+      }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const __m256i size = broadcast(a + r * lda), sign = broadcast(a + r * lda + kGroup);
+      const Operand row(a + r * lda);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b) + v);
-        const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_xor_si256(w, sign));
-        acc[r][v] = _mm256_add_epi32(acc[r][v], _mm256_madd_epi16(pairs, ones));
+        const __m256i quads = _mm256_madd_epi16(row.pairs(b + v * 32), ones);
+        acc[r][v] = _mm256_add_epi32(acc[r][v], quads);
       }
     }
+    a += Operand::kDepth * kGroup * Operand::kBytes;
+    b += kStep;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -56,7 +91,7 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_
   }
 }
 
-int32_t arrange_tail(const int8_t* q, int64_t from, int64_t k, int64_t padded_k, uint8_t* a) {
+int32_t arrange_signs_tail(const int8_t* q, int64_t from, int64_t k, int64_t padded_k, uint8_t* a) {
   int32_t add = 0;
   for (int64_t i = from; i < padded_k; ++i) {
     const int32_t code = i < k ? q[i] : 0, size = code < 0 ? -code : code;
@@ -68,7 +103,7 @@ int32_t arrange_tail(const int8_t* q, int64_t from, int64_t k, int64_t padded_k,
   return add;
 }
 
-int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
+int32_t arrange_signs(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
   const __m256i zero = _mm256_setzero_si256();
   __m256i sum = zero;
   int64_t i = 0;
@@ -83,7 +118,15 @@ int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
   }
   const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
   const int64_t add = _mm_extract_epi64(pair, 0) + _mm_extract_epi64(pair, 1);
-  return static_cast<int32_t>(add) + arrange_tail(q, i, k, padded_k, a);
+  return static_cast<int32_t>(add) + arrange_signs_tail(q, i, k, padded_k, a);
+}
+
+// The padding is zero: the weights are zero there.
+template <int kOffset>
+int32_t arrange_offset(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
+  for (int64_t i = 0; i < k; ++i) a[i] = static_cast<uint8_t>(q[i] + kOffset);
+  for (int64_t i = k; i < padded_k; ++i) a[i] = 0;
+  return 0;
 }
 
 // The two multiplies of the scheme, vpmaddubsw and vpmaddwd, in 10 independent chains.
@@ -107,29 +150,46 @@ int64_t multiply(int64_t rounds) {
   return rounds * kChains * 32;
 }
 
-constexpr TileFn kTiles[] = {tile<1, false>, tile<2, false>};
-constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>};
+template <class Operand, bool kPrefetch>
+constexpr TileFn kTiles[] = {tile<Operand, 1, kPrefetch>, tile<Operand, 2, kPrefetch>,
+                             tile<Operand, 3, kPrefetch>};
+
+constexpr Format kWide = {.name = "s8s8",
+                          .tile_rows = 2,
+                          .bytes_per_code = SignMask::kBytes,
+                          .k_multiple = 16,
+                          .mul_offset = 0,
+                          .tiles = kTiles<SignMask, false>,
+                          .cold_tiles = kTiles<SignMask, true>,
+                          .arrange = arrange_signs,
+                          .multiply = multiply,
+                          .minimum_rows = 0,
+                          .below = nullptr};
+
+template <class Operand, int kOffset>
+constexpr Format offset_format(const char* name) {
+  Format format = kWide;
+  format.name = name;
+  format.tile_rows = 3;
+  format.bytes_per_code = Operand::kBytes;
+  format.mul_offset = kOffset;
+  format.tiles = kTiles<Operand, false>;
+  format.cold_tiles = kTiles<Operand, true>;
+  format.arrange = arrange_offset<kOffset>;
+  return format;
+}
+
+constexpr Format kNarrowWeight = offset_format<Offset, 128>("s8s7");
+constexpr Format kNarrowCodes = offset_format<Offset, 64>("s7s8");
+constexpr Format kNarrow = offset_format<OffsetTwice, 64>("s7s7");
 
 }  // namespace
 
+const RowKernels& row_kernels_avx2() { return kRowKernels; }
+
 const Kernels& kernels_avx2() {
-  static constexpr Kernels kernels = {"avx2",
-                                      2,
-                                      2,
-                                      0,
-                                      kTiles,
-                                      kColdTiles,
-                                      widen_row,
-                                      range_of_row,
-                                      quantize_row,
-                                      quantize_clamped_row,
-                                      random_groups,
-                                      quantize_stochastic_row,
-                                      range_of_columns,
-                                      quantize_columns,
-                                      arrange,
-                                      epilogue,
-                                      multiply};
+  static constexpr Kernels kernels = {
+      "avx2", &kRowKernels, {&kWide, &kNarrowWeight, &kNarrowCodes, &kNarrow}};
   return kernels;
 }
 

@@ -2,7 +2,6 @@
 // Operand format: u8 = q + 128; the row constant 128 * colsum[n] is taken off in the epilogue.
 #include <immintrin.h>
 
-#include "cpu/columns.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -93,26 +92,25 @@ constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>,  tile<3, true>,  
                                  tile<5, true>, tile<6, true>,  tile<7, true>,  tile<8, true>,
                                  tile<9, true>, tile<10, true>, tile<11, true>, tile<12, true>};
 
+constexpr Format kFormat = {.name = "s8s8",
+                            .tile_rows = kMaxTileRows,
+                            .bytes_per_code = 1,
+                            .k_multiple = 16,
+                            .mul_offset = 128,
+                            .tiles = kTiles,
+                            .cold_tiles = kColdTiles,
+                            .arrange = arrange,
+                            .multiply = multiply,
+                            .minimum_rows = 0,
+                            .below = nullptr};
+
 }  // namespace
 
+const RowKernels& row_kernels_avx512() { return kRowKernels; }
+
 const Kernels& kernels_avx512vnni() {
-  static constexpr Kernels kernels = {"avx512vnni",
-                                      kMaxTileRows,
-                                      1,
-                                      128,
-                                      kTiles,
-                                      kColdTiles,
-                                      widen_row,
-                                      range_of_row,
-                                      quantize_row,
-                                      quantize_clamped_row,
-                                      random_groups,
-                                      quantize_stochastic_row,
-                                      range_of_columns,
-                                      quantize_columns,
-                                      arrange,
-                                      epilogue,
-                                      multiply};
+  static constexpr Kernels kernels = {
+      "avx512vnni", &kRowKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

@@ -1,6 +1,5 @@
 // Portable kernels, the definition the others are tested against.
 // Operand format: the codes themselves, a[k] = q[k] as s8, zero padded.
-#include "cpu/columns.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -27,26 +26,25 @@ int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
 
 constexpr TileFn kTiles[] = {tile_1x32};
 
+constexpr Format kFormat = {.name = "s8s8",
+                            .tile_rows = 1,
+                            .bytes_per_code = 1,
+                            .k_multiple = kGroup,
+                            .mul_offset = 0,
+                            .tiles = kTiles,
+                            .cold_tiles = kTiles,
+                            .arrange = arrange,
+                            .multiply = nullptr,
+                            .minimum_rows = 0,
+                            .below = nullptr};
+
 }  // namespace
 
+const RowKernels& row_kernels_ref() { return kRowKernels; }
+
 const Kernels& kernels_ref() {
-  static constexpr Kernels kernels = {"ref",
-                                      1,
-                                      1,
-                                      0,
-                                      kTiles,
-                                      kTiles,
-                                      widen_row,
-                                      range_of_row,
-                                      quantize_row,
-                                      quantize_clamped_row,
-                                      random_groups,
-                                      quantize_stochastic_row,
-                                      range_of_columns,
-                                      quantize_columns,
-                                      arrange,
-                                      epilogue,
-                                      nullptr};
+  static constexpr Kernels kernels = {
+      "ref", &kRowKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

@@ -1,9 +1,9 @@
 """pack_weight and unpack_weight: the layout the GEMM kernels read.
 
-Layout K4N32, version 1, one flat int8 tensor:
-    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 0, i64 N, i64 K, zeros
+Layout K4N32, version 2, one flat int8 tensor:
+    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 max|W|, i64 N, i64 K, zeros
     colsum int32 [Np], colsum[n] = sum_k W[n, k]          Np = N rounded up to 32
-    blocks int8 [Np/32, Kp/4, 32, 4], zero padded         Kp = K rounded up to 16
+    blocks int8 [Np/32, Kp/4, 32, 4], zero padded         Kp = K rounded up to 64
     W[n, k] = blocks[n // 32, k // 4, n % 32, k % 4]
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from qfx.ops.registry import fake, reference
 
-MAGIC, VERSION, LAYOUT_K4N32 = b"QFXW", 1, 1
-HEADER_BYTES, PANEL, GROUP, K_MULTIPLE = 64, 32, 4, 16
+MAGIC, VERSION, LAYOUT_K4N32 = b"QFXW", 2, 1
+HEADER_BYTES, PANEL, GROUP, K_MULTIPLE = 64, 32, 4, 64
 
 
 def _padded(n: int, k: int) -> tuple[int, int]:
@@ -36,7 +36,8 @@ def pack_weight(w: Tensor) -> Tensor:
     """w int8 [N, K] -> the layout above."""
     n, k = w.shape
     n_padded, k_padded = _padded(n, k)
-    header = struct.pack("<4sIIIqq", MAGIC, VERSION, LAYOUT_K4N32, 0, n, k).ljust(
+    magnitude = int(w.int().abs().max()) if w.numel() else 0
+    header = struct.pack("<4sIIIqq", MAGIC, VERSION, LAYOUT_K4N32, magnitude, n, k).ljust(
         HEADER_BYTES, b"\0"
     )
     padded = F.pad(w, (0, k_padded - k, 0, n_padded - n))
