@@ -2,10 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
+#include "cpu/selfcheck.h"
 #include "stamps.h"
 
 namespace {
@@ -17,14 +16,8 @@ using qfx::cpu::Operands;
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
-  for (Isa isa : qfx::cpu::supported_isas()) names.push_back(qfx::cpu::name_of(isa));
+  for (Isa isa : qfx::cpu::usable_isas()) names.push_back(qfx::cpu::name_of(isa));
   return names;
-}
-
-// One row per micro-kernel: mr rows of activations x nr columns of weights.
-std::string kernel_name(const Kernels& kernels, const Format& format, int64_t mr) {
-  return std::string(format.name) + "_gemm_" + std::to_string(mr) + "x" +
-         std::to_string(qfx::cpu::kPanel) + "__" + kernels.isa;
 }
 
 const Format& format_for(int64_t rows, int64_t bits, int64_t w_bits) {
@@ -38,7 +31,8 @@ const Format& format_for(int64_t rows, int64_t bits, int64_t w_bits) {
 std::string kernel_for(int64_t rows, int64_t bits, int64_t w_bits) {
   const Kernels& kernels = qfx::cpu::kernels_of(qfx::cpu::current_isa());
   const Format& format = format_for(rows, bits, w_bits);
-  return kernel_name(kernels, format, qfx::cpu::tile_rows_for(format, rows));
+  const int64_t height = qfx::cpu::tile_rows_for(format, rows);
+  return qfx::cpu::kernel_name(kernels, format, static_cast<int>(height));
 }
 
 int64_t multiply(int64_t rounds, int64_t bits, int64_t w_bits) {
@@ -47,25 +41,15 @@ int64_t multiply(int64_t rounds, int64_t bits, int64_t w_bits) {
   return run == nullptr ? 0 : run(rounds);
 }
 
-// The formats of an instruction set, each once.
-std::vector<const Format*> formats_of(const Kernels& kernels) {
-  std::vector<const Format*> found;
-  for (const Format* format : kernels.formats) {
-    for (; format != nullptr; format = format->below) {
-      if (std::find(found.begin(), found.end(), format) == found.end()) found.push_back(format);
-    }
-  }
-  return found;
-}
-
+// One row per micro-kernel: mr rows of activations x nr columns of weights.
 pybind11::list kernels() {
   pybind11::list rows;
   for (Isa isa : qfx::cpu::compiled_isas()) {
     const Kernels& k = qfx::cpu::kernels_of(isa);
-    for (const Format* format : formats_of(k)) {
+    for (const Format* format : qfx::cpu::formats_of(k)) {
       for (int mr = 1; mr <= format->tile_rows; ++mr) {
         pybind11::dict row;
-        row["name"] = kernel_name(k, *format, mr);
+        row["name"] = qfx::cpu::kernel_name(k, *format, mr);
         row["isa"] = k.isa;
         row["mr"] = mr;
         row["nr"] = qfx::cpu::kPanel;
@@ -97,4 +81,8 @@ PYBIND11_MODULE(_C, m) {
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
   qfx::define_stamps(m);
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import
+  for (const std::string& fault : qfx::cpu::faults()) {
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, fault.c_str(), 1) < 0)
+      throw pybind11::error_already_set();
+  }
 }

@@ -8,6 +8,7 @@
 //   s7s7  the same with offset 64, and two pairs, at most 4 * 127 * 64, are added in 16 bits.
 #include <immintrin.h>
 
+#include "cpu/offset.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -119,14 +120,6 @@ int32_t arrange_signs(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) 
   const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
   const int64_t add = _mm_extract_epi64(pair, 0) + _mm_extract_epi64(pair, 1);
   return static_cast<int32_t>(add) + arrange_signs_tail(q, i, k, padded_k, a);
-}
-
-// The padding is zero: the weights are zero there.
-template <int kOffset>
-int32_t arrange_offset(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
-  for (int64_t i = 0; i < k; ++i) a[i] = static_cast<uint8_t>(q[i] + kOffset);
-  for (int64_t i = k; i < padded_k; ++i) a[i] = 0;
-  return 0;
 }
 
 // The two multiplies of the scheme, vpmaddubsw and vpmaddwd, in 10 independent chains.

@@ -2,6 +2,7 @@
 // Operand format: u8 = q + 128; the row constant 128 * colsum[n] is taken off in the epilogue.
 #include <immintrin.h>
 
+#include "cpu/offset.h"
 #include "cpu/rows.h"
 
 namespace qfx::cpu {
@@ -59,12 +60,6 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_
   }
 }
 
-int32_t arrange(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
-  for (int64_t i = 0; i < k; ++i) a[i] = static_cast<uint8_t>(q[i]) ^ 0x80;
-  for (int64_t i = k; i < padded_k; ++i) a[i] = 0;  // the weights are zero there
-  return 0;
-}
-
 // vpdpbusd in 16 independent chains.
 int64_t multiply(int64_t rounds) {
   constexpr int kChains = 16;
@@ -99,7 +94,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .mul_offset = 128,
                             .tiles = kTiles,
                             .cold_tiles = kColdTiles,
-                            .arrange = arrange,
+                            .arrange = arrange_offset<128>,
                             .multiply = multiply,
                             .minimum_rows = 0,
                             .below = nullptr};
