@@ -38,7 +38,7 @@ int8_t code_at(int i, int k, int low, int high) {
 // Operands, and the exact products of their codes.
 struct Problem {
   int8_t q[kMaxTileRows][kDepth];
-  alignas(64) int8_t b[kPaddedDepth * kPanel + kAhead] = {};  // a panel block, zero padded
+  alignas(64) int8_t b[kPaddedDepth * kPanel] = {};  // a panel block, zero padded
   int32_t colsum[kPanel] = {};
   int32_t expected[kMaxTileRows][kPanel] = {};
 
@@ -67,9 +67,9 @@ std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows,
     add[m] = format.arrange(problem.q[m], kDepth, depth, a + m * kStride);
   }
   const int first = format.k_multiple;  // the rest is accumulated
-  tile(a, kStride, problem.b, first / kGroup, sums, false);
+  tile(a, kStride, problem.b, first / kGroup, problem.b, sums, false);
   tile(a + first * format.bytes_per_code, kStride, problem.b + first * kPanel,
-       (depth - first) / kGroup, sums, true);
+       (depth - first) / kGroup, problem.b, sums, true);
   for (int m = 0; m < rows; ++m) {
     for (int n = 0; n < kPanel; ++n) {
       const int32_t found = sums[m * kPanel + n] + add[m] - format.mul_offset * problem.colsum[n];
@@ -81,7 +81,7 @@ std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows,
 
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
   for (int rows = 1; rows <= format.tile_rows; ++rows) {
-    for (const TileFn* tiles : {format.tiles, format.cold_tiles}) {
+    for (const TileFn* tiles : {format.tiles, format.prefetching_tiles}) {
       const auto [m, n] = first_wrong(format, tiles[rows - 1], rows, problem);
       if (m == rows) continue;
       return "kernel " + kernel_name(kernels, format, rows) +
