@@ -141,6 +141,13 @@ def _bmm_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (_x(row, g), b, list(row.axes), row.bits, row.symmetric, 8, row.out_dtype)
 
 
+def _requantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    *operands, bias, activation, _ = _linear(row, g)
+    zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
+    out_scale = _scales(g, 1) * row.k  # some codes saturate, most do not
+    return (*operands, bias, activation, out_scale, zero_point, row.bits, row.symmetric)
+
+
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
     "quantize_static": _static,
@@ -153,6 +160,15 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "int8_bmm": _bmm,
     "int8_bmm_dynamic": _bmm_dynamic,
     "int8_linear": _linear,
+    "int8_linear_requantize": _requantize,
+    "int8_weight_linear": lambda r, g: (
+        _x(r, g),
+        _packed(r, g),
+        _scales(g, r.n),
+        _bias(r, g),
+        r.activation,
+        r.out_dtype,
+    ),
     "int8_linear_ste": _ste,
     "int8_linear_dynamic": lambda r, g: (
         _x(r, g),
@@ -183,7 +199,7 @@ _QUANTIZED = (
     "int8_bmm_dynamic",
 )  # fmt: skip
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear")
-_FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
+_FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic", "int8_weight_linear")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
 THREADED = [
@@ -210,6 +226,7 @@ ROWS += [
         ("int8_mm", (torch.float32,)),
         ("int8_bmm", (torch.float32,)),
         ("int8_linear", _TYPES),
+        ("int8_linear_requantize", (torch.float32,)),
         ("dequantize", (*_TYPES, torch.int8)),
     )
     for dtype in types

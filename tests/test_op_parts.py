@@ -19,9 +19,9 @@ OPS = sorted(
     for schema in torch._C._jit_get_all_schemas()
     if schema.name.startswith("qfx::")
 )
-FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
+FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic", "int8_weight_linear")
 QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quantize")
-WITHOUT_GRADIENT = (*QUANTIZING, "int8_bmm_dynamic", *FLOAT_OUT)
+WITHOUT_GRADIENT = (*QUANTIZING, "int8_bmm_dynamic", "int8_linear_requantize", *FLOAT_OUT)
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 

@@ -51,6 +51,12 @@ struct Panel {
   bool has_bias;
 };
 
+// The same where the sums are floats, as float activations times int8 weights give them.
+struct FloatPanel {
+  float scale[kPanel], bias[kPanel];
+  bool has_bias;
+};
+
 // Rows of an int32 tile [rows][32] -> out[m * ldo + n], n < columns. (E1)
 struct EpilogueArgs {
   const int32_t* tile;
@@ -106,6 +112,9 @@ struct RowKernels {
   void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
                            int32_t* colsum);
   void (*epilogue)(const EpilogueArgs* args);
+  void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
+  void (*finish_floats)(const float* sums, int columns, const FloatPanel* panel,
+                        Activation activation, Dtype dtype, void* out);
 };
 
 struct Kernels {

@@ -6,6 +6,7 @@
 #include "cpu/columns.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
+#include "cpu/weight_only.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -215,6 +216,26 @@ inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
   __builtin_memcpy(out, half, sizeof(uint16_t) * columns);
 }
 
+template <Activation A>
+inline void activate_all(float* y) {
+  for (int n = 0; n < kPanel; ++n) y[n] = activate<A>(y[n]);
+}
+
+inline void activate_row(Activation activation, float* y) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      return activate_all<Activation::kRelu>(y);
+    case Activation::kGelu:
+      return activate_all<Activation::kGelu>(y);
+    case Activation::kGeluTanh:
+      return activate_all<Activation::kGeluTanh>(y);
+    case Activation::kSilu:
+      return activate_all<Activation::kSilu>(y);
+  }
+}
+
 // y[n] = act(float(raw + add - mul * colsum) * (scale * wscale) + bias)                       (E1)
 template <Activation A>
 inline void finish_row(const int32_t* raw, uint32_t add, uint32_t mul, float scale, const Panel& p,
@@ -227,7 +248,7 @@ inline void finish_row(const int32_t* raw, uint32_t add, uint32_t mul, float sca
   if (p.has_bias) {
     for (int n = 0; n < kPanel; ++n) y[n] = y[n] + p.bias[n];
   }
-  for (int n = 0; n < kPanel; ++n) y[n] = activate<A>(y[n]);
+  activate_all<A>(y);
 }
 
 template <Activation A>
@@ -257,6 +278,18 @@ inline void epilogue(const EpilogueArgs* args) {
   }
 }
 
+// y[n] = act(sums * wscale + bias)                                                            (W1)
+inline void finish_floats(const float* sums, int columns, const FloatPanel* p,
+                          Activation activation, Dtype dtype, void* out) {
+  alignas(64) float y[kPanel];
+  for (int n = 0; n < kPanel; ++n) y[n] = sums[n] * p->scale[n];
+  if (p->has_bias) {
+    for (int n = 0; n < kPanel; ++n) y[n] = y[n] + p->bias[n];
+  }
+  activate_row(activation, y);
+  store_row(y, columns, dtype, out);
+}
+
 constexpr RowKernels kRowKernels = {
     .widen = widen_row,
     .range = range_of_row,
@@ -267,6 +300,8 @@ constexpr RowKernels kRowKernels = {
     .range_of_columns = range_of_columns,
     .quantize_columns = quantize_columns,
     .epilogue = epilogue,
+    .weight_only = weight_only,
+    .finish_floats = finish_floats,
 };
 
 }  // namespace
