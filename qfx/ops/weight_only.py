@@ -28,11 +28,12 @@ def int8_weight_linear(
     rows = x.double().reshape(x.shape[:-1].numel(), k)
     x_gmj = torch.nn.functional.pad(rows, pad).reshape(rows.shape[0], groups, GROUP)
     x_gmj = x_gmj.transpose(0, 1)
-    sums = torch.zeros(rows.shape[0], GROUP, n)
+    sums = torch.zeros(rows.shape[0], 2, n)
     for x_mj, w_jn in zip(x_gmj, w_gjn, strict=True):  # the products are exact in float64
-        sums = (sums.double() + x_mj[:, :, None] * w_jn).float()
-    s0, s1, s2, s3 = sums.unbind(1)
-    y = ((s0 + s1) + (s2 + s3)) * w_scale
+        for j in (0, 1):
+            terms = x_mj[:, j::2, None] * w_jn[j::2]
+            sums = (sums.double() + terms).float()
+    y = (sums[:, 0] + sums[:, 1]) * w_scale
     y = y if bias is None else y + bias.float()
     return ACTIVATIONS[activation](y).to(out_dtype).reshape(*x.shape[:-1], n)
 
