@@ -193,11 +193,18 @@ inline uint16_t to_bfloat16(float x) {
   return static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
 }
 
-inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
-  if (dtype == Dtype::kFloat32) {
-    __builtin_memcpy(out, y, sizeof(float) * columns);
-    return;
+// A whole panel's row is stored by a few instructions, the last one's by a call.
+template <typename T>
+inline void store_columns(const T* y, int columns, void* out) {
+  if (columns == kPanel) {
+    __builtin_memcpy(out, y, sizeof(T) * kPanel);
+  } else {
+    __builtin_memcpy(out, y, sizeof(T) * columns);
   }
+}
+
+inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
+  if (dtype == Dtype::kFloat32) return store_columns(y, columns, out);
   uint16_t half[kPanel];
   if (dtype == Dtype::kBFloat16) {
     for (int n = 0; n < kPanel; ++n) half[n] = to_bfloat16(y[n]);
@@ -213,7 +220,7 @@ inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
     }
 #endif
   }
-  __builtin_memcpy(out, half, sizeof(uint16_t) * columns);
+  store_columns(half, columns, out);
 }
 
 template <Activation A>
