@@ -166,7 +166,12 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "binary_pack": lambda r, g: (_weight(r, g),),
     "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
     "binary_linear": lambda r, g: (
-        _x(r, g), _packed_bits(r, g), _scales(g, r.n), _bias(r, g), r.activation, r.out_dtype,
+        _x(r, g),
+        _packed_bits(r, g),
+        _scales(g, r.n),
+        _bias(r, g),
+        r.activation,
+        r.out_dtype,
     ),
     "int8_linear": _linear,
     "int8_linear_ste": _ste,

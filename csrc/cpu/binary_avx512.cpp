@@ -13,13 +13,22 @@ inline __m512i broadcast(const uint8_t* p) {
   return _mm512_set1_epi32(word);
 }
 
+inline void subtract_twice(__m512i count, int32_t* out, bool accumulate) {
+  asm("" : "+v"(count));  // or GCC moves the shift into the loop and spills there
+  const __m512i before = accumulate ? _mm512_loadu_si512(out) : _mm512_setzero_si512();
+  _mm512_storeu_si512(out, _mm512_sub_epi32(before, _mm512_slli_epi32(count, 1)));
+}
+
 // rows x 32 columns; every loop over the accumulators is unrolled, or GCC spills them.
 template <int kRows>
 void tile(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t groups, int32_t* out,
           bool accumulate) {
   __m512i count[kRows][2];
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) count[r][0] = count[r][1] = _mm512_setzero_si512();
+  for (int r = 0; r < kRows; ++r) {
+    count[r][0] = _mm512_setzero_si512();
+    count[r][1] = _mm512_setzero_si512();
+  }
   for (int64_t g = 0; g < groups; ++g, a += kBitGroupBytes, b += kPanel * kBitGroupBytes) {
     const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 12
@@ -32,12 +41,8 @@ void tile(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t groups, in
   }
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      int32_t* to = out + r * kPanel + 16 * v;
-      const __m512i before = accumulate ? _mm512_loadu_si512(to) : _mm512_setzero_si512();
-      _mm512_storeu_si512(to, _mm512_sub_epi32(before, _mm512_slli_epi32(count[r][v], 1)));
-    }
+    subtract_twice(count[r][0], out + r * kPanel, accumulate);
+    subtract_twice(count[r][1], out + r * kPanel + 16, accumulate);
   }
 }
 
