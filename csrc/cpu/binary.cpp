@@ -21,15 +21,23 @@ int64_t stride_for(const BinaryKernels& kernels, int64_t groups) {
   return (ceil_div(groups * kernels.bytes_per_group + kSlack, 64) | 1) * 64;
 }
 
-// The block of panel p that begins at group g, as tiles read it.
-const uint8_t* block_of(const BinaryKernels& kernels, const PackedBits& w, int64_t p, int64_t g,
-                        int64_t groups) {
-  const uint8_t* packed = w.panel(p) + g * kPanel * kBitGroupBytes;
+// A block of packed weights as tiles read it.
+const uint8_t* readable(const BinaryKernels& kernels, const uint8_t* packed, int64_t groups) {
   if (kernels.spread == nullptr) return packed;
   thread_local Scratch scratch;
   uint8_t* b = scratch.get<uint8_t>(kernels.block * kPanel * kernels.spread_bytes + kSlack);
   kernels.spread(packed, groups, b);
   return b;
+}
+
+// Asks for tile `i` of `tiles`' share of the block behind this one; blocks lie one after another.
+void prefetch_next(const uint8_t* packed, int64_t groups, int64_t i, int64_t tiles) {
+  constexpr int64_t kLine = 64;
+  const int64_t lines = groups * kPanel * kBitGroupBytes / kLine;
+  const uint8_t* next = packed + groups * kPanel * kBitGroupBytes;
+  for (int64_t line = i * lines / tiles; line < (i + 1) * lines / tiles; ++line) {
+    __builtin_prefetch(next + line * kLine);
+  }
 }
 
 // Rows begin..end of panel p, in tiles of about the same height.
@@ -40,13 +48,16 @@ void run_panel(const BinaryKernels& kernels, const BitRows& rows, const PackedBi
   Panel panel;
   sink.load_panel(p, &panel);
   const int64_t row_groups = ceil_div(end - begin, kernels.row_group);
-  const int64_t height = ceil_div(row_groups, ceil_div(row_groups, kernels.tile_groups));
+  const int64_t tiles = ceil_div(row_groups, kernels.tile_groups);
+  const int64_t height = ceil_div(row_groups, tiles);
   for (int64_t g = 0; g == 0 || g < w.groups(); g += kernels.block) {
     const int64_t groups = std::min(kernels.block, w.groups() - g);
-    const uint8_t* b = block_of(kernels, w, p, g, groups);
+    const uint8_t* packed = w.panel(p) + g * kPanel * kBitGroupBytes;
+    const uint8_t* b = readable(kernels, packed, groups);
     for (int64_t r = 0; r < row_groups; r += height) {
       const int64_t m = begin + r * kernels.row_group, here = std::min(height, row_groups - r);
       const uint8_t* a = rows.a + m / kernels.row_group * rows.stride + g * kernels.bytes_per_group;
+      if (tiles > 1) prefetch_next(packed, groups, r / height, tiles);
       int32_t* tile = sums + r * kernels.row_group * kPanel;
       kernels.tiles[here - 1](a, rows.stride, b, groups, tile, g > 0);
       const int64_t count = std::min(here * kernels.row_group, end - m);
