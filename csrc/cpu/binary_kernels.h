@@ -17,8 +17,8 @@ inline constexpr int kBitGroup = 32;  // consecutive k of one column that lie si
 inline constexpr int kBitGroupBytes = kBitGroup / 8;
 inline constexpr int kMaxRowGroup = 2;
 
-// out[r][n] = (accumulate ? out[r][n] : 0) - 2 popcount(a[r] ^ b[n]) over `groups` groups of k, n
-// < 32. `stride` leads from one row group of `a` to the next.
+// out[r][n] = (accumulate ? out[r][n] : 0) - 2 popcount(a[r] ^ b[n]) over `groups` groups of k, for
+// 32 columns n. `stride` leads from one row group of `a` to the next. At most kMaxTileRows rows.
 using BinaryTileFn = void (*)(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t groups,
                               int32_t* out, bool accumulate);
 
