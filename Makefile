@@ -30,6 +30,7 @@ lint: setup
 # `make bench BENCH=--save` also writes benchmarks/results.
 bench: setup
 	$(BIN)/python -m benchmarks.linear $(BENCH)
+	$(BIN)/python -m benchmarks.binary $(BENCH)
 	$(BIN)/python -m benchmarks.symmetry $(BENCH)
 	$(BIN)/python -m benchmarks.bmm $(BENCH)
 	$(BIN)/python -m benchmarks.overhead $(BENCH)

@@ -132,9 +132,8 @@ def as_row(shape: Shape, isa: str, time: Timing, baseline: Timing) -> dict[str, 
     }
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    default = [Shape(m, k, n) for (k, n), m in product(WEIGHTS, TOKENS)]
+def arguments(description: str, default: list[Shape]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
@@ -145,7 +144,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    options = arguments()
+    options = arguments(__doc__, [Shape(m, k, n) for (k, n), m in product(WEIGHTS, TOKENS)])
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():

@@ -15,6 +15,11 @@ STABLE_TORCH_LIBRARY(qfx, m) {
   m.def("int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) -> Tensor");
   m.def("int8_bmm_dynamic(Tensor a, Tensor b, int[] axes, int bits, bool symmetric, int b_bits, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
+  m.def("int8_linear_requantize(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, Tensor out_scale, Tensor? out_zero_point, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");
+  m.def("int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_ste(Tensor x, Tensor? w, Tensor? bias, Tensor? x_step, Tensor? w_step, Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, int[] w_axes, int bits, int w_bits, bool symmetric, Tensor? seed, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype) -> Tensor");
+  m.def("binary_pack(Tensor w) -> Tensor");
+  m.def("binary_mm(Tensor x, Tensor packed, SymInt n) -> Tensor");
+  m.def("binary_linear(Tensor x, Tensor packed, Tensor scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
 }

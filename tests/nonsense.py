@@ -39,7 +39,8 @@ def tensor(rng: random.Random) -> Tensor:
 
 def packed(rng: random.Random) -> Tensor:
     """A packed weight, damaged."""
-    good = torch.ops.qfx.pack_weight(torch.ones(rng.randrange(40), rng.randrange(40)).char())
+    pack = rng.choice([torch.ops.qfx.pack_weight, torch.ops.qfx.binary_pack])
+    good = pack(torch.ones(rng.randrange(40), rng.randrange(40)).char())
     kind = rng.randrange(4)
     if kind == 0:
         return good[: rng.randrange(good.numel() + 1)]

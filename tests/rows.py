@@ -13,6 +13,7 @@ from qfx.ops import REFERENCES
 from qfx.scheme import PER_ROW, PER_TENSOR
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
+SHORT[torch.float64] = "f64"
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
@@ -64,6 +65,16 @@ def _bias(row: Row, g: torch.Generator) -> Tensor | None:
 
 def _packed(row: Row, g: torch.Generator) -> Tensor:
     return REFERENCES["pack_weight"](_codes(g, row.n, row.k))
+
+
+def _weight(row: Row, g: torch.Generator) -> Tensor:
+    if row.dtype == torch.int8:
+        return _codes(g, row.n, row.k)
+    return torch.randn(row.n, row.k, generator=g).to(row.dtype)
+
+
+def _packed_bits(row: Row, g: torch.Generator) -> Tensor:
+    return REFERENCES["binary_pack"](_weight(row, g))
 
 
 def _scales(g: torch.Generator, *shape: int) -> Tensor:
@@ -141,6 +152,13 @@ def _bmm_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (_x(row, g), b, list(row.axes), row.bits, row.symmetric, 8, row.out_dtype)
 
 
+def _requantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    *operands, bias, activation, _ = _linear(row, g)
+    zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
+    out_scale = _scales(g, 1) * row.k  # some codes saturate, most do not
+    return (*operands, bias, activation, out_scale, zero_point, row.bits, row.symmetric)
+
+
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
     "quantize_static": _static,
@@ -152,7 +170,26 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
     "int8_bmm": _bmm,
     "int8_bmm_dynamic": _bmm_dynamic,
+    "binary_pack": lambda r, g: (_weight(r, g),),
+    "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
+    "binary_linear": lambda r, g: (
+        _x(r, g),
+        _packed_bits(r, g),
+        _scales(g, r.n),
+        _bias(r, g),
+        r.activation,
+        r.out_dtype,
+    ),
     "int8_linear": _linear,
+    "int8_linear_requantize": _requantize,
+    "int8_weight_linear": lambda r, g: (
+        _x(r, g),
+        _packed(r, g),
+        _scales(g, r.n),
+        _bias(r, g),
+        r.activation,
+        r.out_dtype,
+    ),
     "int8_linear_ste": _ste,
     "int8_linear_dynamic": lambda r, g: (
         _x(r, g),
@@ -183,7 +220,9 @@ _QUANTIZED = (
     "int8_bmm_dynamic",
 )  # fmt: skip
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear")
-_FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
+_FLOAT_OUT = (
+    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_weight_linear", "binary_linear",
+)  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
 THREADED = [
@@ -210,6 +249,7 @@ ROWS += [
         ("int8_mm", (torch.float32,)),
         ("int8_bmm", (torch.float32,)),
         ("int8_linear", _TYPES),
+        ("int8_linear_requantize", (torch.float32,)),
         ("dequantize", (*_TYPES, torch.int8)),
     )
     for dtype in types
@@ -233,5 +273,20 @@ ROWS += [
         ((30, 64), 64, 64),
     )
     for symmetric in (True, False)
+]
+ROWS += [
+    Row(op, k=70, dtype=dtype)
+    for op, types in (
+        ("binary_pack", (*_TYPES, torch.float64, torch.int8)),
+        ("binary_mm", _TYPES),
+        ("binary_linear", _TYPES),
+    )
+    for dtype in types
+]
+ROWS += [
+    Row(op, leading=(m,), k=k, n=40)
+    for op in ("binary_mm", "binary_linear")
+    # blocks of K with each remainder modulo 3 nibbles, tile heights, rows without a partner
+    for m, k in ((1, 32), (2, 1984), (7, 1921), (12, 4097), (31, 8200), (249, 96))
 ]
 ROWS = list(dict.fromkeys(ROWS))

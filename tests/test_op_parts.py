@@ -19,9 +19,12 @@ OPS = sorted(
     for schema in torch._C._jit_get_all_schemas()
     if schema.name.startswith("qfx::")
 )
-FLOAT_OUT = ("dequantize", "int8_linear", "int8_linear_dynamic")
+FLOAT_OUT = (
+    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_weight_linear", "binary_linear",
+)  # fmt: skip
+INTEGERS_OUT = ("binary_pack", "binary_mm")  # autograd takes these for constants
 QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quantize")
-WITHOUT_GRADIENT = (*QUANTIZING, "int8_bmm_dynamic", *FLOAT_OUT)
+WITHOUT_GRADIENT = (*QUANTIZING, "int8_bmm_dynamic", "int8_linear_requantize", *FLOAT_OUT)
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
@@ -32,7 +35,7 @@ def _op(name: str) -> Any:
 @pytest.mark.parametrize("name", OPS)
 def test_all_parts(name: str) -> None:
     assert name in REFERENCES and name in FAKES
-    assert (name in NO_GRADIENT) == (name in WITHOUT_GRADIENT)
+    assert (name in NO_GRADIENT) == (name in WITHOUT_GRADIENT + INTEGERS_OUT)
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"qfx::{name}", "CPU")
     assert any(row.op == name for row in ROWS)
 

@@ -1,6 +1,9 @@
 # The CPU core: what computes, which needs nothing of torch but its threads (cpu/threads.h). The
 # extension and the native tests (tests/native) both read this list, so that they agree on the flags.
 set(QFX_CORE
+  binary.cpp
+  binary_pack.cpp
+  binary_ref.cpp
   dispatch.cpp
   gemm.cpp
   isa.cpp
@@ -21,9 +24,12 @@ macro(qfx_isa file)
                               "-O3;${ARGN}")
 endmacro()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(QUIET -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593: its own AVX-512 header
   qfx_isa(ukernel_avx2.cpp -mavx2 -mfma -mf16c)
   qfx_isa(ukernel_avxvnni.cpp -mavx2 -mavxvnni)
   qfx_isa(ukernel_avx512vnni.cpp -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
-          -mavx512vnni -mprefer-vector-width=512)
+          -mavx512vnni -mprefer-vector-width=512 ${QUIET})
+  qfx_isa(binary_avx2.cpp -mavx2)
+  qfx_isa(binary_avx512.cpp -mavx512f -mavx512vpopcntdq ${QUIET})
 endif()
 list(TRANSFORM QFX_CORE PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

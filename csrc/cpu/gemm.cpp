@@ -51,17 +51,21 @@ void run_panel(const Rows& rows, const PackedWeight& w, const Task& task, int64_
   const int64_t depth = round_up(w.k, format.k_multiple);
   const int64_t count = task.row_end - task.row_begin;
   const int64_t height = tile_height(count, format.tile_rows);
-  const int64_t block = count == height ? std::max(depth, kBlockK) : kBlockK;
+  // One tile of each block prefetches the next: the second, as the first may wait for its own.
+  const int64_t fetching = task.row_begin + (count > height ? height : 0);
+  const int64_t block = count <= 2 ? std::max(depth, kBlockK) : kBlockK;
   for (int64_t k = 0; k == 0 || k < depth; k += block) {
     const int64_t groups = std::min(block, depth - k) / kGroup;
     const int8_t* b = w.panel(p) + k * kPanel;
     const bool last = k + block >= depth;
-    const TileFn* tiles = format.cold_tiles;
-    for (int64_t m = task.row_begin; m < task.row_end; m += height, tiles = format.tiles) {
+    const int8_t* ahead = b + (count <= 2 ? kAhead : groups * kGroup * kPanel);
+    for (int64_t m = task.row_begin; m < task.row_end; m += height) {
       const int height_here = static_cast<int>(std::min(height, task.row_end - m));
+      const bool fetch = m == fetching;
+      const TileFn* tiles = fetch ? format.prefetching_tiles : format.tiles;
       const uint8_t* a = rows.a + m * rows.stride + k * format.bytes_per_code;
       int32_t* tile = sums + (m - task.row_begin) * kPanel;
-      tiles[height_here - 1](a, rows.stride, b, groups, tile, k > 0);
+      tiles[height_here - 1](a, rows.stride, b, groups, ahead, tile, k > 0);
       if (last) sink.tile(tile, m, height_here, p, panel);
     }
   }

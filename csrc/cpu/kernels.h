@@ -51,6 +51,12 @@ struct Panel {
   bool has_bias;
 };
 
+// The same where the sums are floats, as float activations times int8 weights give them.
+struct FloatPanel {
+  float scale[kPanel], bias[kPanel];
+  bool has_bias;
+};
+
 // Rows of an int32 tile [rows][32] -> out[m * ldo + n], n < columns. (E1)
 struct EpilogueArgs {
   const int32_t* tile;
@@ -65,9 +71,10 @@ struct EpilogueArgs {
   int64_t ldo;
 };
 
-// tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32.
+// tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32. A prefetching tile
+// asks for as many bytes from `ahead` on as it reads from b; they need not be there.
 using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
-                        int32_t* tile, bool accumulate);
+                        const int8_t* ahead, int32_t* tile, bool accumulate);
 
 // What is known of the codes of a product. Narrow weights lie in [-64, 64], narrow activations in
 // [-64, 63]: every product of 7 bits or fewer.
@@ -82,7 +89,7 @@ struct Format {
   int k_multiple;       // rows are padded to this with what adds nothing; divides kKMultiple
   int32_t mul_offset;   // see above
   const TileFn* tiles;  // tiles[r - 1] handles r rows
-  const TileFn* cold_tiles;  // the same, prefetching weights that are not in cache yet
+  const TileFn* prefetching_tiles;
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
   // ceiling that benchmarks quote. Null where there is none to speak of.
@@ -105,6 +112,9 @@ struct RowKernels {
   void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
                            int32_t* colsum);
   void (*epilogue)(const EpilogueArgs* args);
+  void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
+  void (*finish_floats)(const float* sums, int columns, const FloatPanel* panel,
+                        Activation activation, Dtype dtype, void* out);
 };
 
 struct Kernels {

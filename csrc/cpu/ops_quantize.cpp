@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "cpu/arguments.h"
+#include "cpu/pages.h"
 #include "cpu/parallel.h"
 
 namespace qfx::cpu {
@@ -264,8 +265,9 @@ Tensor pack_weight(Tensor w) {
   STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
                   ", where the int32 accumulator of a dot product could overflow");
   Tensor packed = empty_on_cpu({packed_size(n, k)}, ScalarType::Char);
-  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1),
-       static_cast<int8_t*>(packed.mutable_data_ptr()));
+  int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
+  prefer_huge_pages(out, packed_size(n, k));  // a hint: a refusal changes nothing
+  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1), out);
   return packed;
 }
 

@@ -53,7 +53,7 @@ void IntegerSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
   }
 }
 
-void FloatSink::load_panel(int64_t p, Panel* panel) const {
+void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel) {
   load_colsum(w, p, panel);
   panel->has_bias = !to.bias.empty();
   const int columns = columns_of(w, p);
@@ -62,6 +62,8 @@ void FloatSink::load_panel(int64_t p, Panel* panel) const {
     panel->bias[n] = n < columns && panel->has_bias ? to.bias[p * kPanel + n] : 0.f;
   }
 }
+
+void FloatSink::load_panel(int64_t p, Panel* panel) const { load_columns(w, to, p, panel); }
 
 void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
                      const Panel& panel) const {

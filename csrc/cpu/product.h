@@ -33,6 +33,9 @@ struct FloatOutput {
   int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
 };
 
+// The parameters of panel p's columns.
+void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel);
+
 // Applies the epilogue (E1) while the tile is in cache. `first` is the output row of rows' row 0.
 struct FloatSink final : TileSink {
   const Kernels& kernels;

@@ -98,18 +98,20 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
   return code_of(all, spec);
 }
 
+RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point) {
+  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
+  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
+  if (!std::isfinite(scale)) return {scale, 0.f, 0, qmin, qmax, false};
+  const float kept = std::max(scale, kSmallestScale);
+  return {kept, 1.f / kept, std::clamp(zero_point, qmin, qmax), qmin, qmax, true};
+}
+
 RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                        int64_t m, float scale, int32_t zero_point) {
   Range range;
   kernels.row->range(row_as_floats(kernels, x, m), x.columns, &range);
-  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
-  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
-  if (range.magnitude >= kInfinity) {
-    return {std::bit_cast<float>(range.magnitude), 0.f, 0, qmin, qmax, false};
-  }
-  if (!std::isfinite(scale)) return {scale, 0.f, 0, qmin, qmax, false};
-  const float kept = std::max(scale, kSmallestScale);
-  return {kept, 1.f / kept, std::clamp(zero_point, qmin, qmax), qmin, qmax, true};
+  if (range.magnitude < kInfinity) return given_code(spec, scale, zero_point);
+  return code_of(range, spec);  // (Q4)
 }
 
 void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,

@@ -45,7 +45,10 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
 // The one code of a per-tensor scheme.
 RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec);
 
-// How row m becomes codes under a scale and a zero point that are given. (Q6)
+// How a finite row becomes codes under a scale and a zero point that are given. (Q6)
+RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point);
+
+// The same for row m, which may be faulty.
 RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                        int64_t m, float scale, int32_t zero_point);
 

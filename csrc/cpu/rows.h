@@ -6,6 +6,7 @@
 #include "cpu/columns.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
+#include "cpu/weight_only.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -39,53 +40,132 @@ inline void widen_row(const void* x, Dtype dtype, int64_t n, float* out) {
   for (; i < n; ++i) out[i] = static_cast<float>(__builtin_bit_cast(_Float16, half[i]));
 }
 
-inline void range_of_row(const float* x, int64_t n, Range* range) {
-  int32_t magnitude = 0, low = 0, high = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t bits = bits_of(x[i]);
-    const int32_t size = static_cast<int32_t>(bits & 0x7fffffff), order = to_sortable(bits);
-    magnitude = size > magnitude ? size : magnitude;
-    low = order < low ? order : low;
-    high = order > high ? order : high;
-  }
-  *range = {magnitude, low, high};
+inline void widen_range(uint32_t bits, int32_t* most, uint32_t* least) {
+  const int32_t order = static_cast<int32_t>(bits);
+  *most = order > *most ? order : *most;
+  *least = bits > *least ? bits : *least;
 }
 
-// (Q3), rne by adding 1.5 * 2^23: |x * inverse| <= qmax - qmin + 1 in every finite row.
-inline void quantize_row(const float* x, int64_t n, const RowCode* code, int8_t* q) {
+// As signed integers, bit patterns of positive floats are in order and above all negative ones; as
+// unsigned integers those of negative floats are in reverse order and above all positive ones.
+inline void range_of_row(const float* x, int64_t n, Range* range) {
+  constexpr int kLanes = 32;  // or each vector would wait for the one before
+  int32_t mosts[kLanes] = {};
+  uint32_t leasts[kLanes] = {};
+  const int64_t whole = n - n % kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) widen_range(bits_of(x[i + j]), &mosts[j], &leasts[j]);
+  }
+  for (int64_t i = whole; i < n; ++i) widen_range(bits_of(x[i]), &mosts[0], &leasts[0]);
+#pragma GCC unroll 5
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) {
+      mosts[j] = mosts[j + half] > mosts[j] ? mosts[j + half] : mosts[j];
+      leasts[j] = leasts[j + half] > leasts[j] ? leasts[j + half] : leasts[j];
+    }
+  }
+  const int32_t most = mosts[0];
+  const uint32_t least = leasts[0];
+  const int32_t low = static_cast<int32_t>(least) < 0 ? to_sortable(least) : 0;
+  const int32_t size = low < 0 ? static_cast<int32_t>(least & 0x7fffffff) : 0;
+  *range = {size > most ? size : most, low, most};
+}
+
+// rne(x * inverse) + zero_point of kBlock elements, clamped to [qmin, qmax]. kFar: x * inverse may
+// be anything and is first clamped to +-1024; else |x * inverse| <= qmax - qmin + 1.
+constexpr int kBlock = 32;
+
+template <bool kFar>
+inline float scaled(float x, float inverse) {
+  constexpr float kLimit = 1024.f;
+  float v = x * inverse;
+  if constexpr (kFar) {
+    v = v < -kLimit ? -kLimit : v;
+    v = v > kLimit ? kLimit : v;
+  }
+  return v;
+}
+
+#if defined(__AVX512BW__)
+template <bool kFar>
+inline __m128i codes_of_16(const float* x, const RowCode& code) {
+  __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(code.inverse));
+  if constexpr (kFar) {
+    v = _mm512_max_ps(_mm512_set1_ps(-1024.f), v);
+    v = _mm512_min_ps(_mm512_set1_ps(1024.f), v);
+  }
+  const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(code.zero_point));
+  return _mm512_cvtsepi32_epi8(q);  // saturates, which clamps to 8 bits
+}
+
+template <bool kFar>
+inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
+  __m256i v = _mm256_set_m128i(codes_of_16<kFar>(x + 16, code), codes_of_16<kFar>(x, code));
+  v = _mm256_max_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmin)));
+  v = _mm256_min_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmax)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), v);
+}
+#elif defined(__AVX2__)
+template <bool kFar>
+inline __m256i codes_of_8(const float* x, const RowCode& code) {
+  __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(code.inverse));
+  if constexpr (kFar) {
+    v = _mm256_max_ps(_mm256_set1_ps(-1024.f), v);
+    v = _mm256_min_ps(_mm256_set1_ps(1024.f), v);
+  }
+  return _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(code.zero_point));
+}
+
+template <bool kFar>
+inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
+  // The packing instructions saturate, which clamps to 8 bits, and work in halves of 16 bytes.
+  const __m256i low = _mm256_packs_epi32(codes_of_8<kFar>(x, code), codes_of_8<kFar>(x + 8, code));
+  const __m256i high =
+      _mm256_packs_epi32(codes_of_8<kFar>(x + 16, code), codes_of_8<kFar>(x + 24, code));
+  __m256i v = _mm256_packs_epi16(low, high);
+  v = _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  v = _mm256_max_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmin)));
+  v = _mm256_min_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmax)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), v);
+}
+#else
+template <bool kFar>
+inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
+  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  const int32_t zero = code.zero_point - static_cast<int32_t>(bits_of(kRound));
+  for (int i = 0; i < kBlock; ++i) {
+    int32_t v = static_cast<int32_t>(bits_of(scaled<kFar>(x[i], code.inverse) + kRound)) + zero;
+    v = v < code.qmin ? code.qmin : v;
+    q[i] = static_cast<int8_t>(v > code.qmax ? code.qmax : v);
+  }
+}
+#endif
+
+template <bool kFar>
+inline void quantize_any(const float* x, int64_t n, const RowCode* code, int8_t* q) {
   if (!code->finite) {  // (Q4)
     for (int64_t i = 0; i < n; ++i) q[i] = 0;
     return;
   }
-  constexpr float kRound = 12582912.f;
-  constexpr int32_t kRoundBits = 0x4b400000;
-  const float inverse = code->inverse;
-  const int32_t zero = code->zero_point - kRoundBits, qmin = code->qmin, qmax = code->qmax;
-  for (int64_t i = 0; i < n; ++i) {
-    int32_t v = static_cast<int32_t>(bits_of(x[i] * inverse + kRound)) + zero;
-    v = v < qmin ? qmin : v;
-    q[i] = static_cast<int8_t>(v > qmax ? qmax : v);
-  }
+  const RowCode kept = *code;
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) quantize_block<kFar>(x + i, kept, q + i);
+  if (i == n) return;
+  float rest[kBlock] = {};
+  int8_t codes[kBlock];
+  __builtin_memcpy(rest, x + i, (n - i) * sizeof(float));
+  quantize_block<kFar>(rest, kept, codes);
+  __builtin_memcpy(q + i, codes, n - i);
 }
 
-// (Q6): as quantize_row, for a code that was not chosen from this row: x * inverse may be anything.
+// (Q3)
+inline void quantize_row(const float* x, int64_t n, const RowCode* code, int8_t* q) {
+  quantize_any<false>(x, n, code, q);
+}
+
+// (Q6): for a code that was not chosen from this row.
 inline void quantize_clamped_row(const float* x, int64_t n, const RowCode* code, int8_t* q) {
-  if (!code->finite) {
-    for (int64_t i = 0; i < n; ++i) q[i] = 0;
-    return;
-  }
-  constexpr float kRound = 12582912.f, kFar = 1024.f;
-  constexpr int32_t kRoundBits = 0x4b400000;
-  const float inverse = code->inverse;
-  const int32_t zero = code->zero_point - kRoundBits, qmin = code->qmin, qmax = code->qmax;
-  for (int64_t i = 0; i < n; ++i) {
-    float scaled = x[i] * inverse;
-    scaled = scaled < -kFar ? -kFar : scaled;
-    scaled = scaled > kFar ? kFar : scaled;
-    int32_t v = static_cast<int32_t>(bits_of(scaled + kRound)) + zero;
-    v = v < qmin ? qmin : v;
-    q[i] = static_cast<int8_t>(v > qmax ? qmax : v);
-  }
+  quantize_any<true>(x, n, code, q);
 }
 
 // (Q7): as quantize_row for a symmetric code, rounded up with the probability of the fraction.
@@ -113,11 +193,18 @@ inline uint16_t to_bfloat16(float x) {
   return static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
 }
 
-inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
-  if (dtype == Dtype::kFloat32) {
-    __builtin_memcpy(out, y, sizeof(float) * columns);
-    return;
+// A whole panel's row is stored by a few instructions, the last one's by a call.
+template <typename T>
+inline void store_columns(const T* y, int columns, void* out) {
+  if (columns == kPanel) {
+    __builtin_memcpy(out, y, sizeof(T) * kPanel);
+  } else {
+    __builtin_memcpy(out, y, sizeof(T) * columns);
   }
+}
+
+inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
+  if (dtype == Dtype::kFloat32) return store_columns(y, columns, out);
   uint16_t half[kPanel];
   if (dtype == Dtype::kBFloat16) {
     for (int n = 0; n < kPanel; ++n) half[n] = to_bfloat16(y[n]);
@@ -133,7 +220,27 @@ inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
     }
 #endif
   }
-  __builtin_memcpy(out, half, sizeof(uint16_t) * columns);
+  store_columns(half, columns, out);
+}
+
+template <Activation A>
+inline void activate_all(float* y) {
+  for (int n = 0; n < kPanel; ++n) y[n] = activate<A>(y[n]);
+}
+
+inline void activate_row(Activation activation, float* y) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      return activate_all<Activation::kRelu>(y);
+    case Activation::kGelu:
+      return activate_all<Activation::kGelu>(y);
+    case Activation::kGeluTanh:
+      return activate_all<Activation::kGeluTanh>(y);
+    case Activation::kSilu:
+      return activate_all<Activation::kSilu>(y);
+  }
 }
 
 // y[n] = act(float(raw + add - mul * colsum) * (scale * wscale) + bias)                       (E1)
@@ -148,7 +255,7 @@ inline void finish_row(const int32_t* raw, uint32_t add, uint32_t mul, float sca
   if (p.has_bias) {
     for (int n = 0; n < kPanel; ++n) y[n] = y[n] + p.bias[n];
   }
-  for (int n = 0; n < kPanel; ++n) y[n] = activate<A>(y[n]);
+  activate_all<A>(y);
 }
 
 template <Activation A>
@@ -178,6 +285,18 @@ inline void epilogue(const EpilogueArgs* args) {
   }
 }
 
+// y[n] = act(sums * wscale + bias)                                                            (W1)
+inline void finish_floats(const float* sums, int columns, const FloatPanel* p,
+                          Activation activation, Dtype dtype, void* out) {
+  alignas(64) float y[kPanel];
+  for (int n = 0; n < kPanel; ++n) y[n] = sums[n] * p->scale[n];
+  if (p->has_bias) {
+    for (int n = 0; n < kPanel; ++n) y[n] = y[n] + p->bias[n];
+  }
+  activate_row(activation, y);
+  store_row(y, columns, dtype, out);
+}
+
 constexpr RowKernels kRowKernels = {
     .widen = widen_row,
     .range = range_of_row,
@@ -188,6 +307,8 @@ constexpr RowKernels kRowKernels = {
     .range_of_columns = range_of_columns,
     .quantize_columns = quantize_columns,
     .epilogue = epilogue,
+    .weight_only = weight_only,
+    .finish_floats = finish_floats,
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ int8_t code_at(int i, int k, int low, int high) {
 // Operands, and the exact products of their codes.
 struct Problem {
   int8_t q[kMaxTileRows][kDepth];
-  alignas(64) int8_t b[kPaddedDepth * kPanel + kAhead] = {};  // a panel block, zero padded
+  alignas(64) int8_t b[kPaddedDepth * kPanel] = {};  // a panel block, zero padded
   int32_t colsum[kPanel] = {};
   int32_t expected[kMaxTileRows][kPanel] = {};
 
@@ -69,9 +69,9 @@ std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int 
     add[m] = format.arrange(problem.q[begin + m], kDepth, depth, a + m * kStride);
   }
   const int first = format.k_multiple;  // the rest is accumulated
-  tile(a, kStride, problem.b, first / kGroup, sums, false);
+  tile(a, kStride, problem.b, first / kGroup, problem.b, sums, false);
   tile(a + first * format.bytes_per_code, kStride, problem.b + first * kPanel,
-       (depth - first) / kGroup, sums, true);
+       (depth - first) / kGroup, problem.b, sums, true);
   for (int m = 0; m < rows; ++m) {
     for (int n = 0; n < kPanel; ++n) {
       // Unsigned, as wrong sums may be anything.
@@ -98,7 +98,7 @@ std::string fault_of_tile(const Kernels& kernels, const Format& format, TileFn t
 
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
   for (int rows = 1; rows <= format.tile_rows; ++rows) {
-    for (const TileFn* tiles : {format.tiles, format.cold_tiles}) {
+    for (const TileFn* tiles : {format.tiles, format.prefetching_tiles}) {
       const std::string fault = fault_of_tile(kernels, format, tiles[rows - 1], rows, problem);
       if (!fault.empty()) return fault;
     }

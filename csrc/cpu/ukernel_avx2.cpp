@@ -10,87 +10,43 @@
 
 #include "cpu/offset.h"
 #include "cpu/rows.h"
+#include "cpu/tiles256.h"
 
 namespace qfx::cpu {
 namespace {
 
-inline __m256i broadcast(const uint8_t* p) {
-  int32_t word;
-  __builtin_memcpy(&word, p, 4);
-  return _mm256_set1_epi32(word);
+// Adds pairs of the 16-bit sums to acc.
+inline __m256i add_pairs(__m256i acc, __m256i sums) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
 }
 
-inline __m256i load(const int8_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-
-// 16-bit sums of pairs of products, of one row (a) and 8 columns of each of kDepth groups (w).
 struct SignMask {
-  static constexpr int kDepth = 1, kBytes = 2;
+  static constexpr int kDepth = 1, kBytes = 2, kAccumulators = 8;
   __m256i size, sign;
   explicit SignMask(const uint8_t* a) : size(broadcast(a)), sign(broadcast(a + kGroup)) {}
-  __m256i pairs(const int8_t* w) const {
-    return _mm256_maddubs_epi16(size, _mm256_xor_si256(load(w), sign));
+  __m256i add(__m256i acc, const int8_t* w) const {
+    return add_pairs(acc, _mm256_maddubs_epi16(size, _mm256_xor_si256(load(w), sign)));
   }
 };
 
 struct Offset {
-  static constexpr int kDepth = 1, kBytes = 1;
+  static constexpr int kDepth = 1, kBytes = 1, kAccumulators = 12;
   __m256i code;
   explicit Offset(const uint8_t* a) : code(broadcast(a)) {}
-  __m256i pairs(const int8_t* w) const { return _mm256_maddubs_epi16(code, load(w)); }
+  __m256i add(__m256i acc, const int8_t* w) const {
+    return add_pairs(acc, _mm256_maddubs_epi16(code, load(w)));
+  }
 };
 
 struct OffsetTwice {
-  static constexpr int kDepth = 2, kBytes = 1;
+  static constexpr int kDepth = 2, kBytes = 1, kAccumulators = 12;
   __m256i first, second;
   explicit OffsetTwice(const uint8_t* a) : first(broadcast(a)), second(broadcast(a + kGroup)) {}
-  __m256i pairs(const int8_t* w) const {
+  __m256i add(__m256i acc, const int8_t* w) const {
     const __m256i next = _mm256_maddubs_epi16(second, load(w + kPanel * kGroup));
-    return _mm256_add_epi16(_mm256_maddubs_epi16(first, load(w)), next);
+    return add_pairs(acc, _mm256_add_epi16(_mm256_maddubs_epi16(first, load(w)), next));
   }
 };
-
-// kRows x 32 columns; every loop over the accumulators is unrolled, or GCC spills them.
-template <class Operand, int kRows, bool kPrefetch>
-void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_t* out,
-          bool accumulate) {
-  constexpr int kVectors = kPanel / 8, kStep = Operand::kDepth * kPanel * kGroup;
-  __m256i* c = reinterpret_cast<__m256i*>(out);
-  __m256i acc[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      acc[r][v] = accumulate ? _mm256_loadu_si256(c + r * kVectors + v) : _mm256_setzero_si256();
-    }
-  }
-  const __m256i ones = _mm256_set1_epi16(1);
-  for (int64_t g = 0; g < groups; g += Operand::kDepth) {
-    if constexpr (kPrefetch) {
-#pragma GCC unroll 4
-      for (int i = 0; i < kStep; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + i), _MM_HINT_T0);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Operand row(a + r * lda);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        const __m256i quads = _mm256_madd_epi16(row.pairs(b + v * 32), ones);
-        acc[r][v] = _mm256_add_epi32(acc[r][v], quads);
-      }
-    }
-    a += Operand::kDepth * kGroup * Operand::kBytes;
-    b += kStep;
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) _mm256_storeu_si256(c + r * kVectors + v, acc[r][v]);
-  }
-}
 
 int32_t arrange_signs_tail(const int8_t* q, int64_t from, int64_t k, int64_t padded_k, uint8_t* a) {
   int32_t add = 0;
@@ -143,17 +99,13 @@ int64_t multiply(int64_t rounds) {
   return rounds * kChains * 32;
 }
 
-template <class Operand, bool kPrefetch>
-constexpr TileFn kTiles[] = {tile<Operand, 1, kPrefetch>, tile<Operand, 2, kPrefetch>,
-                             tile<Operand, 3, kPrefetch>};
-
 constexpr Format kWide = {.name = "s8s8",
-                          .tile_rows = 2,
+                          .tile_rows = 4,
                           .bytes_per_code = SignMask::kBytes,
                           .k_multiple = 16,
                           .mul_offset = 0,
                           .tiles = kTiles<SignMask, false>,
-                          .cold_tiles = kTiles<SignMask, true>,
+                          .prefetching_tiles = kTiles<SignMask, true>,
                           .arrange = arrange_signs,
                           .multiply = multiply,
                           .minimum_rows = 0,
@@ -163,11 +115,11 @@ template <class Operand, int kOffset>
 constexpr Format offset_format(const char* name) {
   Format format = kWide;
   format.name = name;
-  format.tile_rows = 3;
+  format.tile_rows = 6;
   format.bytes_per_code = Operand::kBytes;
   format.mul_offset = kOffset;
   format.tiles = kTiles<Operand, false>;
-  format.cold_tiles = kTiles<Operand, true>;
+  format.prefetching_tiles = kTiles<Operand, true>;
   format.arrange = arrange_offset<kOffset>;
   return format;
 }

@@ -18,8 +18,8 @@ inline __m512i broadcast(const uint8_t* p) {
 // Few rows take several steps at once, or the latency of vpdpbusd would bound them. Every loop over
 // the accumulators is unrolled, or GCC spills them.
 template <int kRows, bool kPrefetch>
-void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_t* out,
-          bool accumulate) {
+void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
+          int32_t* out, bool accumulate) {
   constexpr int kSteps = kRows <= 2 ? 4 : kRows <= 5 ? 2 : 1;  // divides groups
   __m512i acc[kSteps][kRows][2];
 #pragma GCC unroll 4
@@ -36,8 +36,9 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, int32_
 #pragma GCC unroll 4
     for (int s = 0; s < kSteps; ++s, a += kGroup, b += kPanel * kGroup) {
       if constexpr (kPrefetch) {
-        _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T0);
+        ahead += kPanel * kGroup;
       }
       const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 12
@@ -83,9 +84,9 @@ int64_t multiply(int64_t rounds) {
 constexpr TileFn kTiles[] = {tile<1, false>, tile<2, false>,  tile<3, false>,  tile<4, false>,
                              tile<5, false>, tile<6, false>,  tile<7, false>,  tile<8, false>,
                              tile<9, false>, tile<10, false>, tile<11, false>, tile<12, false>};
-constexpr TileFn kColdTiles[] = {tile<1, true>, tile<2, true>,  tile<3, true>,  tile<4, true>,
-                                 tile<5, true>, tile<6, true>,  tile<7, true>,  tile<8, true>,
-                                 tile<9, true>, tile<10, true>, tile<11, true>, tile<12, true>};
+constexpr TileFn kPrefetchingTiles[] = {
+    tile<1, true>, tile<2, true>, tile<3, true>, tile<4, true>,  tile<5, true>,  tile<6, true>,
+    tile<7, true>, tile<8, true>, tile<9, true>, tile<10, true>, tile<11, true>, tile<12, true>};
 
 constexpr Format kFormat = {.name = "s8s8",
                             .tile_rows = kMaxTileRows,
@@ -93,7 +94,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .k_multiple = 16,
                             .mul_offset = 128,
                             .tiles = kTiles,
-                            .cold_tiles = kColdTiles,
+                            .prefetching_tiles = kPrefetchingTiles,
                             .arrange = arrange_offset<128>,
                             .multiply = multiply,
                             .minimum_rows = 0,

@@ -5,8 +5,8 @@
 namespace qfx::cpu {
 namespace {
 
-void tile_1x32(const uint8_t* a, int64_t, const int8_t* b, int64_t groups, int32_t* tile,
-               bool accumulate) {
+void tile_1x32(const uint8_t* a, int64_t, const int8_t* b, int64_t groups, const int8_t*,
+               int32_t* tile, bool accumulate) {
   if (!accumulate) {
     for (int n = 0; n < kPanel; ++n) tile[n] = 0;
   }
@@ -32,7 +32,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .k_multiple = kGroup,
                             .mul_offset = 0,
                             .tiles = kTiles,
-                            .cold_tiles = kTiles,
+                            .prefetching_tiles = kTiles,
                             .arrange = arrange,
                             .multiply = nullptr,
                             .minimum_rows = 0,

@@ -1,7 +1,10 @@
 """The operators `torch.ops.qfx.*`. C++ owns schemas and kernels; here stand, per operator, its
 reference (the definition), its fake implementation and its gradient."""
 
-from qfx.ops import bmm, linear, quantize, ste, stochastic, weight
+from qfx.ops import binary, bmm, linear, quantize, ste, stochastic, weight, weight_only
 from qfx.ops.registry import FAKES, REFERENCES
 
-__all__ = ["FAKES", "REFERENCES", "bmm", "linear", "quantize", "ste", "stochastic", "weight"]
+__all__ = [
+    "FAKES", "REFERENCES", "binary", "bmm", "linear", "quantize", "ste", "stochastic", "weight",
+    "weight_only",
+]  # fmt: skip

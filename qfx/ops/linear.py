@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qfx.ops.quantize import dequantize, quantize
+from qfx.ops.quantize import dequantize, quantize, quantize_static
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.weight import unpack_weight
 
@@ -87,5 +87,47 @@ def _(
     return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
 
 
+@reference
+def int8_linear_requantize(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_scale: Tensor,
+    out_zero_point: Tensor | None,
+    bits: int,
+    symmetric: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """quantize_static(int8_linear(q)): codes for a following int8 linear. (E1), (Q6)"""
+    y = int8_linear(q, scale, zero_point, packed, w_scale, bias, activation, torch.float32)
+    return quantize_static(y, out_scale, out_zero_point, bits, symmetric)
+
+
+@fake("int8_linear_requantize")
+def _(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_scale: Tensor,
+    out_zero_point: Tensor | None,
+    bits: int,
+    symmetric: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    row = (*q.shape[:-1], 1)
+    return (
+        q.new_empty((*q.shape[:-1], w_scale.shape[0])),
+        scale.new_empty(row),
+        zero_point.new_empty(row),
+    )
+
+
 no_gradient("int8_linear")
+no_gradient("int8_linear_requantize")
 no_gradient("int8_linear_dynamic")

@@ -86,14 +86,16 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     _AUTOGRAD.impl(name, kernel, "Autograd", with_keyset=True)
 
 
-def no_gradient(name: str) -> None:
+INSTEAD = "use qfx::int8_linear_ste where gradients are needed, as the qfx backend does by itself"
+
+
+def no_gradient(name: str, instead: str = INSTEAD) -> None:
     """Makes `backward` through operator `name` an error sentence instead of a silent None."""
 
     def formula(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
             f"qfx::{name} is an inference operator and has no gradient. Run it under "
-            "torch.no_grad(), or use qfx::int8_linear_ste where gradients are needed, as the qfx "
-            "backend does by itself."
+            f"torch.no_grad(), or {instead}."
         )
 
     gradient(name, lambda ctx, inputs, output: None, formula)

@@ -13,23 +13,23 @@ const Format* real = nullptr;
 int height = 0;
 
 void wrong_in_one_element(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
-                          int32_t* tile, bool accumulate) {
-  real->tiles[height - 1](a, lda, b, groups, tile, accumulate);
+                          const int8_t* ahead, int32_t* tile, bool accumulate) {
+  real->tiles[height - 1](a, lda, b, groups, ahead, tile, accumulate);
   tile[height * kPanel - 1] += 1;
 }
 
-void far_off(const uint8_t*, int64_t, const int8_t*, int64_t, int32_t* tile, bool) {
+void far_off(const uint8_t*, int64_t, const int8_t*, int64_t, const int8_t*, int32_t* tile, bool) {
   std::fill_n(tile, height * kPanel, INT32_MIN);
 }
 
 void forgets_what_was_there(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
-                            int32_t* tile, bool) {
-  real->tiles[height - 1](a, lda, b, groups, tile, false);
+                            const int8_t* ahead, int32_t* tile, bool) {
+  real->tiles[height - 1](a, lda, b, groups, ahead, tile, false);
 }
 
 void reads_a_group_too_many(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
-                            int32_t* tile, bool accumulate) {
-  real->tiles[height - 1](a, lda, b, groups, tile, accumulate);
+                            const int8_t* ahead, int32_t* tile, bool accumulate) {
+  real->tiles[height - 1](a, lda, b, groups, ahead, tile, accumulate);
   (void)*static_cast<const volatile int8_t*>(b + groups * kPanel * kGroup);
 }
 
@@ -40,14 +40,14 @@ int32_t constant_off_by_one(const int8_t* q, int64_t k, int64_t padded_k, uint8_
 // Kernels whose every format is a copy of one of `original`, to be spoilt.
 struct Copy {
   Format format;
-  TileFn tiles[kMaxTileRows], cold_tiles[kMaxTileRows];
+  TileFn tiles[kMaxTileRows], prefetching_tiles[kMaxTileRows];
   Kernels kernels;
 
   Copy(const Kernels& original, const Format& from) : format(from), kernels(original) {
     std::copy_n(from.tiles, from.tile_rows, tiles);
-    std::copy_n(from.cold_tiles, from.tile_rows, cold_tiles);
+    std::copy_n(from.prefetching_tiles, from.tile_rows, prefetching_tiles);
     format.tiles = tiles;
-    format.cold_tiles = cold_tiles;
+    format.prefetching_tiles = prefetching_tiles;
     format.minimum_rows = 0;
     format.below = nullptr;
     for (int kind = 0; kind < kOperandKinds; ++kind) {
@@ -74,11 +74,11 @@ void check_refusals(Subject& subject, const Kernels& kernels, const Format& form
   real = &format;
   for (height = 1; height <= format.tile_rows; ++height) {
     for (TileFn bug : {wrong_in_one_element, far_off, forgets_what_was_there}) {
-      Copy warm(kernels, format), cold(kernels, format);
-      warm.tiles[height - 1] = bug;
-      cold.cold_tiles[height - 1] = bug;
-      refused(subject, warm, height, "a wrong tile");
-      refused(subject, cold, height, "a wrong cold tile");
+      Copy plain(kernels, format), prefetching(kernels, format);
+      plain.tiles[height - 1] = bug;
+      prefetching.prefetching_tiles[height - 1] = bug;
+      refused(subject, plain, height, "a wrong tile");
+      refused(subject, prefetching, height, "a wrong prefetching tile");
     }
   }
   Copy offset(kernels, format), constant(kernels, format);

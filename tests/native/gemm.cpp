@@ -194,7 +194,7 @@ void check_gemm(const Kernels& kernels) {
     for (int kind = 0; kind < kOperandKinds; ++kind) {
       test.sums(Product(limits_of(static_cast<Operands>(kind)), m, n, k));
     }
-    for (Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+    for (Dtype dtype : kDtypes) {
       for (const CodeSpec& spec : kSpecs) test.linear(m, n, k, dtype, spec);
       for (int bits : {4, 7, 8}) test.packing(n, k, dtype, bits);
     }

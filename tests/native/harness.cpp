@@ -52,6 +52,15 @@ Pages::~Pages() {
   if (begin_ != nullptr) munmap(begin_ - page, static_cast<size_t>(size_ + 2 * page));
 }
 
+void* Pages::get(int64_t count, int64_t size, Place place) {
+  reserve((count + 1) * size);
+  uint8_t* at = place == Place::kBeforeGuard ? begin_ + size_ - count * size
+                : place == Place::kOdd       ? begin_ + size
+                                             : begin_;
+  std::memset(at, kCanary, static_cast<size_t>(count * size));
+  return at;
+}
+
 void Pages::reserve(int64_t bytes) {
   if (bytes <= size_ && begin_ != nullptr) return;
   this->~Pages();
@@ -74,6 +83,17 @@ void Subject::begin(const std::string& what) {
   ++cases_;
   what_ = what;
   std::snprintf(current_case, sizeof(current_case), "%s (%s)", name_.c_str(), what_.c_str());
+}
+
+void Subject::same_floats(Dtype dtype, const void* found, const void* expected,
+                          int64_t count) const {
+  if (dtype == Dtype::kFloat32) {
+    return same(static_cast<const float*>(found), static_cast<const float*>(expected), count);
+  }
+  std::vector<float> values(static_cast<size_t>(2 * count));
+  row_kernels_ref().widen(found, dtype, count, values.data());
+  row_kernels_ref().widen(expected, dtype, count, values.data() + count);
+  same(values.data(), values.data() + count, count);
 }
 
 void Subject::passed() const {

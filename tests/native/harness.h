@@ -29,15 +29,12 @@ class Pages {
   Pages& operator=(const Pages&) = delete;
   ~Pages();
 
-  // `count` elements at this place, every byte kCanary.
+  // `count` elements of `size` bytes at this place, every byte kCanary.
+  void* get(int64_t count, int64_t size, Place place);
+
   template <typename T>
   T* get(int64_t count, Place place) {
-    const int64_t size = count * static_cast<int64_t>(sizeof(T)), odd = sizeof(T);
-    reserve(size + odd);
-    uint8_t* at =
-        place == Place::kBeforeGuard ? end() - size : begin_ + (place == Place::kOdd ? odd : 0);
-    std::memset(at, kCanary, static_cast<size_t>(size));
-    return reinterpret_cast<T*>(at);
+    return static_cast<T*>(get(count, sizeof(T), place));
   }
 
   template <typename T>
@@ -51,7 +48,6 @@ class Pages {
 
  private:
   void reserve(int64_t bytes);
-  uint8_t* end() const { return begin_ + size_; }
 
   uint8_t* begin_ = nullptr;
   int64_t size_ = 0;
@@ -85,6 +81,9 @@ class Subject {
       }
     }
   }
+
+  // The same for float32, or for 16-bit floats as their values.
+  void same_floats(Dtype dtype, const void* found, const void* expected, int64_t count) const;
 
   // "<kernel> ok, <n> cases"
   void passed() const;
@@ -120,9 +119,15 @@ uint32_t hash(uint64_t i);
 enum class Numbers { kPlain, kTiny, kHuge, kNotFinite };
 inline constexpr Numbers kNumbers[] = {Numbers::kPlain, Numbers::kTiny, Numbers::kHuge,
                                        Numbers::kNotFinite};
-inline constexpr Numbers kFiniteNumbers[] = {Numbers::kPlain, Numbers::kTiny, Numbers::kHuge};
 
 std::vector<float> numbers(Numbers kind, int64_t count);
+
+inline constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16};
+inline constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu,
+                                              Activation::kGelu, Activation::kGeluTanh,
+                                              Activation::kSilu};
+
+inline int64_t element_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
 // 0, 1, ..., 70 and a few greater ones: every tail of every vector width.
 std::vector<int64_t> sizes();
@@ -133,6 +138,8 @@ void check_tiles(const Kernels& kernels);
 void check_rows(const Kernels& kernels);
 void check_columns(const Kernels& kernels);
 void check_epilogue(const Kernels& kernels);
+void check_weight_only(const Kernels& kernels);
+void check_binary(const Kernels& kernels);
 void check_gemm(const Kernels& kernels);
 void check_doctored(const Kernels& kernels);
 

@@ -1,0 +1,114 @@
+"""binary_pack, binary_mm, binary_linear: the 1-bit product. Reference, fake, gradient.
+
+Layout K32N32, version 1, one flat int8 tensor:
+    header 64 bytes: b"QFXB", u32 version, u32 layout, u32 0, i64 N, i64 K, zeros
+    blocks uint32 [Np/32, Kp/32, 32], zero padded     Np, Kp are N, K rounded up to 32
+    (W[n, k] >= 0) = blocks[n // 32, k // 32, n % 32] >> (k % 32) & 1
+Equations: docs/numerics.md (H1).
+"""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.ops.quantize import dequantize
+from qfx.ops.registry import fake, no_gradient, reference
+
+MAGIC, VERSION, LAYOUT_K32N32 = b"QFXB", 1, 1
+HEADER_BYTES, PANEL, GROUP = 64, 32, 32
+INSTEAD = "give the product of the signs a straight-through gradient of your own"
+
+
+def _padded(n: int, k: int) -> tuple[int, int]:
+    return -(-n // PANEL) * PANEL, -(-k // GROUP) * GROUP
+
+
+def packed_size(n: int, k: int) -> int:
+    """Bytes of a packed [n, k] weight."""
+    n_padded, k_padded = _padded(n, k)
+    return HEADER_BYTES + n_padded * k_padded // 8
+
+
+def _signs(t: Tensor) -> Tensor:
+    """+1 where t >= 0, -0.0 included, and -1 elsewhere, NaN included. (H1)"""
+    return torch.where(t >= 0, 1.0, -1.0).double()
+
+
+@reference
+def binary_pack(w: Tensor) -> Tensor:
+    """w [N, K] of any float type or int8 -> the layout above."""
+    n, k = w.shape
+    n_padded, k_padded = _padded(n, k)
+    header = struct.pack("<4sIIIqq", MAGIC, VERSION, LAYOUT_K32N32, 0, n, k).ljust(
+        HEADER_BYTES, b"\0"
+    )
+    bits = F.pad((w >= 0).to(torch.uint8), (0, k_padded - k, 0, n_padded - n))
+    octets = (bits.reshape(n_padded, k_padded // 8, 8) << torch.arange(8)).sum(-1)
+    words = octets.to(torch.uint8).reshape(n_padded // PANEL, PANEL, k_padded // GROUP, 4)
+    head = torch.frombuffer(bytearray(header), dtype=torch.int8)
+    return torch.cat([head, words.transpose(1, 2).reshape(-1).view(torch.int8)])
+
+
+@fake("binary_pack")
+def _(w: Tensor) -> Tensor:
+    return w.new_empty(packed_size(*w.shape), dtype=torch.int8)
+
+
+def unpacked_signs(packed: Tensor, n: int, k: int) -> Tensor:
+    """What binary_pack keeps of a weight: +1 or -1, float64 [n, k]."""
+    n_padded, k_padded = _padded(n, k)
+    words = packed[HEADER_BYTES:].reshape(n_padded // PANEL, k_padded // GROUP, PANEL, 4, 1)
+    bits = (words >> torch.arange(8, dtype=torch.int8)) & 1
+    return 2.0 * bits.transpose(1, 2).reshape(n_padded, k_padded)[:n, :k].double() - 1.0
+
+
+@reference
+def binary_mm(x: Tensor, packed: Tensor, n: int) -> Tensor:
+    """sum_k sign(x[m, k]) sign(w[n, k]), exact: x [..., K] float -> int32 [..., n]. (H1)"""
+    rows = _signs(x).reshape(x.shape[:-1].numel(), x.shape[-1])
+    sums = rows @ unpacked_signs(packed, n, x.shape[-1]).t()
+    return sums.int().reshape(*x.shape[:-1], n)
+
+
+@fake("binary_mm")
+def _(x: Tensor, packed: Tensor, n: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n), dtype=torch.int32)
+
+
+@reference
+def binary_linear(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """dequantize(binary_mm(x)): scale float32 [N], that of x times that of w -> out_dtype [..., N].
+
+    A row of x with a NaN gives NaN. (H2)
+    """
+    sums = binary_mm(x, packed, scale.numel())
+    row_scale = torch.where(x.isnan().any(-1, keepdim=True), torch.nan, 1.0)
+    return dequantize(sums, row_scale, None, scale, bias, activation, out_dtype)
+
+
+@fake("binary_linear")
+def _(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], scale.shape[0]), dtype=out_dtype)
+
+
+no_gradient("binary_pack", INSTEAD)
+no_gradient("binary_mm", INSTEAD)
+no_gradient("binary_linear", INSTEAD)

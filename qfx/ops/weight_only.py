@@ -1,0 +1,53 @@
+"""int8_weight_linear: float activations times int8 weights. Reference, fake, gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import ACTIVATIONS
+from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.weight import GROUP, unpack_weight
+
+
+@reference
+def int8_weight_linear(
+    x: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """x [..., K] float, w_scale float32 [N] -> act(x @ w.T * w_scale + bias) [..., N]. (W1)"""
+    n, k = w_scale.numel(), x.shape[-1]
+    groups = -(-k // GROUP)
+    w = unpack_weight(packed, n, k).double()
+    pad = (0, groups * GROUP - k)
+    w_gjn = torch.nn.functional.pad(w, pad).reshape(n, groups, GROUP).permute(1, 2, 0)
+    rows = x.double().reshape(x.shape[:-1].numel(), k)
+    x_gmj = torch.nn.functional.pad(rows, pad).reshape(rows.shape[0], groups, GROUP)
+    x_gmj = x_gmj.transpose(0, 1)
+    sums = torch.zeros(rows.shape[0], 2, n)
+    for x_mj, w_jn in zip(x_gmj, w_gjn, strict=True):  # the products are exact in float64
+        for j in (0, 1):
+            terms = x_mj[:, j::2, None] * w_jn[j::2]
+            sums = (sums.double() + terms).float()
+    y = (sums[:, 0] + sums[:, 1]) * w_scale
+    y = y if bias is None else y + bias.float()
+    return ACTIVATIONS[activation](y).to(out_dtype).reshape(*x.shape[:-1], n)
+
+
+@fake("int8_weight_linear")
+def _(
+    x: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+
+
+no_gradient("int8_weight_linear")
