@@ -10,7 +10,8 @@ from pathlib import Path
 
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+) *\t(?:\{vex\} )?(\S+) *(.*)$")
-_MULTIPLY = re.compile(r"vpmaddubsw|vpdp[a-z]+|tdp[a-z]+")
+# What a kernel's inner loop is there for; the 1-bit kernels count with vpopcntd or look up.
+_MULTIPLY = re.compile(r"vpmaddubsw|vpdp[a-z]+|tdp[a-z]+|vfmadd[a-z0-9]+|vpopcnt[a-z]+|vpshufb")
 _VECTOR = re.compile(r"\b[xyz]mm\d+")
 # The first byte of VEX (c4, c5) and EVEX (62) instructions, behind prefixes of the address.
 _WIDE = re.compile(r"(?:(?:26|2e|36|3e|64|65|67) )*(?:c4|c5|62) ")
@@ -49,7 +50,7 @@ class Function:
         return re.compile(r"\[(?:rsp|rbp)" if framed else r"\[rsp")
 
     def hot_loops(self) -> list[list[Instruction]]:
-        """Innermost loops with an integer multiply; a loop is what a jump jumps back over."""
+        """Innermost loops that multiply; a loop is what a jump jumps back over."""
         spans = {(i.jumps_to, i.address) for i in self.body if i.jumps_to is not None}
         first = self.body[0].address
         loops = [(head, end) for head, end in spans if first <= head <= end]
@@ -60,6 +61,9 @@ class Function:
         ]
         bodies = [[i for i in self.body if head <= i.address <= end] for head, end in sorted(inner)]
         return [body for body in bodies if any(_MULTIPLY.match(i.name) for i in body)]
+
+    def calls(self, name: str) -> bool:
+        return any(i.name in ("call", "jmp") and name in i.operands for i in self.body)
 
     def spills(self) -> list[Instruction]:
         """Vector registers that move to or from the stack in a hot loop."""
