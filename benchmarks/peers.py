@@ -128,7 +128,8 @@ def int8_weights(model: Any) -> None:
         if weight is None or weight.get_type_name() != "Constant" or len(weight.shape) != 2:
             continue
         k_axis = 1 if node.get_attributes()["transpose_b"] else 0
-        scale = np.abs(weight.data).max(axis=k_axis, keepdims=True) / 127
+        peak = np.abs(weight.data).max(axis=k_axis, keepdims=True)
+        scale = np.where(peak > 0, peak / 127, np.float32(1))  # the row of a padding token is zero
         codes = opset13.constant(np.rint(weight.data / scale).astype(np.int8))
         product = opset13.multiply(opset13.convert(codes, "f32"), opset13.constant(scale))
         node.input(1).replace_source_output(product.output(0))
