@@ -36,6 +36,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
+	$(BIN)/python -m benchmarks.models $(BENCH)
+	$(BIN)/python -m benchmarks.prepare $(BENCH)
 
 format: setup
 	$(BIN)/ruff check --fix .
