@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu/scratch.h"
+
 namespace qfx::cpu {
 
 Matrix matrix_of(const char* op, const char* what, const Tensor& t) {
@@ -72,19 +74,20 @@ Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
   return torch::stable::empty({shape.data(), shape.size()}, dtype);
 }
 
-std::vector<float> bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
-  std::vector<float> values;
-  if (!bias.has_value()) return values;
+const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
+  if (!bias.has_value()) return nullptr;
   check_float(op, "bias", *bias);
   check_vector(op, "bias", *bias, n);
-  const Tensor flat = torch::stable::contiguous(*bias);
-  const Dtype dtype = dtype_of(op, flat.scalar_type());
-  values.resize(n);
+  const Dtype dtype = dtype_of(op, bias->scalar_type());
+  const bool contiguous = bias->is_contiguous();
+  if (dtype == Dtype::kFloat32 && contiguous) return floats(*bias);
+  const Tensor flat = contiguous ? *bias : torch::stable::contiguous(*bias);
+  thread_local Scratch scratch;
+  float* values = scratch.get<float>(std::max<int64_t>(n, 1));
   if (dtype == Dtype::kFloat32) {
-    const float* from = static_cast<const float*>(flat.const_data_ptr());
-    std::copy(from, from + n, values.begin());
+    std::copy_n(floats(flat), n, values);
   } else {
-    kernels_of(current_isa()).row->widen(flat.const_data_ptr(), dtype, n, values.data());
+    kernels_of(current_isa()).row->widen(flat.const_data_ptr(), dtype, n, values);
   }
   return values;
 }

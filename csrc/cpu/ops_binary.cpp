@@ -56,9 +56,9 @@ struct ScaledSink final : TileSink {
   void load_panel(int64_t p, Panel* panel) const override {
     const int64_t n = p * kPanel, columns = columns_of(w, p);
     *panel = {};
-    panel->has_bias = !to.bias.empty();
+    panel->has_bias = to.bias != nullptr;
     std::copy_n(to.w_scale + n, columns, panel->scale);
-    if (panel->has_bias) std::copy_n(to.bias.data() + n, columns, panel->bias);
+    if (panel->has_bias) std::copy_n(to.bias + n, columns, panel->bias);
   }
 
   void tile(const int32_t* raw, int64_t m, int count, int64_t p,

@@ -107,7 +107,7 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
         kernels,
         {b_matrices[i], b_dtype, size.n, size.k, b_matrices.row_stride, b_matrices.column_stride},
         b_spec, memory);
-    FloatOutput to = {packed.scale, {}, Activation::kNone, dtype, nullptr};
+    FloatOutput to = {packed.scale, nullptr, Activation::kNone, dtype, nullptr};
     to.data = out + i * size.m * size.n * to.element();
     const FloatMatrix x = {a_matrices[i], a_dtype, size.m, size.k, a_matrices.row_stride};
     thread_local Scratch scratch;

@@ -148,15 +148,14 @@ struct Dequantize {
 };
 
 // Panels of each of `count` rows of column scales [count, n], one row of ones without them.
-std::vector<Panel> panels_of(const float* col_scale, int64_t count, const std::vector<float>& bias,
-                             int64_t n) {
+std::vector<Panel> panels_of(const float* col_scale, int64_t count, const float* bias, int64_t n) {
   std::vector<Panel> panels(count * panels_for(n));
   for (int64_t row = 0; row < count; ++row) {
     for (int64_t i = 0; i < n; ++i) {
       Panel& panel = panels[row * panels_for(n) + i / kPanel];
       panel.scale[i % kPanel] = col_scale ? col_scale[row * n + i] : 1.f;
-      panel.bias[i % kPanel] = bias.empty() ? 0.f : bias[i];
-      panel.has_bias = !bias.empty();
+      panel.bias[i % kPanel] = bias == nullptr ? 0.f : bias[i];
+      panel.has_bias = bias != nullptr;
     }
   }
   return panels;
@@ -201,7 +200,7 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
     col_scales = floats(*col_scale);
     if (col_scale->dim() > 1) rows_a_scale = std::max<int64_t>(q.size(q.dim() - 2), 1);
   }
-  const std::vector<float> biases = bias_of(op, bias, size.columns);
+  const float* biases = bias_of(op, bias, size.columns);
   const int64_t scale_rows = (size.rows + rows_a_scale - 1) / rows_a_scale;
   const std::vector<Panel> panels = panels_of(col_scales, scale_rows, biases, size.columns);
   const Dtype dtype = dtype_of(op, out_dtype);
@@ -241,7 +240,7 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   const Kernels& kernels = kernels_of(current_isa());
   RowCode shared{};
   if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
-  const std::vector<Panel> panels = panels_of(nullptr, 1, {}, size.columns);
+  const std::vector<Panel> panels = panels_of(nullptr, 1, nullptr, size.columns);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_bytes = size.columns * (dtype == Dtype::kFloat32 ? 4 : 2);
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {

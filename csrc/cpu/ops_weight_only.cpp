@@ -34,9 +34,9 @@ void run_panel(const Kernels& kernels, const float* x, int64_t rows, const Packe
   const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
   const int64_t groups = (w.k + kGroup - 1) / kGroup;
   FloatPanel panel = {};
-  panel.has_bias = !to.bias.empty();
+  panel.has_bias = to.bias != nullptr;
   std::copy_n(to.w_scale + p * kPanel, columns, panel.scale);
-  if (panel.has_bias) std::copy_n(to.bias.data() + p * kPanel, columns, panel.bias);
+  if (panel.has_bias) std::copy_n(to.bias + p * kPanel, columns, panel.bias);
   float sums[kPanel];
   for (int64_t m = 0; m < rows; ++m) {
     kernels.row->weight_only(x + m * groups * kGroup, w.panel(p), groups, sums);
