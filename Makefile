@@ -9,9 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
-CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CPP := $(shell find csrc tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test lint bench format clean setup
+.PHONY: demo test lint bench sanitize format clean setup
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -38,6 +38,17 @@ bench: setup
 	$(BIN)/python -m benchmarks.digits $(BENCH)
 	$(BIN)/python -m benchmarks.models $(BENCH)
 	$(BIN)/python -m benchmarks.prepare $(BENCH)
+
+# The native tests under sanitizers of addresses and undefined behaviour, and their threads under
+# that of threads.
+sanitize: sanitize-address sanitize-thread
+sanitize-address: FLAGS = address,undefined,float-cast-overflow
+sanitize-thread: FLAGS = thread
+sanitize-thread: PARTS = gemm
+sanitize-%: $(VENV)/.tools
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native-$*
+	build/native-$*/native_tests $(PARTS)
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -123,7 +123,7 @@ void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink) {
   if (rows.count == 0 || w.n == 0) return;
   const int64_t work = rows.count * w.n * std::max<int64_t>(w.k, 1);
   const bool serial = work < kSerialWork;
-  const Tasks tasks(rows.count, w.panels(), serial ? 1 : torch::stable::get_num_threads());
+  const Tasks tasks(rows.count, w.panels(), serial ? 1 : thread_count());
   parallel(tasks.size(), work, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) run_task(rows, w, tasks[i], sink);
   });

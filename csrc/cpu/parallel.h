@@ -1,10 +1,10 @@
-// Threads: torch's own pool, and none for work that would not repay waking it.
+// Work on several threads, and on one where waking the others would not repay.
 #pragma once
-
-#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <cstdint>
+
+#include "cpu/threads.h"
 
 namespace qfx::cpu {
 
@@ -14,12 +14,11 @@ inline constexpr int64_t kSerialWork = 1 << 19;
 // Runs f(begin, end) over 0..count; `work` is the total number of steps.
 template <typename F>
 void parallel(int64_t count, int64_t work, const F& f) {
-  if (count <= 1 || work < kSerialWork || torch::stable::get_num_threads() == 1) {
+  if (count <= 1 || work < kSerialWork || thread_count() == 1) {
     if (count > 0) f(int64_t{0}, count);
     return;
   }
-  torch::stable::parallel_for(0, count, std::max<int64_t>(1, kSerialWork / 2 / (work / count + 1)),
-                              f);
+  parallel_for(count, std::max<int64_t>(1, kSerialWork / 2 / (work / count + 1)), f);
 }
 
 }  // namespace qfx::cpu

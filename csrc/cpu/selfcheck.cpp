@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kDepth = 77;                    // of the products: whole steps and a tail
 constexpr int kPaddedDepth = 2 * kKMultiple;  // room for every k_multiple
+constexpr int kLines = 4;                     // kinds of rows
 
 // The least and greatest codes a product of this kind may hold.
 struct Limits {
@@ -23,7 +24,7 @@ Limits limits_of(Operands operands) {
 
 // Line i of codes in [low, high]: all lowest, all highest, in turns, or mixed.
 int8_t code_at(int i, int k, int low, int high) {
-  switch (i % 4) {
+  switch (i % kLines) {
     case 0:
       return static_cast<int8_t>(low);
     case 1:
@@ -55,8 +56,9 @@ struct Problem {
   }
 };
 
-// The first element of a tile of `rows` that is wrong, as (row, column), or rows if none is.
-std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows,
+// The first element of a tile on rows begin, begin + 1, ... that is wrong, as (row, column), or
+// (rows, 0) if none is.
+std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int begin,
                                const Problem& problem) {
   constexpr int kStride = kPaddedDepth * kMaxBytesPerCode + 64;
   alignas(64) uint8_t a[kMaxTileRows * kStride];
@@ -64,7 +66,7 @@ std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows,
   int32_t add[kMaxTileRows];
   const int depth = (kDepth + format.k_multiple - 1) / format.k_multiple * format.k_multiple;
   for (int m = 0; m < rows; ++m) {
-    add[m] = format.arrange(problem.q[m], kDepth, depth, a + m * kStride);
+    add[m] = format.arrange(problem.q[begin + m], kDepth, depth, a + m * kStride);
   }
   const int first = format.k_multiple;  // the rest is accumulated
   tile(a, kStride, problem.b, first / kGroup, problem.b, sums, false);
@@ -72,21 +74,33 @@ std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows,
        (depth - first) / kGroup, problem.b, sums, true);
   for (int m = 0; m < rows; ++m) {
     for (int n = 0; n < kPanel; ++n) {
-      const int32_t found = sums[m * kPanel + n] + add[m] - format.mul_offset * problem.colsum[n];
-      if (found != problem.expected[m][n]) return {m, n};
+      // Unsigned, as wrong sums may be anything.
+      const uint32_t found =
+          static_cast<uint32_t>(sums[m * kPanel + n]) + static_cast<uint32_t>(add[m]) -
+          static_cast<uint32_t>(format.mul_offset) * static_cast<uint32_t>(problem.colsum[n]);
+      if (found != static_cast<uint32_t>(problem.expected[begin + m][n])) return {m, n};
     }
   }
   return {rows, 0};
 }
 
+std::string fault_of_tile(const Kernels& kernels, const Format& format, TileFn tile, int rows,
+                          const Problem& problem) {
+  for (int begin = 0; begin < kLines; begin += rows) {  // low tiles see every kind of row too
+    const auto [m, n] = first_wrong(format, tile, rows, begin, problem);
+    if (m == rows) continue;
+    return "kernel " + kernel_name(kernels, format, rows) +
+           " computes a wrong product on this processor (row " + std::to_string(m) + ", column " +
+           std::to_string(n) + " of a product of depth " + std::to_string(kDepth) + ")";
+  }
+  return "";
+}
+
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
   for (int rows = 1; rows <= format.tile_rows; ++rows) {
     for (const TileFn* tiles : {format.tiles, format.prefetching_tiles}) {
-      const auto [m, n] = first_wrong(format, tiles[rows - 1], rows, problem);
-      if (m == rows) continue;
-      return "kernel " + kernel_name(kernels, format, rows) +
-             " computes a wrong product on this processor (row " + std::to_string(m) + ", column " +
-             std::to_string(n) + " of a product of depth " + std::to_string(kDepth) + ")";
+      const std::string fault = fault_of_tile(kernels, format, tiles[rows - 1], rows, problem);
+      if (!fault.empty()) return fault;
     }
   }
   return "";

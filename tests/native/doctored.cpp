@@ -1,0 +1,132 @@
+// Kernels with a planted bug: the self-check at load refuses those that compute wrong sums, with a
+// sentence that names the kernel, and these tests see them and those that leave their operands.
+#include <algorithm>
+
+#include "cpu/selfcheck.h"
+#include "harness.h"
+
+namespace qfx::test {
+namespace {
+
+// What the planted bug is built around; tiles are plain functions.
+const Format* real = nullptr;
+int height = 0;
+
+void wrong_in_one_element(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
+                          const int8_t* ahead, int32_t* tile, bool accumulate) {
+  real->tiles[height - 1](a, lda, b, groups, ahead, tile, accumulate);
+  tile[height * kPanel - 1] += 1;
+}
+
+void far_off(const uint8_t*, int64_t, const int8_t*, int64_t, const int8_t*, int32_t* tile, bool) {
+  std::fill_n(tile, height * kPanel, INT32_MIN);
+}
+
+void forgets_what_was_there(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
+                            const int8_t* ahead, int32_t* tile, bool) {
+  real->tiles[height - 1](a, lda, b, groups, ahead, tile, false);
+}
+
+void reads_a_group_too_many(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
+                            const int8_t* ahead, int32_t* tile, bool accumulate) {
+  real->tiles[height - 1](a, lda, b, groups, ahead, tile, accumulate);
+  (void)*static_cast<const volatile int8_t*>(b + groups * kPanel * kGroup);
+}
+
+int32_t constant_off_by_one(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
+  return real->arrange(q, k, padded_k, a) + 1;
+}
+
+// Kernels whose every format is a copy of one of `original`, to be spoilt.
+struct Copy {
+  Format format;
+  TileFn tiles[kMaxTileRows], prefetching_tiles[kMaxTileRows];
+  Kernels kernels;
+
+  Copy(const Kernels& original, const Format& from) : format(from), kernels(original) {
+    std::copy_n(from.tiles, from.tile_rows, tiles);
+    std::copy_n(from.prefetching_tiles, from.tile_rows, prefetching_tiles);
+    format.tiles = tiles;
+    format.prefetching_tiles = prefetching_tiles;
+    format.minimum_rows = 0;
+    format.below = nullptr;
+    for (int kind = 0; kind < kOperandKinds; ++kind) {
+      // The formats of other kinds stay: this one may not be exact for them.
+      for (const Format* f = original.formats[kind]; f != nullptr; f = f->below) {
+        if (f == &from) kernels.formats[kind] = &format;
+      }
+    }
+  }
+};
+
+void refused(Subject& subject, const Copy& copy, int rows, const std::string& what) {
+  subject.begin(what);
+  const std::string fault = fault_of(copy.kernels);
+  const std::string beginning = "kernel " + kernel_name(copy.kernels, copy.format, rows) +
+                                " computes a wrong product on this processor (row ";
+  if (fault.compare(0, beginning.size(), beginning) != 0) {
+    throw Failure("the self-check says '" + fault + "' of " +
+                  kernel_name(copy.kernels, copy.format, rows) + " with " + what);
+  }
+}
+
+void check_refusals(Subject& subject, const Kernels& kernels, const Format& format) {
+  real = &format;
+  for (height = 1; height <= format.tile_rows; ++height) {
+    for (TileFn bug : {wrong_in_one_element, far_off, forgets_what_was_there}) {
+      Copy plain(kernels, format), prefetching(kernels, format);
+      plain.tiles[height - 1] = bug;
+      prefetching.prefetching_tiles[height - 1] = bug;
+      refused(subject, plain, height, "a wrong tile");
+      refused(subject, prefetching, height, "a wrong prefetching tile");
+    }
+  }
+  Copy offset(kernels, format), constant(kernels, format);
+  offset.format.mul_offset ^= 1;
+  constant.format.arrange = constant_off_by_one;
+  refused(subject, offset, 1, "a wrong offset");
+  refused(subject, constant, 1, "a wrong row constant");
+}
+
+// In a process of its own, as the fault ends it.
+void test_a_tile_that_reads_on() {
+  report_faults();
+  Copy copy(kernels_of(Isa::kRef), *real);
+  copy.tiles[0] = reads_a_group_too_many;
+  check_tiles(copy.kernels);
+}
+
+void test_a_wrong_tile() {
+  Copy copy(kernels_of(Isa::kRef), *real);
+  copy.tiles[0] = wrong_in_one_element;
+  try {
+    check_tiles(copy.kernels);
+  } catch (const Failure&) {
+    _Exit(1);
+  }
+}
+
+void check_that_tests_can_fail(Subject& subject) {
+  real = kernels_of(Isa::kRef).formats[0];
+  height = 1;
+  constexpr int kFails = 1;
+  for (auto test : {test_a_tile_that_reads_on, test_a_wrong_tile}) {
+    subject.begin("these tests");
+    const int status = status_of_child(test);
+    subject.same(&status, &kFails, 1);
+  }
+}
+
+}  // namespace
+
+void check_doctored(const Kernels& kernels) {
+  Subject subject(std::string("doctored kernels are refused__") + kernels.isa);
+  subject.begin("nothing wrong");
+  const std::string fault = fault_of(kernels);
+  if (!fault.empty()) throw Failure(fault);
+  for (const Format* format : formats_of(kernels)) check_refusals(subject, kernels, *format);
+  check_that_tests_can_fail(subject);
+  subject.passed();
+}
+
+}  // namespace qfx::test

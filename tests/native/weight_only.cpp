@@ -1,0 +1,69 @@
+// Float rows times int8 weights, and the epilogue of their sums, against the reference's (W1).
+#include "cpu/pack.h"
+#include "harness.h"
+
+namespace qfx::test {
+namespace {
+
+void sums_of(Subject& subject, const RowKernels& row, Numbers kind, int64_t k, Place place) {
+  static Pages in, weights, out;
+  subject.begin("K=" + std::to_string(k) + ", operands " + name_of(place));
+  std::vector<float> values = numbers(kind, k);
+  values.resize(static_cast<size_t>(round_up(k, kGroup)));
+  const int64_t groups = static_cast<int64_t>(values.size()) / kGroup;
+  std::vector<int8_t> block(values.size() * kPanel);
+  for (size_t i = 0; i < block.size(); ++i) block[i] = code_at(i / kGroup, i / kPanel, -128, 127);
+  const float* x = in.copy(values, place);
+  const int8_t* b = weights.copy(block, place);
+  float* found = out.get<float>(kPanel, place);
+  float expected[kPanel];
+  row.weight_only(x, b, groups, found);
+  row_kernels_ref().weight_only(values.data(), block.data(), groups, expected);
+  subject.same(found, expected, kPanel);
+}
+
+void finish(Subject& subject, const RowKernels& row, Dtype dtype, Activation activation,
+            int columns, bool has_bias, Place place) {
+  static Pages in, panels, out;
+  subject.begin(std::to_string(columns) + " columns, operands " + name_of(place));
+  std::vector<FloatPanel> panel(1);
+  panel[0].has_bias = has_bias;
+  for (int n = 0; n < kPanel; ++n) {
+    panel[0].scale[n] = static_cast<float>(n) * 0.01f;
+    panel[0].bias[n] = static_cast<float>(n) - 16.5f;
+  }
+  const Numbers kind = kNumbers[columns % 4];
+  const std::vector<float> sums = numbers(kind, kPanel);
+  void* found = out.get(columns, element_of(dtype), place);
+  std::vector<uint8_t> expected(static_cast<size_t>(columns * element_of(dtype)));
+  row.finish_floats(in.copy(sums, place), columns, panels.copy(panel, place), activation, dtype,
+                    found);
+  row_kernels_ref().finish_floats(sums.data(), columns, panel.data(), activation, dtype,
+                                  expected.data());
+  subject.same_floats(dtype, found, expected.data(), columns);
+}
+
+}  // namespace
+
+void check_weight_only(const Kernels& kernels) {
+  Subject weight_only(std::string("weight_only__") + kernels.isa);
+  Subject finish_floats(std::string("finish_floats__") + kernels.isa);
+  for (Place place : kPlaces) {
+    for (Numbers kind : kNumbers) {
+      for (int64_t k : sizes()) sums_of(weight_only, *kernels.row, kind, k, place);
+    }
+    for (Dtype dtype : kDtypes) {
+      for (Activation activation : kActivations) {
+        for (int columns = 1; columns <= kPanel; ++columns) {
+          for (bool bias : {false, true}) {
+            finish(finish_floats, *kernels.row, dtype, activation, columns, bias, place);
+          }
+        }
+      }
+    }
+  }
+  weight_only.passed();
+  finish_floats.passed();
+}
+
+}  // namespace qfx::test
