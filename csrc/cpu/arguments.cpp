@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/pages.h"
 #include "cpu/scratch.h"
 
 namespace qfx::cpu {
@@ -70,8 +71,18 @@ std::vector<int64_t> with_last(const Tensor& t, int64_t last) {
   return shape;
 }
 
+Tensor made_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
-  return torch::stable::empty({shape.data(), shape.size()}, dtype);
+  // The C library maps what is larger anew at each call: in small pages that costs more than to
+  // write it, for logits as much as their product.
+  constexpr int64_t kAlwaysMapped = 32 << 20;
+  Tensor made = torch::stable::empty({shape.data(), shape.size()}, dtype);
+  const int64_t bytes = made.numel() * made.element_size();
+  if (bytes >= kAlwaysMapped) prefer_huge_pages(made.mutable_data_ptr(), bytes);
+  return made;
 }
 
 const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
@@ -81,7 +92,7 @@ const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t 
   const Dtype dtype = dtype_of(op, bias->scalar_type());
   const bool contiguous = bias->is_contiguous();
   if (dtype == Dtype::kFloat32 && contiguous) return floats(*bias);
-  const Tensor flat = contiguous ? *bias : torch::stable::contiguous(*bias);
+  const Tensor flat = contiguous ? *bias : made_contiguous(*bias);
   thread_local Scratch scratch;
   float* values = scratch.get<float>(std::max<int64_t>(n, 1));
   if (dtype == Dtype::kFloat32) {

@@ -47,6 +47,9 @@ inline const float* floats(const Tensor& t) {
 // The shape of t with its last size replaced.
 std::vector<int64_t> with_last(const Tensor& t, int64_t last);
 
+// t itself where it is contiguous, without a call of the dispatcher.
+Tensor made_contiguous(const Tensor& t);
+
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype);
 
 // bias[n] as float, null without a bias: the tensor's own memory where that will do, else memory of

@@ -36,7 +36,7 @@ struct Matrices {
 // Rows contiguous, but for rows of one element, whose stride may be anything.
 inline Tensor with_contiguous_rows(const Tensor& t) {
   const int64_t axis = t.dim() - 1;
-  return t.stride(axis) == 1 ? t : torch::stable::contiguous(t);
+  return t.stride(axis) == 1 ? t : made_contiguous(t);
 }
 
 }  // namespace qfx::cpu

@@ -51,8 +51,8 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   check_dtype(op, "b_q", b_q, {ScalarType::Char});
   const Sizes size = sizes_of(op, "a_q", a_q, "b_q", b_q);
   check_zero_point(op, a_zero_point, size.batch * size.m);
-  a_q = torch::stable::contiguous(a_q);
-  a_zero_point = torch::stable::contiguous(a_zero_point);
+  a_q = made_contiguous(a_q);
+  a_zero_point = made_contiguous(a_zero_point);
   Tensor acc = empty_on_cpu(with_last(a_q, size.n), ScalarType::Int);
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* a = static_cast<const int8_t*>(a_q.const_data_ptr());
@@ -93,7 +93,7 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
   Tensor y = empty_on_cpu(with_last(a, size.n), out_dtype);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
-  a = spec.per_tensor ? torch::stable::contiguous(a) : with_contiguous_rows(a);
+  a = spec.per_tensor ? made_contiguous(a) : with_contiguous_rows(a);
   b = with_contiguous_rows_or_columns(b);
   const Matrices a_matrices(a), b_matrices(b);
   RowCode shared{};

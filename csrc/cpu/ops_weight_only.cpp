@@ -52,12 +52,12 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   check_dtype(op, "w_scale", w_scale, {ScalarType::Float});
   check_vector(op, "w_scale", w_scale, w_scale.numel());
   const Matrix size = matrix_of(op, "x", x);
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.numel());
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
-  x = torch::stable::contiguous(x);
-  w_scale = torch::stable::contiguous(w_scale);
+  x = made_contiguous(x);
+  w_scale = made_contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
   to.w_scale = floats(w_scale);
   char* out = static_cast<char*>(y.mutable_data_ptr());
