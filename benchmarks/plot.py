@@ -17,6 +17,7 @@ from benchmarks.common import RESULTS
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "qfx"  # the same figure is the same file
+matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
 from matplotlib import pyplot  # noqa: E402  behind the choice of the backend
 
 OWN, OTHER, BAR_INCHES = "#c44e52", "#8c8c8c", 0.22
@@ -30,7 +31,7 @@ def draw(rows: list[Row], title: str, path: Path) -> None:
     heights = [len(panel) + 2 for panel in panels]
     figure, axes = pyplot.subplots(
         len(panels),
-        figsize=(7, BAR_INCHES * sum(heights)),
+        figsize=(7, 1 + BAR_INCHES * sum(heights)),
         gridspec_kw={"height_ratios": heights},
         squeeze=False,
         layout="constrained",
