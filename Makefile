@@ -44,7 +44,7 @@ bench: setup
 sanitize: sanitize-address sanitize-thread
 sanitize-address: FLAGS = address,undefined,float-cast-overflow
 sanitize-thread: FLAGS = thread
-sanitize-thread: PARTS = gemm
+sanitize-thread: PARTS = gemm binary
 sanitize-%: $(VENV)/.tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native-$*
