@@ -36,13 +36,15 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
+	$(BIN)/python -m benchmarks.models $(BENCH)
+	$(BIN)/python -m benchmarks.prepare $(BENCH)
 
 # The native tests under sanitizers of addresses and undefined behaviour, and their threads under
 # that of threads.
 sanitize: sanitize-address sanitize-thread
 sanitize-address: FLAGS = address,undefined,float-cast-overflow
 sanitize-thread: FLAGS = thread
-sanitize-thread: PARTS = gemm
+sanitize-thread: PARTS = gemm binary
 sanitize-%: $(VENV)/.tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native-$*

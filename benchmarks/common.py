@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -73,9 +75,22 @@ def _sample(candidate: Candidate, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
+def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
+    """Compiled for itself: Dynamo would reuse the code of another compilation of the same class."""
+    apart: dict[str, Any] = {"isolate_recompiles": True}  # missing from torch.compile's overloads
+    return torch.compile(model, backend=backend, **apart)
+
+
+def cpu_seconds() -> float:
+    """Of this process, and of the compilers that it has started and waited for."""
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
+
+
 def machine() -> dict[str, Any]:
     """What a figure depends on, next to the code: the CPU, its int8 instructions, torch, commit."""
     cpu = _cpuinfo()
+    elsewhere = ("--", ".", ":!benchmarks/results")  # results are written while others are measured
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
@@ -86,7 +101,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "uncommitted_changes": bool(_git("status", "--porcelain", *elsewhere)),
     }
 
 
@@ -109,11 +124,24 @@ def slug(host: Mapping[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
+def result_path(benchmark: str) -> Path:
+    return RESULTS / f"{slug(machine())}-{benchmark}.json"
+
+
+def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Path:
+    """Saves `rows` beside those saved before, less the ones that agree with one of them on `key`.
+    The file's machine is the last writer's, so rows carry what may differ: commit and threads."""
+    path = result_path(benchmark)
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    new = [[row.get(k) for k in key] for row in rows]
+    return save(benchmark, [r for r in before if [r.get(k) for k in key] not in new] + rows)
+
+
 def save(benchmark: str, rows: list[dict[str, Any]]) -> Path:
     """Writes benchmarks/results/<cpu>-<benchmark>.json: the machine, then one row a line."""
     host = machine()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{slug(host)}-{benchmark}.json"
+    path = result_path(benchmark)
     lines = ",\n".join(json.dumps(row) for row in rows)
     path.write_text(f'{{"machine": {json.dumps(host)},\n"rows": [\n{lines}\n]}}\n')
     return path

@@ -19,6 +19,7 @@ from tabulate import tabulate
 from benchmarks.common import keep_memory, machine, save
 from qfx import _C, cost
 from qfx.scheme import QSpec, Scheme
+from qfx.timing import medians
 from qfx.weights import pack
 
 LIMITS = ((1, 512), (32, 4096), (16, 4096))  # of M, K, N
@@ -52,7 +53,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(rows, shape.k, generator=generator) for rows in (shape.m, shape.n))
     packed = pack(w, (), QSpec())
-    float_s, int8_s = cost.medians(
+    float_s, int8_s = medians(
         lambda: F.linear(x, w),
         lambda: torch.ops.qfx.int8_linear_dynamic(
             x, *packed, None, [1], 8, False, "none", torch.float32

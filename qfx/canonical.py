@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from qfx.attention import Attention
 from qfx.capture import value
 from qfx.effects import writes
 from qfx.fault import at
@@ -54,6 +55,10 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx
     for product, scheme in products:
         with at(product.node):
             results[product.node] = _multiply(product, scheme, results)
+    attentions = [e.match for e in plan.entries if e.scheme and isinstance(e.match, Attention)]
+    for attention in attentions:
+        with at(attention.node):
+            results[attention.node] = _attend(attention, results)
     sites = [(e.match, e.scheme) for e in plan.entries if e.scheme and isinstance(e.match, Site)]
     shared = {site.node.graph: _SharedQuantize(site.node.graph, results) for site, _ in sites}
     for found, scheme in sites:
@@ -92,6 +97,19 @@ def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node])
     node.replace_all_uses_with(result)
     graph.erase_node(node)
     return result
+
+
+def _attend(attention: Attention, results: dict[fx.Node, fx.Node]) -> fx.Node:
+    """int8_attention(q, k, v, mask): one operator, as a softmax stands between the products."""
+    node, nodes = attention.node, (attention.query, attention.key, attention.val, attention.mask)
+    operands = tuple(results.get(n, n) if n is not None else None for n in nodes)
+    arguments = (*operands, attention.scale, attention.causal, attention.dtype)
+    with node.graph.inserting_before(node):
+        y = emit(node.graph, ops.int8_attention.default, arguments, f"{node.name}_int8")
+    y.meta = dict(node.meta)
+    node.replace_all_uses_with(y)
+    node.graph.erase_node(node)
+    return y
 
 
 def _codes(graph: fx.Graph, x: fx.Node, spec: QSpec, stem: str, parts: int = 3) -> Codes:

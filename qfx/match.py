@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from qfx.attention import Attention
 from qfx.bodies import calls, link
 from qfx.capture import is_constant, module_path, parameter_name, value
 from qfx.contractions import Operands, is_weight
@@ -113,12 +114,12 @@ def _inside_body(node: fx.Node, body: fx.GraphModule, prefixes: Mapping[str, str
 
 def _matmul(
     node: fx.Node,
-    parsed: Operands | Product | str,
+    parsed: Operands | Product | Attention | str,
     written: set[fx.Node],
     prefixes: Mapping[str, str],
 ) -> Match:
     path = module_path(node, prefixes)
-    if isinstance(parsed, Product):
+    if isinstance(parsed, Product | Attention):
         return replace(parsed, path=path)
     found = constant_behind(parsed.right) if isinstance(parsed, Operands) else parsed
     if isinstance(found, str) and isinstance(parsed, Operands) and parsed.w_view == (T,):

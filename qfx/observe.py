@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import qfx._C as _C
+from qfx.attention import Attention
 from qfx.capture import attribute
-from qfx.cost import medians
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan, hint
 from qfx.products import Product
 from qfx.site import Site, Unmatched
+from qfx.timing import medians
 from qfx.views import apply
 from qfx.weights import pack
 
@@ -52,6 +53,9 @@ class Observer(fx.Interpreter):
         self.products = {
             e.match.node: (e, e.match) for e in self.entries if isinstance(e.match, Product)
         }
+        self.attentions = {
+            e.match.node: (e, e.match) for e in self.entries if isinstance(e.match, Attention)
+        }
         self.starts = {site.node: (entry, site) for entry, site in sites}
         self.ends = {site.out: site.node for _, site in sites}
         self.constants = {n: None for _, s in sites for n in (s.weight, s.bias) if n is not None}
@@ -67,6 +71,8 @@ class Observer(fx.Interpreter):
         result = super().run_node(n)
         if n in self.products:
             self._run_product(*self.products[n], result)
+        if n in self.attentions:
+            self._run_attention(*self.attentions[n], result)
         if n in self.constants:
             self.constants[n] = result
         if n in self.ends:
@@ -108,6 +114,22 @@ class Observer(fx.Interpreter):
         )
         error = sqnr(exact, torch.ops.qfx.int8_bmm_dynamic(a, b, *how))
         self.measured[product.node] = _row(entry, error, float_s, int8_s)
+
+    def _run_attention(self, entry: Entry, attention: Attention, result: Tensor) -> None:
+        if entry.scheme is None:
+            return
+        q, k, v = (self.env[n] for n in (attention.query, attention.key, attention.val))
+        mask = None if attention.mask is None else self.env[attention.mask]
+        scale, causal = attention.scale, attention.causal
+
+        def in_float() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)
+
+        def in_int8() -> Tensor:
+            return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)
+
+        seconds = medians(in_float, in_int8, rounds=_ROUNDS)
+        self.measured[attention.node] = _row(entry, sqnr(result, in_int8()), *seconds)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

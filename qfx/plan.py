@@ -14,6 +14,7 @@ import sympy
 import torch
 from tabulate import tabulate
 
+from qfx.attention import Attention
 from qfx.breakeven import condition, guard
 from qfx.config import Config
 from qfx.products import Product
@@ -45,6 +46,12 @@ class CostModel(Protocol):
         """Of `batch` products of two activations."""
         ...
 
+    def estimate_attention(
+        self, batch: int, m: int, k: int, n: int, dtype: torch.dtype
+    ) -> Estimate:
+        """Of `batch` attentions of m queries and n keys with k features."""
+        ...
+
     def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
         """Seconds that training adds to a step's int8 forward."""
         ...
@@ -66,7 +73,7 @@ class Entry:
             return ""
         sizes = (self.match.m, self.match.k, self.match.n)
         each = "x".join("?" if s is None else str(s) for s in sizes)
-        return f"{self.match.batch}*{each}" if isinstance(self.match, Product) else each
+        return f"{self.match.batch}*{each}" if not isinstance(self.match, Site) else each
 
 
 @dataclass(frozen=True)
@@ -106,18 +113,20 @@ def _entry(match: Match, config: Config, cost: CostModel | None) -> Entry:
             return Entry(match, None, f"skipped by the pattern {pattern!r}")
     if config.only and not any(fits(p, names(match)) for p in config.only):
         return Entry(match, None, f"not among only={list(config.only)}")
-    if isinstance(match, Product):
+    if isinstance(match, Product | Attention):
         return _product_by_cost(match, config, cost)
     return _by_cost(match, config, cost)
 
 
-def _product_by_cost(match: Product, config: Config, cost: CostModel | None) -> Entry:
-    """Both operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
-    what, wanted = "a matmul of two activations", max(config.minimum_gain, 1.0)
+def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel | None) -> Entry:
+    """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
+    attends, wanted = isinstance(match, Attention), max(config.minimum_gain, 1.0)
+    what = "an attention" if attends else "a matmul of two activations"
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
     if cost is None or batch is None or m is None or k is None or n is None:
         return Entry(match, None, f"{what} whose gain was not predicted")
-    estimate = cost.estimate_bmm(batch, m, k, n, match.dtype)
+    predict = cost.estimate_attention if attends else cost.estimate_bmm
+    estimate = predict(batch, m, k, n, match.dtype)
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from qfx.attention import Attention
 from qfx.capture import attribute, roots, value
 from qfx.products import Product
 from qfx.views import View
@@ -65,4 +66,4 @@ class Unmatched:
         return self.path or self.node.name
 
 
-Match = Site | Product | Unmatched
+Match = Site | Product | Attention | Unmatched

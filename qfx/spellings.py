@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from qfx.attention import NAMES as ATTENTION_NAMES
+from qfx.attention import Attention, attention
 from qfx.capture import value
 from qfx.contractions import (
     ATEN_CONVOLUTION_NAMES,
@@ -33,7 +35,7 @@ aten = torch.ops.aten
 
 
 Arguments = dict[str, Any]
-Parse = Callable[[fx.Node, Arguments], Operands | Product | str]
+Parse = Callable[[fx.Node, Arguments], Operands | Product | Attention | str]
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,11 @@ ROWS = (
     Spelling((torch.bmm, ".bmm", aten.bmm.default), _MM, _matmul),
     Spelling((torch.baddbmm, ".baddbmm", aten.baddbmm.default), _ADDMM, added_product),
     Spelling((torch.einsum, aten.einsum.default), ("equation",), _einsum),
+    # softmax(q @ k.T) @ v
     Spelling(
         (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default),
-        (),
-        lambda node, a: "attention keeps the fused float kernel",
+        ATTENTION_NAMES,
+        attention,
     ),
     # windows that do not overlap, times W_ok
     Spelling((*FUNCTIONS, *_ATEN_CONVOLUTIONS), CONVOLUTION_NAMES, convolution),
@@ -150,7 +153,7 @@ def spelling(node: fx.Node) -> Spelling | None:
     return TABLE.get(node.target) if node.op == "call_function" else None
 
 
-def operands(node: fx.Node, row: Spelling) -> Operands | Product | str:
+def operands(node: fx.Node, row: Spelling) -> Operands | Product | Attention | str:
     """The operands of a matmul-like node, or the reason why it stays as it is."""
     synonyms = _ADDMM_SYNONYMS if row.names is _ADDMM else _SYNONYMS
     arguments = dict(zip(row.names, node.args, strict=False))

@@ -12,7 +12,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from qfx.cost import AXES, BMM_AXES, Axes, BmmTable, CostTable, Grid
+from qfx.batch_cost import ATTENTION_AXES, BMM_AXES, BatchTable
+from qfx.cost import AXES, CostTable
+from qfx.grid import Axes, Grid
 
 THREADS = 2
 torch.set_num_threads(THREADS)
@@ -86,15 +88,23 @@ def _grid(per_mac: float, overhead: float, axes: Axes = AXES) -> Grid:
 FIXED_COST = CostTable(
     _grid(1e-10, 1e-6), _grid(0.4e-10, 5e-6), symmetric_saving=0.0, weight_s=1e-9, codes_s=5e-10
 )
-FIXED_BMM_COST = BmmTable(
-    _grid(1e-10, 1e-6, BMM_AXES), _grid(2e-10, 5e-6, BMM_AXES), float_call_s=1e-6, int8_call_s=5e-6
-)
+
+
+def _batches(axes: Axes) -> BatchTable:
+    grids = (_grid(1e-10, 1e-6, axes), _grid(2e-10, 5e-6, axes))
+    return BatchTable(axes, *grids, float_call_s=1e-6, int8_call_s=5e-6)
+
+
+FIXED_BMM_COST, FIXED_ATTENTION_COST = _batches(BMM_AXES), _batches(ATTENTION_AXES)
 
 
 @pytest.fixture(autouse=True)
 def fixed_cost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiler tests never measure: float takes 2.5 times as long per multiply-accumulate, and half
-    as long for products of two activations."""
+    as long for products of two activations and attentions."""
     if "real_cost" not in request.keywords:
         monkeypatch.setattr("qfx.cost.table", lambda dtype, threads, isa: FIXED_COST)
         monkeypatch.setattr("qfx.cost.bmm_table", lambda dtype, threads, isa: FIXED_BMM_COST)
+        monkeypatch.setattr(
+            "qfx.cost.attention_table", lambda dtype, threads, isa: FIXED_ATTENTION_COST
+        )

@@ -159,6 +159,18 @@ def _requantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (*operands, bias, activation, out_scale, zero_point, row.bits, row.symmetric)
 
 
+def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """The row's leading axes are [*B, M], K the features, N the keys."""
+    row = _a_rows(row)
+    batch = row.leading[:-1]
+    q = _x(row, g)
+    k, v = (_matrices(g, row, row.n, row.dtype).contiguous() for _ in range(2))
+    mask = torch.randn(row.n, generator=g) if row.bias else None
+    if not row.symmetric and mask is not None:
+        mask = torch.rand(*batch, row.leading[-1], row.n, generator=g) < 0.7
+    return (q, k, v, mask, row.k**-0.5 if row.k else 1.0, row.bits < 8, row.out_dtype)
+
+
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
     "quantize_static": _static,
@@ -170,6 +182,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
     "int8_bmm": _bmm,
     "int8_bmm_dynamic": _bmm_dynamic,
+    "int8_attention": _attention,
     "binary_pack": lambda r, g: (_weight(r, g),),
     "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
     "binary_linear": lambda r, g: (
@@ -288,5 +301,12 @@ ROWS += [
     for op in ("binary_mm", "binary_linear")
     # blocks of K with each remainder modulo 3 nibbles, tile heights, rows without a partner
     for m, k in ((1, 32), (2, 1984), (7, 1921), (12, 4097), (31, 8200), (249, 96))
+]
+ROWS += [
+    Row("int8_attention", leading, k, n, dtype, dtype, bits=bits, symmetric=symmetric)
+    for dtype in _TYPES
+    for leading, k, n in (((2, 3, 50), 64, 70), ((7, 13), 33, 40), ((2, 1), 16, 100))
+    for bits in (8, 7)  # fewer than 8: causal
+    for symmetric in (True, False)
 ]
 ROWS = list(dict.fromkeys(ROWS))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qfx
-from qfx import cost
+from qfx import batch_cost, cost
 from tests.conftest import FIXED_COST
 
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
@@ -120,10 +120,11 @@ def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatc
 
 # --- batched products ---
 
-BMM = cost.BmmTable(
+BMM = batch_cost.BatchTable(
+    batch_cost.BMM_AXES,
     *(
         tuple(tuple(tuple(8 * m * k * n * s + call for n in ns) for k in ks) for m in ms)
-        for ms, ks, ns in [cost.BMM_AXES]
+        for ms, ks, ns in [batch_cost.BMM_AXES]
         for s, call in ((1e-10, 1e-6), (0.4e-10, 5e-6))
     ),
     1e-6,
@@ -135,19 +136,19 @@ BMM = cost.BmmTable(
 def test_batched_products_are_measured_when_asked_for_and_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "measure_bmm", lambda dtype: BMM)
-    cost.bmm_table.cache_clear()
+    monkeypatch.setattr(batch_cost, "measure_bmm", lambda dtype: BMM)
+    batch_cost.bmm_table.cache_clear()
     cost.table(torch.float32, 1, "ref")
     assert len(list(folder.iterdir())) == 1
-    assert cost.bmm_table(torch.float32, 1, "ref") == BMM
+    assert batch_cost.bmm_table(torch.float32, 1, "ref") == BMM
     assert len(list(folder.iterdir())) == 2
-    monkeypatch.setattr(cost, "measure_bmm", lambda dtype: pytest.fail("measured again"))
-    cost.bmm_table.cache_clear()
-    assert cost.bmm_table(torch.float32, 1, "ref") == BMM
-    cost.bmm_table.cache_clear()
+    monkeypatch.setattr(batch_cost, "measure_bmm", lambda dtype: pytest.fail("measured again"))
+    batch_cost.bmm_table.cache_clear()
+    assert batch_cost.bmm_table(torch.float32, 1, "ref") == BMM
+    batch_cost.bmm_table.cache_clear()
 
 
-@given(st.integers(0, 100), *(st.sampled_from(points) for points in cost.BMM_AXES))
+@given(st.integers(0, 100), *(st.sampled_from(points) for points in batch_cost.BMM_AXES))
 def test_a_batch_takes_a_call_and_the_time_of_its_matrices(
     batch: int, m: int, k: int, n: int
 ) -> None:
@@ -164,8 +165,8 @@ def test_estimates_of_batches_are_positive_and_finite(batch: int, m: int, k: int
 
 @pytest.mark.real_cost
 def test_a_real_measurement_of_batches_has_the_right_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "BMM_AXES", ((1, 4), (16, 32), (8, 16)))
-    measured = cost.measure_bmm(torch.float32)
+    monkeypatch.setattr(batch_cost, "BMM_AXES", ((1, 4), (16, 32), (8, 16)))
+    measured = batch_cost.measure_bmm(torch.float32)
     assert torch.tensor(measured.float_s).shape == torch.tensor(measured.int8_s).shape == (2, 2, 2)
     assert measured.float_call_s > 0 and measured.int8_call_s > 0
 

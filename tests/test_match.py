@@ -132,10 +132,29 @@ def _reasons(function: Callable[..., Tensor], *inputs: Tensor) -> list[str]:
 
 X2, X3 = torch.randn(5, K), torch.randn(3, 5, K)
 REFUSALS = {
-    "attention": (
-        lambda s, x: F.scaled_dot_product_attention(x, x, x),
+    "attention_with_dropout": (
+        lambda s, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1),
         (X3,),
-        "attention keeps the fused float kernel",
+        "an attention with dropout",
+    ),
+    "attention_of_groups": (
+        lambda s, x: F.scaled_dot_product_attention(
+            x[None, :2], x[None, :1], x[None, :1], enable_gqa=True
+        ),
+        (X3,),
+        "an attention whose heads share keys",
+    ),
+    "attention_of_one_key_head": (
+        lambda s, x: F.scaled_dot_product_attention(x, x[:1], x[:1]),
+        (X3,),
+        "an attention with different batches of queries and keys",
+    ),
+    "attention_mask": (
+        lambda s, x: F.scaled_dot_product_attention(
+            x.bfloat16(), x.bfloat16(), x.bfloat16(), x.bfloat16()[:, :, :5]
+        ),
+        (X3,),
+        "an attention whose mask is bfloat16",
     ),
     "encoder_layer": (lambda s, x: s.layer(x), (X3,), "this operator with a matmul inside"),
     "inner": (lambda s, x: torch.inner(x, s.w), (X3,), "this operator with a matmul inside"),

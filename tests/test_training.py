@@ -22,7 +22,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
 import qfx
-from qfx.cost import BmmTable
+from qfx.batch_cost import BatchTable
 from qfx.report import sqnr
 from qfx.weights import CACHE
 from tests.conftest import FIXED_BMM_COST
@@ -232,7 +232,9 @@ def test_accumulated_gradients_are_the_sum() -> None:
 def test_the_compiled_backward_keeps_its_products_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where int8 would gain: `backward` says how gradients are computed, nothing else does."""
     fixed = FIXED_BMM_COST
-    fast = BmmTable(fixed.int8_s, fixed.float_s, fixed.int8_call_s, fixed.float_call_s)
+    fast = BatchTable(
+        fixed.axes, fixed.int8_s, fixed.float_s, fixed.int8_call_s, fixed.float_call_s
+    )
     monkeypatch.setattr("qfx.cost.bmm_table", lambda dtype, threads, isa: fast)
     assert _same(_reference(), _whole_step_compiled(_new(Language), "eager"))
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "cpu/pages.h"
+#include "cpu/scratch.h"
+
 namespace qfx::cpu {
 
 Matrix matrix_of(const char* op, const char* what, const Tensor& t) {
@@ -68,23 +71,34 @@ std::vector<int64_t> with_last(const Tensor& t, int64_t last) {
   return shape;
 }
 
-Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
-  return torch::stable::empty({shape.data(), shape.size()}, dtype);
+Tensor made_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
 }
 
-std::vector<float> bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
-  std::vector<float> values;
-  if (!bias.has_value()) return values;
+Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
+  // The C library maps what is larger anew at each call: in small pages that costs more than to
+  // write it, for logits as much as their product.
+  constexpr int64_t kAlwaysMapped = 32 << 20;
+  Tensor made = torch::stable::empty({shape.data(), shape.size()}, dtype);
+  const int64_t bytes = made.numel() * made.element_size();
+  if (bytes >= kAlwaysMapped) prefer_huge_pages(made.mutable_data_ptr(), bytes);
+  return made;
+}
+
+const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
+  if (!bias.has_value()) return nullptr;
   check_float(op, "bias", *bias);
   check_vector(op, "bias", *bias, n);
-  const Tensor flat = torch::stable::contiguous(*bias);
-  const Dtype dtype = dtype_of(op, flat.scalar_type());
-  values.resize(n);
+  const Dtype dtype = dtype_of(op, bias->scalar_type());
+  const bool contiguous = bias->is_contiguous();
+  if (dtype == Dtype::kFloat32 && contiguous) return floats(*bias);
+  const Tensor flat = contiguous ? *bias : made_contiguous(*bias);
+  thread_local Scratch scratch;
+  float* values = scratch.get<float>(std::max<int64_t>(n, 1));
   if (dtype == Dtype::kFloat32) {
-    const float* from = static_cast<const float*>(flat.const_data_ptr());
-    std::copy(from, from + n, values.begin());
+    std::copy_n(floats(flat), n, values);
   } else {
-    kernels_of(current_isa()).row->widen(flat.const_data_ptr(), dtype, n, values.data());
+    kernels_of(current_isa()).row->widen(flat.const_data_ptr(), dtype, n, values);
   }
   return values;
 }

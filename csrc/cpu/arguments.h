@@ -47,9 +47,13 @@ inline const float* floats(const Tensor& t) {
 // The shape of t with its last size replaced.
 std::vector<int64_t> with_last(const Tensor& t, int64_t last);
 
+// t itself where it is contiguous, without a call of the dispatcher.
+Tensor made_contiguous(const Tensor& t);
+
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype);
 
-// bias[n] as float; zero without a bias.
-std::vector<float> bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n);
+// bias[n] as float, null without a bias: the tensor's own memory where that will do, else memory of
+// the calling thread until the next call.
+const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n);
 
 }  // namespace qfx::cpu

@@ -1,6 +1,7 @@
 # The CPU core: what computes, which needs nothing of torch but its threads (cpu/threads.h). The
 # extension and the native tests (tests/native) both read this list, so that they agree on the flags.
 set(QFX_CORE
+  attention.cpp
   binary.cpp
   binary_pack.cpp
   binary_ref.cpp

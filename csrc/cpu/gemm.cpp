@@ -101,10 +101,14 @@ int64_t rows_at_once(const PackedWeight& w) {
 }
 
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w) {
-  thread_local Scratch codes, constants;
+  thread_local RowsMemory memory;
+  return make_rows(format, count, w, memory);
+}
+
+Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory) {
   const int64_t stride = row_stride(round_up(w.k, format.k_multiple) * format.bytes_per_code);
-  int32_t* add = constants.get<int32_t>(2 * count);
-  return {&format, codes.get<uint8_t>(count * stride), count, stride, add, add + count};
+  int32_t* add = memory.constants.get<int32_t>(2 * count);
+  return {&format, memory.codes.get<uint8_t>(count * stride), count, stride, add, add + count};
 }
 
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,

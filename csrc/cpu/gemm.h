@@ -5,6 +5,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/pack.h"
+#include "cpu/scratch.h"
 
 namespace qfx::cpu {
 
@@ -22,7 +23,15 @@ const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows
 // How many rows to arrange at a time: whole row blocks, about 16 MB of them.
 int64_t rows_at_once(const PackedWeight& w);
 
-// Room for `count` rows of w.k codes, in memory of the calling thread, reused between calls.
+// What holds rows until the next ones.
+struct RowsMemory {
+  Scratch codes, constants;
+};
+
+// Room for `count` rows of w.k codes.
+Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory);
+
+// The same in memory of the calling thread, reused between calls.
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w);
 
 // Arranges the codes of row m.

@@ -18,7 +18,7 @@ inline constexpr int kGroup = 4;       // consecutive k of one column that lie s
 inline constexpr int kKMultiple = 64;  // K of a packed weight is padded to this
 inline constexpr int kMaxTileRows = 32;
 inline constexpr int kMaxBytesPerCode = 2;
-inline constexpr int kAhead = 2048;      // bytes of weights that a cold tile prefetches ahead
+inline constexpr int kAhead = 4096;      // bytes ahead of the weights that one row or two prefetch
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
@@ -55,6 +55,29 @@ struct Panel {
 struct FloatPanel {
   float scale[kPanel], bias[kPanel];
   bool has_bias;
+};
+
+// A row of attention scores, in panels of 32 keys `step` elements apart; see softmax.h.
+struct ScoreArgs {
+  int32_t* scores;
+  int64_t step, width, keys;  // width: whole panels; keys: those that count
+  int32_t add, mul;
+  float row_scale;
+  const float* key_scale;  // [width]
+  const int32_t* colsum;   // [width]
+  const float* mask;       // [width], or null
+};
+
+// A row of a panel of attention's outputs, from the tiles of both bytes of the probabilities.
+struct MixArgs {
+  const int32_t *high, *low;
+  int32_t add[2], mul;
+  const int32_t* colsum;
+  const float* scale;  // [32]
+  float inverse;
+  int columns;
+  Dtype dtype;
+  void* out;
 };
 
 // Rows of an int32 tile [rows][32] -> out[m * ldo + n], n < columns. (E1)
@@ -114,6 +137,10 @@ struct RowKernels {
   void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
                            int32_t* colsum);
   void (*epilogue)(const EpilogueArgs* args);
+  float (*score)(const ScoreArgs* args);
+  int64_t (*probabilities)(const int32_t* scores, int64_t step, int64_t width, float top,
+                           int8_t* high, int8_t* low);
+  void (*mix)(const MixArgs* args);
   void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
   void (*finish_floats)(const float* sums, int columns, const FloatPanel* panel,
                         Activation activation, Dtype dtype, void* out);

@@ -56,9 +56,9 @@ struct ScaledSink final : TileSink {
   void load_panel(int64_t p, Panel* panel) const override {
     const int64_t n = p * kPanel, columns = columns_of(w, p);
     *panel = {};
-    panel->has_bias = !to.bias.empty();
+    panel->has_bias = to.bias != nullptr;
     std::copy_n(to.w_scale + n, columns, panel->scale);
-    if (panel->has_bias) std::copy_n(to.bias.data() + n, columns, panel->bias);
+    if (panel->has_bias) std::copy_n(to.bias + n, columns, panel->bias);
   }
 
   void tile(const int32_t* raw, int64_t m, int count, int64_t p,
@@ -135,7 +135,7 @@ Tensor binary_pack(Tensor w) {
   const int64_t n = w.size(0), k = w.size(1);
   STD_TORCH_CHECK(k <= kMaxBinaryK, op, ": K=", k, " is above ", kMaxBinaryK,
                   ", where the int32 sum of the signs could overflow");
-  w = torch::stable::contiguous(w);
+  w = made_contiguous(w);
   Tensor packed = empty_on_cpu({packed_bits_size(n, k)}, ScalarType::Char);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
   std::memset(out, 0, packed.numel());
@@ -154,9 +154,9 @@ Tensor binary_mm(Tensor x, Tensor packed, int64_t n) {
   constexpr const char* op = "binary_mm";
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedBits w = bits_of(op, packed, x, size.columns, n);
-  x = torch::stable::contiguous(x);
+  x = made_contiguous(x);
   Tensor sums = empty_on_cpu(with_last(x, n), ScalarType::Int);
   int32_t* out = static_cast<int32_t*>(sums.mutable_data_ptr());
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
@@ -174,10 +174,10 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
   check_dtype(op, "scale", scale, {ScalarType::Float});
   check_vector(op, "scale", scale, scale.numel());
   const Matrix size = matrix_of(op, "x", x);
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedBits w = bits_of(op, packed, x, size.columns, scale.numel());
-  x = torch::stable::contiguous(x);
-  scale = torch::stable::contiguous(scale);
+  x = made_contiguous(x);
+  scale = made_contiguous(scale);
   FloatOutput to = {floats(scale), bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);

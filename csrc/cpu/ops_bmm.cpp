@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cpu/arguments.h"
+#include "cpu/matrices.h"
 #include "cpu/pack_floats.h"
 #include "cpu/parallel.h"
 #include "cpu/product.h"
@@ -12,32 +13,6 @@
 
 namespace qfx::cpu {
 namespace {
-
-// [*B, rows, columns]: matrices that may lie anywhere in memory, strides in elements.
-struct Matrices {
-  const char* data;
-  int64_t element, count, rows, columns, row_stride, column_stride;
-  std::vector<int64_t> sizes, strides;  // of the batch axes
-
-  explicit Matrices(const Tensor& t)
-      : data(static_cast<const char*>(t.const_data_ptr())),
-        element(t.element_size()),
-        count(1),
-        rows(t.size(t.dim() - 2)),
-        columns(t.size(t.dim() - 1)),
-        row_stride(t.stride(t.dim() - 2)),
-        column_stride(t.stride(t.dim() - 1)),
-        sizes(t.sizes().begin(), t.sizes().end() - 2),
-        strides(t.strides().begin(), t.strides().end() - 2) {
-    for (int64_t size : sizes) count *= size;
-  }
-
-  const char* operator[](int64_t i) const {
-    int64_t offset = 0;
-    for (size_t d = sizes.size(); d-- > 0; i /= sizes[d]) offset += i % sizes[d] * strides[d];
-    return data + offset * element;
-  }
-};
 
 struct Sizes {
   int64_t batch, m, n, k;
@@ -76,8 +51,8 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   check_dtype(op, "b_q", b_q, {ScalarType::Char});
   const Sizes size = sizes_of(op, "a_q", a_q, "b_q", b_q);
   check_zero_point(op, a_zero_point, size.batch * size.m);
-  a_q = torch::stable::contiguous(a_q);
-  a_zero_point = torch::stable::contiguous(a_zero_point);
+  a_q = made_contiguous(a_q);
+  a_zero_point = made_contiguous(a_zero_point);
   Tensor acc = empty_on_cpu(with_last(a_q, size.n), ScalarType::Int);
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* a = static_cast<const int8_t*>(a_q.const_data_ptr());
@@ -101,12 +76,6 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   return acc;
 }
 
-// Rows contiguous, but for rows of one element, whose stride may be anything.
-Tensor with_contiguous_rows(const Tensor& t) {
-  const int64_t axis = t.dim() - 1;
-  return t.stride(axis) == 1 ? t : torch::stable::contiguous(t);
-}
-
 Tensor with_contiguous_rows_or_columns(const Tensor& t) {
   return t.stride(t.dim() - 2) == 1 ? t : with_contiguous_rows(t);
 }
@@ -124,7 +93,7 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
   Tensor y = empty_on_cpu(with_last(a, size.n), out_dtype);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
-  a = spec.per_tensor ? torch::stable::contiguous(a) : with_contiguous_rows(a);
+  a = spec.per_tensor ? made_contiguous(a) : with_contiguous_rows(a);
   b = with_contiguous_rows_or_columns(b);
   const Matrices a_matrices(a), b_matrices(b);
   RowCode shared{};
@@ -133,11 +102,12 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
                                 spec);
   }
   for_each_matrix(size, [&](int64_t i) {
+    thread_local PackMemory memory;
     const PackedFloats packed = pack_floats(
         kernels,
         {b_matrices[i], b_dtype, size.n, size.k, b_matrices.row_stride, b_matrices.column_stride},
-        b_spec);
-    FloatOutput to = {packed.scale, {}, Activation::kNone, dtype, nullptr};
+        b_spec, memory);
+    FloatOutput to = {packed.scale, nullptr, Activation::kNone, dtype, nullptr};
     to.data = out + i * size.m * size.n * to.element();
     const FloatMatrix x = {a_matrices[i], a_dtype, size.m, size.k, a_matrices.row_stride};
     thread_local Scratch scratch;

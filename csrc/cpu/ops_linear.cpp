@@ -15,10 +15,10 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   check_dtype(op, "q", q, {ScalarType::Char});
   const Matrix size = matrix_of(op, "q", q);
   check_zero_point(op, zero_point, size.rows);
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedWeight w = packed_of(op, packed, q, size.columns, n);
-  q = torch::stable::contiguous(q);
-  zero_point = torch::stable::contiguous(zero_point);
+  q = made_contiguous(q);
+  zero_point = made_contiguous(zero_point);
   Tensor acc = empty_on_cpu(with_last(q, n), ScalarType::Int);
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
@@ -46,14 +46,14 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   const Matrix size = matrix_of(op, "q", q);
   check_per_row(op, "scale", scale, size.rows);
   check_zero_point(op, zero_point, size.rows);
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedWeight w = packed_of(op, packed, q, size.columns, w_scale.numel());
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
-  q = torch::stable::contiguous(q);
-  scale = torch::stable::contiguous(scale);
-  zero_point = torch::stable::contiguous(zero_point);
-  w_scale = torch::stable::contiguous(w_scale);
+  q = made_contiguous(q);
+  scale = made_contiguous(scale);
+  zero_point = made_contiguous(zero_point);
+  w_scale = made_contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(q, w.n), out_dtype);
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());
@@ -85,12 +85,12 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
   check_w_scale(op, w_scale);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.numel());
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
-  x = torch::stable::contiguous(x);
-  w_scale = torch::stable::contiguous(w_scale);
+  x = made_contiguous(x);
+  w_scale = made_contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());

@@ -19,7 +19,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  x = torch::stable::contiguous(x);
+  x = made_contiguous(x);
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
@@ -62,17 +62,17 @@ std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
   const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
   check_dtype(op, "scale", scale, {ScalarType::Float});
   check_per_row(op, "scale", scale, size.rows);
-  scale = torch::stable::contiguous(scale);
+  scale = made_contiguous(scale);
   const int32_t* given_zeros = nullptr;
   int64_t zero_step = 0;
   if (zero_point.has_value()) {
     check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
     check_per_row(op, "zero_point", *zero_point, size.rows);
-    zero_point = torch::stable::contiguous(*zero_point);
+    zero_point = made_contiguous(*zero_point);
     given_zeros = static_cast<const int32_t*>(zero_point->const_data_ptr());
     zero_step = zero_point->numel() == 1 ? 0 : 1;
   }
-  x = torch::stable::contiguous(x);
+  x = made_contiguous(x);
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
@@ -148,15 +148,14 @@ struct Dequantize {
 };
 
 // Panels of each of `count` rows of column scales [count, n], one row of ones without them.
-std::vector<Panel> panels_of(const float* col_scale, int64_t count, const std::vector<float>& bias,
-                             int64_t n) {
+std::vector<Panel> panels_of(const float* col_scale, int64_t count, const float* bias, int64_t n) {
   std::vector<Panel> panels(count * panels_for(n));
   for (int64_t row = 0; row < count; ++row) {
     for (int64_t i = 0; i < n; ++i) {
       Panel& panel = panels[row * panels_for(n) + i / kPanel];
       panel.scale[i % kPanel] = col_scale ? col_scale[row * n + i] : 1.f;
-      panel.bias[i % kPanel] = bias.empty() ? 0.f : bias[i];
-      panel.has_bias = !bias.empty();
+      panel.bias[i % kPanel] = bias == nullptr ? 0.f : bias[i];
+      panel.has_bias = bias != nullptr;
     }
   }
   return panels;
@@ -183,25 +182,25 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
   check_dtype(op, "scale", scale, {ScalarType::Float});
   const Matrix size = matrix_of(op, "q", q);
   check_per_row(op, "scale", scale, size.rows);
-  q = torch::stable::contiguous(q);
-  scale = torch::stable::contiguous(scale);
+  q = made_contiguous(q);
+  scale = made_contiguous(scale);
   const int32_t* zeros = nullptr;
   if (zero_point.has_value()) {
     check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
     STD_TORCH_CHECK(zero_point->numel() == scale.numel(), op, ": zero_point has ",
                     zero_point->numel(), " elements but scale has ", scale.numel());
-    zero_point = torch::stable::contiguous(*zero_point);
+    zero_point = made_contiguous(*zero_point);
     zeros = static_cast<const int32_t*>(zero_point->const_data_ptr());
   }
   const float* col_scales = nullptr;
   int64_t rows_a_scale = std::max<int64_t>(size.rows, 1);
   if (col_scale.has_value()) {
     check_col_scale(op, *col_scale, q);
-    col_scale = torch::stable::contiguous(*col_scale);
+    col_scale = made_contiguous(*col_scale);
     col_scales = floats(*col_scale);
     if (col_scale->dim() > 1) rows_a_scale = std::max<int64_t>(q.size(q.dim() - 2), 1);
   }
-  const std::vector<float> biases = bias_of(op, bias, size.columns);
+  const float* biases = bias_of(op, bias, size.columns);
   const int64_t scale_rows = (size.rows + rows_a_scale - 1) / rows_a_scale;
   const std::vector<Panel> panels = panels_of(col_scales, scale_rows, biases, size.columns);
   const Dtype dtype = dtype_of(op, out_dtype);
@@ -233,7 +232,7 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  x = torch::stable::contiguous(x);
+  x = made_contiguous(x);
   const Dtype dtype = dtype_of(op, out_dtype);
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
@@ -241,7 +240,7 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   const Kernels& kernels = kernels_of(current_isa());
   RowCode shared{};
   if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
-  const std::vector<Panel> panels = panels_of(nullptr, 1, {}, size.columns);
+  const std::vector<Panel> panels = panels_of(nullptr, 1, nullptr, size.columns);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_bytes = size.columns * (dtype == Dtype::kFloat32 ? 4 : 2);
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
@@ -273,7 +272,7 @@ Tensor pack_weight(Tensor w) {
 
 Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
   constexpr const char* op = "unpack_weight";
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedWeight weight = packed_of(op, packed, packed, k, n);
   Tensor w = empty_on_cpu({n, k}, ScalarType::Char);
   unpack(weight, static_cast<int8_t*>(w.mutable_data_ptr()));

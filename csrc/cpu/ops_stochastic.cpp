@@ -64,7 +64,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
   const uint64_t key = seed_of(op, seed);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, true);
-  x = torch::stable::contiguous(x);
+  x = made_contiguous(x);
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);

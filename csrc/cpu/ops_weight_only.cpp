@@ -34,9 +34,9 @@ void run_panel(const Kernels& kernels, const float* x, int64_t rows, const Packe
   const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
   const int64_t groups = (w.k + kGroup - 1) / kGroup;
   FloatPanel panel = {};
-  panel.has_bias = !to.bias.empty();
+  panel.has_bias = to.bias != nullptr;
   std::copy_n(to.w_scale + p * kPanel, columns, panel.scale);
-  if (panel.has_bias) std::copy_n(to.bias.data() + p * kPanel, columns, panel.bias);
+  if (panel.has_bias) std::copy_n(to.bias + p * kPanel, columns, panel.bias);
   float sums[kPanel];
   for (int64_t m = 0; m < rows; ++m) {
     kernels.row->weight_only(x + m * groups * kGroup, w.panel(p), groups, sums);
@@ -52,12 +52,12 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   check_dtype(op, "w_scale", w_scale, {ScalarType::Float});
   check_vector(op, "w_scale", w_scale, w_scale.numel());
   const Matrix size = matrix_of(op, "x", x);
-  packed = torch::stable::contiguous(packed);
+  packed = made_contiguous(packed);
   const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.numel());
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
-  x = torch::stable::contiguous(x);
-  w_scale = torch::stable::contiguous(w_scale);
+  x = made_contiguous(x);
+  w_scale = made_contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
   to.w_scale = floats(w_scale);
   char* out = static_cast<char*>(y.mutable_data_ptr());

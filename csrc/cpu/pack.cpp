@@ -61,7 +61,7 @@ uint32_t magnitude_of(const int8_t* block, int64_t size) {
 void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
                 int32_t* colsum, int8_t* block) {
   std::memset(colsum, 0, kPanel * sizeof(*colsum));
-  std::memset(block, 0, kPanel * padded_k(k));
+  std::fill_n(block, kPanel * padded_k(k), int8_t{0});  // block may be null for k = 0
   const bool side_by_side = stride_n == 1 && columns == kPanel;
   const int64_t groups = side_by_side || stride_k == 1 ? k / kGroup : 0;
   if (side_by_side) {

@@ -63,13 +63,14 @@ void pack_columns(const Kernels& kernels, const StridedFloats& w, const CodeSpec
 
 }  // namespace
 
-PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec) {
+PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
+                         PackMemory& memory) {
   constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
-  thread_local Scratch scales, colsums, blocks;
   const int64_t padded_n = round_up(w.n, kPanel);
-  float* scale = scales.get<float>(padded_n);
-  int32_t* colsum = colsums.get<int32_t>(padded_n);
-  int8_t* block = blocks.get<int8_t>(padded_n * padded_k(w.k));
+  float* scale = memory.scales.get<float>(padded_n);
+  int32_t* colsum = memory.colsums.get<int32_t>(padded_n);
+  int8_t* block = memory.blocks.get<int8_t>(padded_n * padded_k(w.k));
+  std::fill(scale + w.n, scale + padded_n, 0.f);
   const int64_t bytes = w.dtype == Dtype::kFloat32 ? 4 : 2;
   const auto pack = w.stride_k == 1 ? pack_rows : pack_columns;
   parallel(padded_n / kPanel, w.n * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {

@@ -3,6 +3,7 @@
 
 #include "cpu/pack.h"
 #include "cpu/quantize.h"
+#include "cpu/scratch.h"
 
 namespace qfx::cpu {
 
@@ -13,12 +14,18 @@ struct StridedFloats {
   int64_t n, k, stride_n, stride_k;
 };
 
-// The result and scale[n] lie in memory of the calling thread, reused between calls.
+// What holds a result until the next one.
+struct PackMemory {
+  Scratch scales, colsums, blocks;
+};
+
+// scale is [N], zero padded to whole panels.
 struct PackedFloats {
   PackedWeight weight;
   const float* scale;
 };
 
-PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec);
+PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
+                         PackMemory& memory);
 
 }  // namespace qfx::cpu

@@ -55,7 +55,7 @@ void IntegerSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
 
 void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel) {
   load_colsum(w, p, panel);
-  panel->has_bias = !to.bias.empty();
+  panel->has_bias = to.bias != nullptr;
   const int columns = columns_of(w, p);
   for (int n = 0; n < kPanel; ++n) {
     panel->scale[n] = n < columns ? to.w_scale[p * kPanel + n] : 0.f;

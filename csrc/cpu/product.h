@@ -25,7 +25,7 @@ struct IntegerSink final : TileSink {
 // Where and how an operator's float result is written.
 struct FloatOutput {
   const float* w_scale;
-  std::vector<float> bias;
+  const float* bias;  // or null
   Activation activation;
   Dtype dtype;
   char* data;  // [M, N]

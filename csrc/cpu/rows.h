@@ -6,6 +6,8 @@
 #include "cpu/columns.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
+#include "cpu/softmax.h"
+#include "cpu/store.h"
 #include "cpu/weight_only.h"
 
 #if defined(__F16C__)
@@ -15,7 +17,6 @@
 namespace qfx::cpu {
 namespace {
 
-inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
 // Order of floats as order of integers; the inverse is itself.
@@ -40,32 +41,68 @@ inline void widen_row(const void* x, Dtype dtype, int64_t n, float* out) {
   for (; i < n; ++i) out[i] = static_cast<float>(__builtin_bit_cast(_Float16, half[i]));
 }
 
-inline void widen_range(uint32_t bits, int32_t* most, uint32_t* least) {
-  const int32_t order = static_cast<int32_t>(bits);
-  *most = order > *most ? order : *most;
-  *least = bits > *least ? bits : *least;
-}
-
 // As signed integers, bit patterns of positive floats are in order and above all negative ones; as
 // unsigned integers those of negative floats are in reverse order and above all positive ones.
+struct Extremes {
+  int32_t most;    // of the signed patterns and 0
+  uint32_t least;  // the greatest unsigned pattern
+};
+
+#if defined(__AVX512BW__)
+inline Extremes extremes_of_row(const float* x, int64_t n) {
+  __m512i most = _mm512_setzero_si512(), least = most;
+  for (int64_t i = 0; i < n; i += 16) {
+    const __mmask16 there = i + 16 <= n ? 0xffff : (1 << (n - i)) - 1;
+    const __m512i bits = _mm512_maskz_loadu_epi32(there, x + i);
+    most = _mm512_max_epi32(most, bits);
+    least = _mm512_max_epu32(least, bits);
+  }
+  return {_mm512_reduce_max_epi32(most), _mm512_reduce_max_epu32(least)};
+}
+#elif defined(__AVX2__)
+inline Extremes extremes_of_row(const float* x, int64_t n) {
+  __m256i most[2] = {}, least[2] = {};
+  const auto widen = [&](const float* from, int i) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    most[i] = _mm256_max_epi32(most[i], bits);
+    least[i] = _mm256_max_epu32(least[i], bits);
+  };
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    widen(x + i, 0);
+    widen(x + i + 8, 1);
+  }
+  if (i < n) {
+    float rest[16] = {};
+    __builtin_memcpy(rest, x + i, (n - i) * sizeof(float));
+    widen(rest, 0);
+    widen(rest + 8, 1);
+  }
+  const __m256i high = _mm256_max_epi32(most[0], most[1]),
+                low = _mm256_max_epu32(least[0], least[1]);
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  __m128i l = _mm_max_epu32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  l = _mm_max_epu32(l, _mm_shuffle_epi32(l, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  l = _mm_max_epu32(l, _mm_shuffle_epi32(l, 0xb1));
+  return {_mm_cvtsi128_si32(m), static_cast<uint32_t>(_mm_cvtsi128_si32(l))};
+}
+#else
+inline Extremes extremes_of_row(const float* x, int64_t n) {
+  Extremes found = {0, 0};
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = bits_of(x[i]);
+    const int32_t order = static_cast<int32_t>(bits);
+    found.most = order > found.most ? order : found.most;
+    found.least = bits > found.least ? bits : found.least;
+  }
+  return found;
+}
+#endif
+
 inline void range_of_row(const float* x, int64_t n, Range* range) {
-  constexpr int kLanes = 32;  // or each vector would wait for the one before
-  int32_t mosts[kLanes] = {};
-  uint32_t leasts[kLanes] = {};
-  const int64_t whole = n - n % kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) widen_range(bits_of(x[i + j]), &mosts[j], &leasts[j]);
-  }
-  for (int64_t i = whole; i < n; ++i) widen_range(bits_of(x[i]), &mosts[0], &leasts[0]);
-#pragma GCC unroll 5
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j) {
-      mosts[j] = mosts[j + half] > mosts[j] ? mosts[j + half] : mosts[j];
-      leasts[j] = leasts[j + half] > leasts[j] ? leasts[j + half] : leasts[j];
-    }
-  }
-  const int32_t most = mosts[0];
-  const uint32_t least = leasts[0];
+  const auto [most, least] = extremes_of_row(x, n);
   const int32_t low = static_cast<int32_t>(least) < 0 ? to_sortable(least) : 0;
   const int32_t size = low < 0 ? static_cast<int32_t>(least & 0x7fffffff) : 0;
   *range = {size > most ? size : most, low, most};
@@ -187,42 +224,6 @@ inline void quantize_stochastic_row(const float* x, int64_t n, const RowCode* co
   }
 }
 
-inline uint16_t to_bfloat16(float x) {
-  const uint32_t bits = bits_of(x);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
-}
-
-// A whole panel's row is stored by a few instructions, the last one's by a call.
-template <typename T>
-inline void store_columns(const T* y, int columns, void* out) {
-  if (columns == kPanel) {
-    __builtin_memcpy(out, y, sizeof(T) * kPanel);
-  } else {
-    __builtin_memcpy(out, y, sizeof(T) * columns);
-  }
-}
-
-inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
-  if (dtype == Dtype::kFloat32) return store_columns(y, columns, out);
-  uint16_t half[kPanel];
-  if (dtype == Dtype::kBFloat16) {
-    for (int n = 0; n < kPanel; ++n) half[n] = to_bfloat16(y[n]);
-  } else {
-#if defined(__F16C__)
-    for (int n = 0; n < kPanel; n += 8) {
-      const __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(y + n), _MM_FROUND_TO_NEAREST_INT);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(half + n), h);
-    }
-#else
-    for (int n = 0; n < kPanel; ++n) {
-      half[n] = __builtin_bit_cast(uint16_t, static_cast<_Float16>(y[n]));
-    }
-#endif
-  }
-  store_columns(half, columns, out);
-}
-
 template <Activation A>
 inline void activate_all(float* y) {
   for (int n = 0; n < kPanel; ++n) y[n] = activate<A>(y[n]);
@@ -307,6 +308,9 @@ constexpr RowKernels kRowKernels = {
     .range_of_columns = range_of_columns,
     .quantize_columns = quantize_columns,
     .epilogue = epilogue,
+    .score = score_row,
+    .probabilities = probabilities_of_row,
+    .mix = mix_row,
     .weight_only = weight_only,
     .finish_floats = finish_floats,
 };

@@ -11,9 +11,9 @@ namespace {
 constexpr int64_t kThreads[] = {1, 2, 5};
 constexpr struct {
   int64_t m, n, k;
-} kShapes[] = {{0, 33, 64},   {1, 1, 1},      {1, 70, 1500}, {2, 32, 7},
-               {3, 100, 100}, {5, 64, 1030},  {13, 96, 513}, {37, 70, 300},
-               {25, 33, 0},   {241, 40, 129}, {300, 33, 64}, {7, 257, 700}};
+} kShapes[] = {{0, 33, 64},   {1, 1, 1},     {1, 70, 1500}, {2, 32, 7},  {3, 100, 100},
+               {5, 64, 1030}, {13, 96, 513}, {37, 70, 300}, {25, 33, 0}, {241, 40, 129},
+               {300, 33, 64}, {7, 257, 700}, {140, 5, 520}};
 
 constexpr CodeSpec kSpecs[] = {
     {8, true, false}, {8, false, false}, {8, false, true}, {7, true, false}};
@@ -136,7 +136,8 @@ class GemmTest {
 
   static PackedCopy packed_copy(const Kernels& kernels, const StridedFloats& w, int bits) {
     const int64_t padded_n = round_up(w.n, kPanel);
-    const PackedFloats p = pack_floats(kernels, w, {bits, true, false});
+    PackMemory memory;
+    const PackedFloats p = pack_floats(kernels, w, {bits, true, false}, memory);
     return {{p.weight.blocks, p.weight.blocks + padded_n * padded_k(w.k)},
             {p.weight.colsum, p.weight.colsum + padded_n},
             {p.scale, p.scale + w.n}};
@@ -166,7 +167,8 @@ class GemmTest {
   std::vector<float> linear_of(const Kernels& kernels, const std::vector<uint8_t>& x, int64_t m,
                                const StridedFloats& w, const CodeSpec& spec) {
     floats_.begin(text_of(m, w.n, w.k));
-    const PackedFloats packed = pack_floats(kernels, w, {spec.bits, true, false});
+    PackMemory memory;
+    const PackedFloats packed = pack_floats(kernels, w, {spec.bits, true, false}, memory);
     const FloatMatrix matrix = {q_.copy(x, Place::kBeforeGuard), w.dtype, m, w.k};
     RowCode shared = {};
     if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
@@ -174,8 +176,9 @@ class GemmTest {
     const Rows rows = rows_of_floats(kernels, packed.weight, matrix, spec,
                                      spec.per_tensor ? &shared : nullptr, scales.data());
     float* out = out_.get<float>(m * w.n, Place::kBeforeGuard);
-    const FloatOutput to = {packed.scale, std::vector<float>(static_cast<size_t>(w.n), 0.25f),
-                            Activation::kGelu, Dtype::kFloat32, reinterpret_cast<char*>(out)};
+    const std::vector<float> bias(static_cast<size_t>(w.n), 0.25f);
+    const FloatOutput to = {packed.scale, bias.data(), Activation::kGelu, Dtype::kFloat32,
+                            reinterpret_cast<char*>(out)};
     gemm(rows, packed.weight,
          FloatSink(kernels, packed.weight, rows, to, scales.data(), spec.per_tensor ? 0 : 1, 0));
     return {out, out + m * w.n};

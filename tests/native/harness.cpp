@@ -17,7 +17,7 @@ char current_case[512] = "before the first case";
 
 // Only what a signal handler may call.
 void on_fault(int) {
-  const char text[] = " touched memory outside its operands\n";
+  static constexpr char text[] = " touched memory outside its operands\n";
   (void)!write(STDOUT_FILENO, current_case, std::strlen(current_case));
   (void)!write(STDOUT_FILENO, text, sizeof(text) - 1);
   _exit(1);

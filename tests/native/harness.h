@@ -139,6 +139,7 @@ void check_rows(const Kernels& kernels);
 void check_columns(const Kernels& kernels);
 void check_epilogue(const Kernels& kernels);
 void check_weight_only(const Kernels& kernels);
+void check_attention(const Kernels& kernels);
 void check_binary(const Kernels& kernels);
 void check_gemm(const Kernels& kernels);
 void check_doctored(const Kernels& kernels);

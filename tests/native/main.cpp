@@ -18,6 +18,7 @@ constexpr struct {
               {"columns", check_columns},
               {"epilogue", check_epilogue},
               {"weight_only", check_weight_only},
+              {"attention", check_attention},
               {"binary", check_binary},
               {"gemm", check_gemm},
               {"doctored", check_doctored}};

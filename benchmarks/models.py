@@ -1,0 +1,191 @@
+"""Whole models with random weights: float32, qfx, and the int8 peers that are installed.
+
+All candidates of a model are timed in turns in one process. A peer that is missing or fails is a
+row with the reason. CPU seconds to prepare start from an empty Inductor cache; what a process pays
+once falls to its first candidate (`python -m benchmarks.prepare` gives each its own process).
+    python -m benchmarks.models [--models bert-1x128,...] [--threads 1] [--rounds 7] [--save]
+The peers: pip install -c constraints.txt --no-build-isolation -e '.[peers]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import qfx._C as _C
+import torch
+from tabulate import tabulate
+from torch import nn
+from torch._inductor.utils import fresh_cache
+
+import qfx
+from benchmarks.common import (
+    Candidate,
+    Timing,
+    compiled_apart,
+    cpu_seconds,
+    interleaved,
+    machine,
+    merge,
+)
+from benchmarks.peers import PEERS, Prepare, Run
+from benchmarks.subjects import TABLE, Inputs, Outputs, Sizes, Subject
+from qfx.report import sqnr
+
+BASELINE = "float32 eager"
+KEY = ("model", "candidate", "threads")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a model; `isa` is the one that qfx's kernels are set to, if they are used."""
+
+    prepare: Prepare
+    isa: str | None = None
+
+    def set_isa(self) -> None:
+        if self.isa:
+            _C.set_isa(self.isa)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    run: Run
+    outputs: Outputs
+    cpu_s: float
+
+
+def eager(model: nn.Module, inputs: Inputs) -> Run:
+    return lambda: model(*inputs)
+
+
+def compiled(backend: Any, model: nn.Module, inputs: Inputs) -> Run:
+    f = compiled_apart(model, backend)
+    return lambda: f(*inputs)
+
+
+def ways() -> dict[str, Way]:
+    """qfx on the best instruction set of this machine, and on AVX2 if that is another."""
+    best, *others = _C.isas()
+    own = {
+        BASELINE: Way(eager),
+        "float32 Inductor": Way(partial(compiled, "inductor")),
+        "qfx": Way(partial(compiled, qfx.backend), best),
+    }
+    if "avx2" in others:
+        own["qfx on AVX2"] = Way(partial(compiled, qfx.backend), "avx2")
+    return {**own, **{name: Way(prepare) for name, prepare in PEERS.items()}}
+
+
+def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared:
+    """After the first call, from an empty Inductor cache."""
+    with fresh_cache():
+        way.set_isa()
+        start = cpu_seconds()
+        run = way.prepare(model, inputs)
+        outputs = run()
+        return Prepared(run, outputs, cpu_seconds() - start)
+
+
+def measure(
+    subject: Subject, chosen: Mapping[str, Way], rounds: int, sizes: Sizes | None = None
+) -> list[Row]:
+    """One row for each of `chosen`, the baseline among them, in its order."""
+    model, inputs = subject.build(sizes)
+    ready: dict[str, Prepared] = {}
+    failed: dict[str, str] = {}
+    best_isa = _C.isa()
+    with torch.no_grad():
+        for name, way in chosen.items():
+            try:
+                ready[name] = prepared(way, model, inputs)
+            except Exception as why:  # a peer may raise anything, and its row says what
+                failed[name] = f"{type(why).__name__}: {why}".split("\n")[0]
+        runs = {name: Candidate(p.run, chosen[name].set_isa) for name, p in ready.items()}
+        times = interleaved(runs, rounds)
+    _C.set_isa(best_isa)
+    return [
+        {
+            "model": subject.name,
+            "candidate": name,
+            "threads": torch.get_num_threads(),
+            "isa": way.isa,
+            **({"reason": failed[name]} if name in failed else figures(name, ready, times)),
+        }
+        for name, way in chosen.items()
+    ]
+
+
+def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing]) -> Row:
+    """Milliseconds a call, speed against float32 eager, and how near the outputs are to its own:
+    of the hidden state, and of the logits where the model has them."""
+    expected, found = ready[BASELINE].outputs, ready[name].outputs
+    decibels = {
+        part: round(sqnr(e, f), 2)
+        for part, e, f in zip(("sqnr_db", "logits_sqnr_db"), expected, found, strict=False)
+        if name != BASELINE
+    }
+    return {
+        "median_ms": round(times[name].median * 1e3, 3),
+        "best_ms": round(times[name].best * 1e3, 3),
+        "ratio": round(times[BASELINE].median / times[name].median, 3),
+        **decibels,
+        "prepare_cpu_s": round(ready[name].cpu_s, 2),
+    }
+
+
+def report(rows: list[Row]) -> str:
+    """A table of what ran, then one line for each that did not."""
+    ran = [row for row in rows if "reason" not in row]
+    missing = [f"{r['model']}: no {r['candidate']}: {r['reason']}" for r in rows if "reason" in r]
+    return "\n".join([tabulate(ran, headers="keys"), *missing])
+
+
+def names(text: str, known: Mapping[str, Any]) -> list[str]:
+    found = text.split(",")
+    if unknown := [name for name in found if name not in known]:
+        raise SystemExit(f"{', '.join(unknown)}: not one of {', '.join(known)}")
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", default=",".join(TABLE))
+    parser.add_argument("--candidates", help="beside float32 eager; all by default")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
+    return parser.parse_args()
+
+
+def quiet() -> None:
+    """Deprecations of the peers; qfx's own warnings are of another kind."""
+    for category in (DeprecationWarning, FutureWarning):
+        warnings.simplefilter("ignore", category)
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    quiet()
+    everything = ways()
+    chosen = everything
+    if options.candidates:
+        kept = {BASELINE, *names(options.candidates, everything)}
+        chosen = {name: way for name, way in everything.items() if name in kept}
+    host = machine()
+    print(host)
+    for name in names(options.models, TABLE):
+        rows = measure(TABLE[name], chosen, options.rounds)
+        print(report(rows), flush=True)
+        if options.save:
+            print(f"wrote {merge('models', [{**r, 'commit': host['commit']} for r in rows], KEY)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Other ways to int8 on a CPU, for the whole-model benchmark; none of them is required.
+
+Each `prepare(model, inputs)` returns a call that runs the model on these inputs. It imports what it
+needs, so that a peer that is not installed fails like one that cannot run the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import compiled_apart
+from benchmarks.subjects import Inputs, Outputs
+
+Run = Callable[[], Outputs]
+Prepare = Callable[[nn.Module, Inputs], Run]
+GROUP = 64  # activations that share a scale in OpenVINO: the fastest group, as exact as larger ones
+
+
+# --- PyTorch's own, and torchao ---
+
+
+def torch_dynamic(model: nn.Module, inputs: Inputs) -> Run:
+    """7-bit weights and activations where the CPU has no VNNI."""
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    return lambda: quantized(*inputs)
+
+
+def torchao_compiled(model: nn.Module, inputs: Inputs) -> Run:
+    """With frozen weights, as its documentation asks for on CPUs. `set_inductor_config` is meant
+    for GPUs, and would change Inductor for every candidate."""
+    from torch._inductor import config
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    quantized = copy.deepcopy(model)
+    quantize_(quantized, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
+    compiled = compiled_apart(quantized, "inductor")
+    with config.patch(freezing=True):
+        compiled(*inputs)
+    return lambda: compiled(*inputs)
+
+
+# --- ONNX Runtime ---
+
+
+def onnx_float(model: nn.Module, inputs: Inputs) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        return _session(_onnx_file(model, inputs, Path(folder)), inputs)
+
+
+def onnx_dynamic(weights: str, reduce_range: bool, model: nn.Module, inputs: Inputs) -> Run:
+    """Weights per channel; `weights` is QInt8 or QUInt8, activations are uint8 per tensor."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        proto = onnx.load(_onnx_file(model, inputs, Path(folder)))
+        del proto.graph.value_info[:]  # of the float graph: quantize_dynamic trips over them
+        int8 = Path(folder) / "int8.onnx"
+        weight_type = QuantType.from_string(weights)
+        quantize_dynamic(
+            proto, int8, per_channel=True, reduce_range=reduce_range, weight_type=weight_type
+        )
+        return _session(int8, inputs)
+
+
+def _onnx_file(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+    path = folder / "float.onnx"
+    torch.onnx.export(model, inputs, path, dynamo=True, verbose=False)
+    return path
+
+
+def _session(path: Path, inputs: Inputs) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [i.name for i in session.get_inputs()]
+    feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+    return lambda: _tensors(session.run(None, feeds))
+
+
+# --- OpenVINO ---
+
+
+def openvino(change: Callable[[Any], None], model: nn.Module, inputs: Inputs) -> Run:
+    import openvino
+
+    converted = openvino.convert_model(torch.export.export(model, inputs))
+    change(converted)
+    options = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,
+    }
+    request = openvino.Core().compile_model(converted, "CPU", options).create_infer_request()
+    feeds = [x.numpy() for x in inputs]
+
+    def run() -> Outputs:
+        found = request.infer(feeds, share_inputs=True, share_outputs=True)
+        return _tensors(found[i] for i in range(len(found)))
+
+    return run
+
+
+def as_it_is(model: Any) -> None:
+    """Float."""
+
+
+def int8_weights(model: Any) -> None:
+    """Weights of an OpenVINO model to int8, symmetric, one scale for each output; the CPU plugin
+    then quantizes activations at run time. NNCF's `compress_weights` writes the same nodes."""
+    import numpy as np
+    from openvino import opset13
+
+    for node in model.get_ordered_ops():
+        weight = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None
+        if weight is None or weight.get_type_name() != "Constant" or len(weight.shape) != 2:
+            continue
+        k_axis = 1 if node.get_attributes()["transpose_b"] else 0
+        peak = np.abs(weight.data).max(axis=k_axis, keepdims=True)
+        scale = np.where(peak > 0, peak / 127, np.float32(1))  # the row of a padding token is zero
+        codes = opset13.constant(np.rint(weight.data / scale).astype(np.int8))
+        product = opset13.multiply(opset13.convert(codes, "f32"), opset13.constant(scale))
+        node.input(1).replace_source_output(product.output(0))
+
+
+def _tensors(arrays: Any) -> tuple[Tensor, ...]:
+    return tuple(map(torch.from_numpy, arrays))
+
+
+PEERS: dict[str, Prepare] = {
+    "torch quantize_dynamic": torch_dynamic,
+    "torchao W8A8": torchao_compiled,
+    "ONNX Runtime float32": onnx_float,
+    "ONNX Runtime int8": partial(onnx_dynamic, "QInt8", False),
+    "ONNX Runtime 7-bit weights": partial(onnx_dynamic, "QInt8", True),
+    "ONNX Runtime uint8 weights": partial(onnx_dynamic, "QUInt8", False),
+    "OpenVINO float32": partial(openvino, as_it_is),
+    "OpenVINO int8": partial(openvino, int8_weights),
+}

@@ -1,0 +1,112 @@
+"""Cost of batches: products of two activations, and attentions. As `qfx.cost`, with grids of their
+own that are measured when one is first asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from qfx.grid import (
+    Axes,
+    Grid,
+    checked_grid,
+    interpolate,
+    kept,
+    measured_grids,
+    random,
+    undisturbed,
+)
+from qfx.plan import Estimate
+from qfx.timing import fastest
+
+BMM_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
+ATTENTION_AXES = ((1, 16, 128, 512), (32, 64, 128), (16, 128, 512))  # M, D, N
+BATCH = 8  # matrices of a measurement
+Cell = Callable[[int, int, int, int, torch.dtype], list[float]]
+
+
+@dataclass(frozen=True)
+class BatchTable:
+    """Seconds of BATCH products, or attentions, on the grid of `axes`, and of a call with
+    little to do."""
+
+    axes: Axes
+    float_s: Grid
+    int8_s: Grid
+    float_call_s: float
+    int8_call_s: float
+
+    def estimate(self, batch: int, m: int, k: int, n: int) -> Estimate:
+        """Predicted times. A size below the grid's smallest counts as that one: vectors are not
+        shorter."""
+        m, k, n = (max(size, points[0]) for size, points in zip((m, k, n), self.axes, strict=True))
+
+        def seconds(grid: Grid, call: float) -> float:
+            matrices = max(interpolate(grid, self.axes, (m, k, n)) - call, 0.0)
+            return call + matrices * batch / BATCH
+
+        return Estimate(
+            seconds(self.float_s, self.float_call_s), seconds(self.int8_s, self.int8_call_s)
+        )
+
+
+@lru_cache
+def bmm_table(dtype: torch.dtype, threads: int, isa: str) -> BatchTable:
+    """Reads the table from the cache directory, or measures and keeps it (about a second)."""
+    return kept("bmm", (dtype, threads, isa), _from_json, lambda: measure_bmm(dtype))
+
+
+@lru_cache
+def attention_table(dtype: torch.dtype, threads: int, isa: str) -> BatchTable:
+    """The same for scaled_dot_product_attention."""
+    return kept("attention", (dtype, threads, isa), _from_json, lambda: measure_attention(dtype))
+
+
+def measure_bmm(dtype: torch.dtype) -> BatchTable:
+    return _measure(BMM_AXES, _bmm_cell, dtype)
+
+
+def measure_attention(dtype: torch.dtype) -> BatchTable:
+    return _measure(ATTENTION_AXES, _attention_cell, dtype)
+
+
+def _from_json(text: str) -> BatchTable:
+    raw = json.loads(text)
+    axes = tuple(map(tuple, raw["axes"]))
+    float_s, int8_s = (checked_grid(raw[name], axes) for name in ("float_s", "int8_s"))
+    return BatchTable(axes, float_s, int8_s, float(raw["float_call_s"]), float(raw["int8_call_s"]))
+
+
+def _measure(axes: Axes, cell: Cell, dtype: torch.dtype) -> BatchTable:
+    with undisturbed():
+        grids = measured_grids(axes, lambda m, k, n: cell(BATCH, m, k, n, dtype))
+        calls = cell(1, 1, 8, 8, dtype)
+    return BatchTable(axes, *grids, *calls)
+
+
+def _bmm_cell(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    """As in attention, b is contiguous along its features, the shorter of K and N."""
+    a = random(batch * m, k, dtype).reshape(batch, m, k)
+    b = random(batch * n, k, dtype).reshape(batch, n, k)
+    b = b if k <= n else b.mT.contiguous().mT
+    return fastest(
+        lambda: torch.matmul(a, b.mT),
+        lambda: torch.ops.qfx.int8_bmm_dynamic(a, b, [1], 8, False, 8, dtype),
+    )
+
+
+def _attention_cell(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    """As models call it: heads are split off the features, so rows lie apart."""
+    q, keys, values = (
+        random(rows, batch * k, dtype).reshape(1, rows, batch, k).transpose(1, 2)
+        for rows in (m, n, n)
+    )
+    return fastest(
+        lambda: F.scaled_dot_product_attention(q, keys, values),
+        lambda: torch.ops.qfx.int8_attention(q, keys, values, None, k**-0.5, False, dtype),
+    )

@@ -1,0 +1,219 @@
+"""int8_attention: laws of the operator, and its way through the compiler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+import qfx
+from qfx import _C
+from qfx.batch_cost import ATTENTION_AXES, BatchTable
+from qfx.match import match
+from qfx.site import Unmatched
+from tests.conftest import FIXED_ATTENTION_COST, on_isa, on_threads, same_bits
+from tests.strategies import ISAS, SEEDS
+
+OPS = torch.ops.qfx
+SIZES = st.sampled_from([1, 2, 5, 13, 31, 32, 33, 64, 70])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False):
+    return OPS.int8_attention(q, k, v, mask, q.shape[-1] ** -0.5, causal, torch.float32)
+
+
+def operands(seed: int, m: int, n: int, d: int, e: int, heads: int = 2) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(rows, heads, columns, generator=generator).transpose(0, 1)
+        for rows, columns in ((m, d), (n, d), (n, e))
+    )
+
+
+def bound(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """How far int8 may be from exact attention. With scores off by at most t, each probability is
+    off by a factor of at most exp(2 t), their integers by half a step of 65535; the values by half
+    a step of theirs."""
+    centered = k - k.mean(-2, keepdim=True)
+    e_q, e_k = (x.abs().amax(-1, keepdim=True) / 127 * 0.51 for x in (q, centered))
+    scores = (
+        q.abs().sum(-1, keepdim=True) * e_k.mT
+        + e_q * centered.abs().sum(-1)[..., None, :]
+        + q.shape[-1] * e_q * e_k.mT
+    )
+    t = (scores * scale).amax(-1, keepdim=True) + 1e-5
+    largest = v.abs().amax(-2, keepdim=True)
+    probability = torch.expm1(2 * t) + 2 * k.shape[-2] / 65535
+    return largest * (2 * probability + 0.51 / 127) + 1e-6
+
+
+@given(ISAS, SIZES, SIZES, SIZES, SIZES, st.booleans(), SEEDS)
+def test_within_the_bound_of_exact_attention(
+    isa: str, m: int, n: int, d: int, e: int, causal: bool, seed: int
+) -> None:
+    q, k, v = operands(seed, m, n, d, e)
+    with on_isa(isa):
+        y = attend(q, k, v, causal=causal).double()
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+    assert ((y - exact).abs() <= bound(q.double(), k.double(), v.double(), d**-0.5)).all()
+
+
+@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from(["none", "causal", "float", "bool"]), SEEDS)
+def test_all_instruction_sets_and_threads_give_the_same_bits(
+    m: int, n: int, d: int, e: int, masked: str, seed: int
+) -> None:
+    q, k, v = operands(seed, m, n, d, e, heads=40)
+    mask = {"float": torch.randn(m, n), "bool": torch.rand(1, n) < 0.5}.get(masked)
+    found = []
+    for isa in _C.isas():
+        for threads in (1, 2):
+            with on_isa(isa), on_threads(threads):
+                found.append(attend(q, k, v, mask, masked == "causal"))
+    assert all(same_bits(found[0], other) for other in found)
+
+
+@given(ISAS, SIZES, SIZES, SEEDS)
+def test_what_all_keys_share_does_not_matter(isa: str, m: int, n: int, seed: int) -> None:
+    """Keys far from zero, as outlier features make them, cost no accuracy: they are centered."""
+    q, k, v = operands(seed, m, n, 32, 16)
+    far = k + 64 * torch.randn(1, 1, 32)
+    exact = F.scaled_dot_product_attention(q.double(), far.double(), v.double())
+    with on_isa(isa):
+        error = (attend(q, far, v).double() - exact).abs()
+    centered = (far - far.mean(-2, keepdim=True)).double()
+    limit = bound(q.double(), centered, v.double(), 32**-0.5)
+    assert (error <= limit + v.abs().amax() * 64 * 32 * 2.0**-20).all()
+
+
+@given(ISAS, SIZES, SIZES, SEEDS)
+def test_a_mask_of_minus_infinity_takes_keys_away(isa: str, m: int, n: int, seed: int) -> None:
+    q, k, v = operands(seed, m, n, 16, 8)
+    q, k, v = q[0], k[0], v[0]
+    kept = torch.arange(n) % 3 != 1
+    kept[0] = True
+    added = torch.zeros(n).masked_fill(~kept, -math.inf)
+    with on_isa(isa):
+        y = attend(q, k, v, kept)
+        assert same_bits(y, attend(q, k, v, added.expand(m, n)))
+    exact = F.scaled_dot_product_attention(*(t[None].double() for t in (q, k, v)), attn_mask=kept)
+    assert ((y - exact[0]).abs() <= bound(q.double(), k.double(), v.double(), 0.25)).all()
+
+
+def test_a_row_without_keys_is_zero(isa: str) -> None:
+    q, k, v = operands(0, 4, 6, 8, 8)
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[2] = False
+    y = attend(q, k, v, mask)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert not y[:, 2].any() and not expected[:, 2].any() and y[:, 1].any()
+    assert not attend(q, k[:, :0], v[:, :0]).any()
+
+
+def test_faults_show_where_they_are(isa: str) -> None:
+    """A NaN of q in its row, of v in its column, of k in everything of that head."""
+    for place in range(3):
+        q, k, v = (t.contiguous() for t in operands(1, 40, 50, 16, 40))
+        (q, k, v)[place][0, 3, 7] = math.nan
+        nan = attend(q, k, v).isnan()
+        assert nan[0].any() and not nan[1].any()
+        expected = torch.zeros_like(nan[0])
+        expected[{0: 3, 1: slice(None), 2: slice(None)}[place]] = True
+        if place == 2:
+            expected = torch.zeros_like(expected)
+            expected[:, 7] = True
+        assert torch.equal(nan[0], expected)
+
+
+ERRORS = {
+    "shapes": ((torch.randn(2, 5, 8), torch.randn(3, 6, 8), torch.randn(3, 6, 8)), "q has shape"),
+    "features": ((torch.randn(5, 8), torch.randn(6, 7), torch.randn(6, 8)), "q has D=8"),
+    "keys": ((torch.randn(5, 8), torch.randn(6, 8), torch.randn(4, 8)), "k has N=6 keys"),
+    "mask": (
+        (torch.randn(5, 8), torch.randn(6, 8), torch.randn(6, 8), torch.zeros(5, 4)),
+        "mask has shape 5x4, which does not broadcast",
+    ),
+    "mask_type": (
+        (torch.randn(5, 8), torch.randn(6, 8), torch.randn(6, 8), torch.zeros(5, 6).int()),
+        "mask has dtype Int, expected Float or Bool",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_error_sentence(name: str) -> None:
+    arguments, phrase = ERRORS[name]
+    with pytest.raises(RuntimeError, match=phrase):
+        attend(*arguments)
+
+
+# --- through the compiler ---
+
+
+class Block(nn.Module):
+    """Self-attention as models write it, with a mask and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@pytest.fixture
+def gaining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost model that sees a gain in int8 attention."""
+    fixed = FIXED_ATTENTION_COST
+    fast = BatchTable(ATTENTION_AXES, fixed.int8_s, fixed.float_s, fixed.int8_call_s, 1e-6)
+    monkeypatch.setattr("qfx.cost.attention_table", lambda dtype, threads, isa: fast)
+
+
+def _sqnr(exact: Tensor, found: Tensor) -> float:
+    noise = (exact - found).square().sum()
+    return float(10 * torch.log10(exact.square().sum() / noise))
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_a_block_is_int8(gaining: None, inner: str, masked: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Block().eval(), torch.randn(2, 40, 32)
+    mask = torch.rand(2, 1, 40, 40) < 0.8 if masked else None
+    compiled = torch.compile(model, backend="qfx", options={"inner": inner, "minimum_gain": 0})
+    with torch.no_grad():
+        assert _sqnr(model(x, mask), compiled(x, mask)) > 30
+        rows = qfx.explain(model, x, mask, options={"minimum_gain": 0}).rows
+    assert [r.scheme != "float" for r in rows] == [True, True]
+    assert rows[1].sqnr_db is not None and rows[1].sqnr_db > 30
+
+
+def test_attention_that_records_gradients_stays_float(gaining: None) -> None:
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(2, 40, 32)
+    reasons: list[str] = []
+
+    def look(gm: fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        reasons.extend(m.reason for m in match(gm) if isinstance(m, Unmatched))
+        return gm.forward
+
+    torch.compile(model, backend=look)(x)
+    assert reasons == ["an attention whose gradient is recorded: it is not int8 yet"]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="qfx", options={"inner": "eager", "minimum_gain": 0})
+    compiled(x).sum().backward()
+    assert model.project.weight.grad is not None
+
+
+def test_without_a_gain_attention_stays_float() -> None:
+    model, x = Block().eval(), torch.randn(2, 40, 32)
+    with torch.no_grad():
+        reason = qfx.explain(model, x, options={"minimum_gain": 0}).rows[1].reason
+    assert "an attention: int8 would be 0." in reason
