@@ -118,6 +118,13 @@ class Block {
     }
   }
 
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() {
+    release(*queries_.format);
+    release(*probabilities_.format);
+  }
+
   int64_t rows() const { return rows_; }
 
   // Queries first..first + count, count <= rows().

@@ -25,10 +25,16 @@ macro(qfx_isa file)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/${file} PROPERTIES COMPILE_OPTIONS
                               "-O3;${ARGN}")
 endmacro()
+include(CheckCXXCompilerFlag)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(QUIET -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593: its own AVX-512 header
   qfx_isa(ukernel_avx2.cpp -mavx2 -mfma -mf16c)
   qfx_isa(ukernel_avxvnni.cpp -mavx2 -mavxvnni)
+  check_cxx_compiler_flag(-mavxvnniint8 QFX_AVXVNNIINT8)  # GCC 13, Clang 16
+  if(QFX_AVXVNNIINT8)
+    list(APPEND QFX_CORE_OPTIONS -DQFX_AVXVNNIINT8)
+    qfx_isa(ukernel_avxvnniint8.cpp -mavx2 -mavxvnniint8)
+  endif()
   qfx_isa(ukernel_avx512vnni.cpp -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
           -mavx512vnni -mprefer-vector-width=512 ${QUIET})
   qfx_isa(ukernel_amx.cpp -mamx-tile -mamx-int8)

@@ -77,7 +77,7 @@ void run_task(const Rows& rows, const PackedWeight& w, const Task& task, const T
   for (int64_t p = task.panel_begin; p < task.panel_end; ++p) {
     run_panel(rows, w, task, p, sums, sink);
   }
-  if (rows.format->release != nullptr) rows.format->release();
+  release(*rows.format);
 }
 
 // An odd number of cache lines, or the rows of a tile would share cache sets.

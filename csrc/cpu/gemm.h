@@ -20,6 +20,11 @@ struct Rows {
 // The fastest format that is exact for these codes and this many rows.
 const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows);
 
+// What a thread calls behind its last tile.
+inline void release(const Format& format) {
+  if (format.release != nullptr) format.release();
+}
+
 // How many rows to arrange at a time: whole row blocks, about 16 MB of them.
 int64_t rows_at_once(const PackedWeight& w);
 

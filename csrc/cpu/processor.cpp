@@ -25,11 +25,21 @@ bool may_use_tiles() {
 #endif
 }
 
+// Whether register edx of leaf 7 of cpuid has these bits.
+bool has(unsigned subleaf, unsigned bits) {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, subleaf, &a, &b, &c, &d) && (d & bits) == bits;
+}
+
 bool has_amx() {
   constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  return (d & kTile) && (d & kInt8) && may_use_tiles();
+  return has(0, kTile | kInt8) && may_use_tiles();
+}
+
+// By number: GCC knows the name from version 13 on.
+bool has_avxvnniint8() {
+  constexpr unsigned kAvxVnniInt8 = 1u << 4;
+  return has(1, kAvxVnniInt8);
 }
 
 // libgcc and compiler-rt also check that the operating system saves the wide registers.
@@ -54,6 +64,8 @@ bool supported(Isa isa) {
       return has_avx2();
     case Isa::kAvxVnni:
       return has_avx2() && __builtin_cpu_supports("avxvnni");
+    case Isa::kAvxVnniInt8:
+      return has_avx2() && has_avxvnniint8();
     case Isa::kAvx512Vnni:
       return has_avx512vnni();
     case Isa::kAmx:

@@ -72,6 +72,7 @@ void strip(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t gro
   }
   for (int64_t k = 0; k < groups * kGroup; k += kDepth, a += kDepth, b += kDepth * kPanel) {
     if constexpr (kPrefetch) {
+#pragma GCC unroll 32
       for (int i = 0; i < kDepth * kPanel; i += 64) __builtin_prefetch(ahead + i);
       ahead += kDepth * kPanel;
     }

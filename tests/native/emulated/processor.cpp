@@ -10,7 +10,14 @@ bool supported(Isa isa) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-  return isa == Isa::kRef || (isa == Isa::kAmx && avx512);
+  switch (isa) {
+    case Isa::kAmx:  // beside its tiles, the kernels of AVX-512
+      return avx512;
+    case Isa::kAvxVnniInt8:
+      return avx2;
+    default:
+      return isa == Isa::kRef;
+  }
 }
 
 }  // namespace qfx::cpu
