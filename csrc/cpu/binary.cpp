@@ -68,7 +68,7 @@ void run_panel(const BinaryKernels& kernels, const BitRows& rows, const PackedBi
 
 }  // namespace
 
-const BinaryKernels& binary_kernels_of(Isa isa) {
+const BinaryKernels& binary_kernels_of([[maybe_unused]] Isa isa) {
 #if defined(__x86_64__)
   const bool avx512 = isa == Isa::kAvx512Vnni || isa == Isa::kAmx;
   if (avx512 && __builtin_cpu_supports("avx512vpopcntdq")) return binary_kernels_avx512();

@@ -157,6 +157,9 @@ const RowKernels& row_kernels_ref();
 const RowKernels& row_kernels_avx2();
 const RowKernels& row_kernels_avx512();
 #endif
+#if defined(__aarch64__)
+const RowKernels& row_kernels_neon();
+#endif
 
 #define QFX_KERNELS(isa, name) const Kernels& kernels_##name();
 #include "cpu/kernels.inc"

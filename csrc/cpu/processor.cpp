@@ -7,6 +7,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #endif
 
 namespace qfx::cpu {
@@ -55,6 +61,31 @@ bool has_avx512vnni() {
 }
 
 }  // namespace
+#elif defined(__aarch64__)
+namespace {
+
+// By number: headers older than the processor do not know the names.
+struct Feature {
+  int auxv;  // AT_HWCAP or AT_HWCAP2 of Linux
+  unsigned long bit;
+  const char* sysctl;  // of macOS
+};
+constexpr Feature kDotProduct = {16, 1ul << 20, "hw.optional.arm.FEAT_DotProd"};
+constexpr Feature kMatrixProduct = {26, 1ul << 13, "hw.optional.arm.FEAT_I8MM"};
+
+bool has([[maybe_unused]] const Feature& feature) {
+#if defined(__linux__)
+  return (getauxval(feature.auxv) & feature.bit) != 0;
+#elif defined(__APPLE__)
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(feature.sysctl, &value, &size, nullptr, 0) == 0 && value != 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 #endif
 
 bool supported(Isa isa) {
@@ -70,6 +101,13 @@ bool supported(Isa isa) {
       return has_avx512vnni();
     case Isa::kAmx:
       return has_avx512vnni() && has_amx();
+#elif defined(__aarch64__)
+    case Isa::kNeon:
+      return true;
+    case Isa::kNeonDot:
+      return has(kDotProduct);
+    case Isa::kNeonI8mm:
+      return has(kDotProduct) && has(kMatrixProduct);
 #endif
     default:
       return isa == Isa::kRef;

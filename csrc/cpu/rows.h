@@ -38,7 +38,7 @@ inline void widen_row(const void* x, Dtype dtype, int64_t n, float* out) {
     _mm256_storeu_ps(out + i, _mm256_cvtph_ps(h));
   }
 #endif
-  for (; i < n; ++i) out[i] = static_cast<float>(__builtin_bit_cast(_Float16, half[i]));
+  for (; i < n; ++i) out[i] = static_cast<float>(__builtin_bit_cast(Half, half[i]));
 }
 
 // As signed integers, bit patterns of positive floats are in order and above all negative ones; as

@@ -10,6 +10,12 @@
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
+#if defined(__aarch64__)
+using Half = __fp16;  // GCC 12 knows no _Float16 there
+#else
+using Half = _Float16;
+#endif
+
 inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 
 inline uint16_t to_bfloat16(float x) {
@@ -41,7 +47,7 @@ inline void store_row(const float* y, int columns, Dtype dtype, void* out) {
     }
 #else
     for (int n = 0; n < kPanel; ++n) {
-      half[n] = __builtin_bit_cast(uint16_t, static_cast<_Float16>(y[n]));
+      half[n] = __builtin_bit_cast(uint16_t, static_cast<Half>(y[n]));
     }
 #endif
   }
