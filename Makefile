@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 CPP := $(shell find csrc tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test lint bench sanitize format clean setup
+.PHONY: demo test lint bench sanitize emulate format clean setup
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -49,6 +49,10 @@ sanitize-%: $(VENV)/.tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native-$*
 	build/native-$*/native_tests $(PARTS)
+
+# The native tests on processors that this machine is not. Installs nothing.
+emulate:
+	PATH="$(CURDIR)/$(BIN):$$PATH" python3 tests/emulation.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,88 @@
+"""Kernels for instruction sets that this machine lacks, emulated; see tests/emulation.py."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import qfx._C as _C
+
+from tests import emulation
+
+PARTS = ("_gemm_1x32", "quantize", "epilogue", "gemm")
+
+
+def _untested(output: str, isa: str) -> list[str]:
+    """Kernels of this instruction set that the run does not report as right."""
+    return [part for part in PARTS if not any(f"{part}__{isa} ok" in s for s in output.split("\n"))]
+
+
+@pytest.fixture(scope="module")
+def emulated() -> str:
+    if missing := emulation.missing_on_x86_64():
+        pytest.skip(missing)
+    return emulation.run_emulated(emulation.build_emulated())
+
+
+@pytest.mark.parametrize("isa", ["amx", "avxvnniint8"])
+def test_rare_instructions_of_x86_64(emulated: str, isa: str) -> None:
+    below = {"amx": "avx512vnni", "avxvnniint8": "avx2"}[isa]  # what its other kernels need
+    if below not in _C.isas():
+        pytest.skip(f"{isa} stands on {below}, which this processor lacks")
+    assert isa in emulation.tested_in(emulated)
+    assert _untested(emulated, isa) == []
+
+
+@pytest.fixture(scope="module")
+def aarch64() -> Path:
+    if missing := emulation.missing_on_aarch64():
+        pytest.skip(missing)
+    return emulation.build_aarch64()
+
+
+@pytest.mark.parametrize("cpu", list(emulation.LEVELS))
+def test_arm_finds_and_runs_its_kernels(aarch64: Path, cpu: str) -> None:
+    isas, parts = emulation.LEVELS[cpu]
+    output = emulation.run_aarch64(aarch64, cpu)
+    assert emulation.tested_in(output) == isas
+    if not parts:
+        assert {isa: _untested(output, isa) for isa in isas} == {isa: [] for isa in isas}
+
+
+@pytest.mark.parametrize("name", ["neon", "neondot", "neoni8mm"])
+def test_tiles_of_arm_keep_their_sums_in_registers(aarch64: Path, name: str) -> None:
+    objdump = shutil.which("aarch64-linux-gnu-objdump")
+    if objdump is None:
+        pytest.skip("no aarch64-linux-gnu-objdump on the PATH")
+    (path,) = aarch64.glob(f"**/ukernel_{name}.cpp.o")
+    listing = subprocess.run([objdump, "-dC", path], check=True, capture_output=True, text=True)
+    functions = [f for f in listing.stdout.split("\n\n") if "::tile<" in f or "::strip<" in f]
+    spilling = [f.strip().split("\n")[0] for f in functions if _moves_vectors_to_the_stack(f)]
+    assert len(functions) >= 6
+    assert spilling == []
+
+
+def _moves_vectors_to_the_stack(function: str) -> bool:
+    lines = [line.split("\t") for line in function.split("\n")]
+    return any(
+        parts[2][:2] in ("st", "ld") and parts[3].startswith("q") and "[sp" in parts[3]
+        for parts in lines
+        if len(parts) > 3
+    )
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert emulation.missing_to_build() == "not on the PATH: cmake and ninja"
+    assert "qemu-user-static" in emulation.missing_on_aarch64()
+    monkeypatch.setattr(emulation, "qemu", lambda: "qemu-aarch64")
+    monkeypatch.setattr(emulation, "find_spec", lambda name: None)
+    assert "g++-aarch64-linux-gnu" in emulation.missing_on_aarch64()
+
+
+def test_kernels_that_this_processor_lacks_are_never_chosen() -> None:
+    chosen = {k["isa"] for k in _C.kernels() if k["supported"]}
+    assert set(_C.isas()) == chosen
+    assert _C.isa() in chosen
