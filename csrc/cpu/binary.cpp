@@ -70,9 +70,8 @@ void run_panel(const BinaryKernels& kernels, const BitRows& rows, const PackedBi
 
 const BinaryKernels& binary_kernels_of(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512Vnni && __builtin_cpu_supports("avx512vpopcntdq")) {
-    return binary_kernels_avx512();
-  }
+  const bool avx512 = isa == Isa::kAvx512Vnni || isa == Isa::kAmx;
+  if (avx512 && __builtin_cpu_supports("avx512vpopcntdq")) return binary_kernels_avx512();
   if (isa != Isa::kRef) return binary_kernels_avx2();
 #endif
   return binary_kernels_ref();

@@ -10,6 +10,7 @@ set(QFX_CORE
   isa.cpp
   pack.cpp
   pack_floats.cpp
+  processor.cpp
   product.cpp
   quantize.cpp
   selfcheck.cpp
@@ -30,6 +31,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   qfx_isa(ukernel_avxvnni.cpp -mavx2 -mavxvnni)
   qfx_isa(ukernel_avx512vnni.cpp -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
           -mavx512vnni -mprefer-vector-width=512 ${QUIET})
+  qfx_isa(ukernel_amx.cpp -mamx-tile -mamx-int8)
   qfx_isa(binary_avx2.cpp -mavx2)
   qfx_isa(binary_avx512.cpp -mavx512f -mavx512vpopcntdq ${QUIET})
 endif()

@@ -6,9 +6,9 @@ namespace qfx::cpu {
 
 const Kernels& kernels_of(Isa isa) {
   switch (isa) {
-#define QFX_KERNELS(isa, function) \
-  case Isa::isa:                   \
-    return function();
+#define QFX_KERNELS(isa, name) \
+  case Isa::isa:               \
+    return kernels_##name();
 #include "cpu/kernels.inc"
 #undef QFX_KERNELS
     default:

@@ -8,7 +8,7 @@
 namespace qfx::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = 240;  // a multiple of every tile height; its codes stay in L2
+constexpr int64_t kBlockRows = 240;  // whole tiles of 12, 6, 4, 3 or 30 rows; its codes stay in L2
 constexpr int64_t kArrangedBytes = 16 << 20;
 constexpr int64_t kBlockK = 512;  // a panel block of 32 x 512 bytes stays in L1
 
@@ -77,6 +77,7 @@ void run_task(const Rows& rows, const PackedWeight& w, const Task& task, const T
   for (int64_t p = task.panel_begin; p < task.panel_end; ++p) {
     run_panel(rows, w, task, p, sums, sink);
   }
+  if (rows.format->release != nullptr) rows.format->release();
 }
 
 // An odd number of cache lines, or the rows of a tile would share cache sets.

@@ -57,40 +57,22 @@ std::atomic<Isa>& current() {
 
 const char* name_of(Isa isa) {
   switch (isa) {
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kAvxVnni:
-      return "avxvnni";
-    case Isa::kAvx512Vnni:
-      return "avx512vnni";
-    case Isa::kRef:
-      break;
+#define QFX_KERNELS(isa, name) \
+  case Isa::isa:               \
+    return #name;
+#include "cpu/kernels.inc"
+#undef QFX_KERNELS
+    default:
+      throw std::logic_error("an instruction set that this library was not compiled with");
   }
-  return "ref";
 }
 
 std::vector<Isa> compiled_isas() {
-#if defined(__x86_64__)
-  return {Isa::kAvx512Vnni, Isa::kAvxVnni, Isa::kAvx2, Isa::kRef};
-#else
-  return {Isa::kRef};
-#endif
-}
-
-bool supported(Isa isa) {
-#if defined(__x86_64__)
-  // libgcc and compiler-rt also check that the operating system saves the wide registers.
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  if (isa == Isa::kAvx2) return avx2;
-  if (isa == Isa::kAvxVnni) return avx2 && __builtin_cpu_supports("avxvnni");
-  if (isa == Isa::kAvx512Vnni) {
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
-  }
-#endif
-  return isa == Isa::kRef;
+  return {
+#define QFX_KERNELS(isa, name) Isa::isa,
+#include "cpu/kernels.inc"
+#undef QFX_KERNELS
+  };
 }
 
 const std::vector<Isa>& usable_isas() { return checked().usable; }

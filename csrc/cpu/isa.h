@@ -8,14 +8,14 @@
 
 namespace qfx::cpu {
 
-enum class Isa { kRef, kAvx2, kAvxVnni, kAvx512Vnni };
+enum class Isa { kRef, kAvx2, kAvxVnni, kAvx512Vnni, kAmx };
 
 const char* name_of(Isa isa);
 
 // Those this library was compiled with, best first.
 std::vector<Isa> compiled_isas();
 
-// Whether this processor and its operating system have the instructions.
+// Whether this processor and its operating system have the instructions (processor.cpp).
 bool supported(Isa isa);
 
 // Supported on this machine and found right, best first; kRef is always among them.

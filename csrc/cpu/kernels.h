@@ -16,7 +16,7 @@ namespace qfx::cpu {
 inline constexpr int kPanel = 32;      // columns of a weight panel
 inline constexpr int kGroup = 4;       // consecutive k of one column that lie side by side
 inline constexpr int kKMultiple = 64;  // K of a packed weight is padded to this
-inline constexpr int kMaxTileRows = 12;
+inline constexpr int kMaxTileRows = 32;
 inline constexpr int kMaxBytesPerCode = 2;
 inline constexpr int kAhead = 4096;      // bytes ahead of the weights that one row or two prefetch
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
@@ -114,6 +114,8 @@ struct Format {
   const TileFn* tiles;  // tiles[r - 1] handles r rows
   const TileFn* prefetching_tiles;
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
+  // What a thread calls behind its last tile, to give back what tiles set up. Null if nothing.
+  void (*release)();
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
   // ceiling that benchmarks quote. Null where there is none to speak of.
   int64_t (*multiply)(int64_t rounds);
@@ -156,7 +158,7 @@ const RowKernels& row_kernels_avx2();
 const RowKernels& row_kernels_avx512();
 #endif
 
-#define QFX_KERNELS(isa, function) const Kernels& function();
+#define QFX_KERNELS(isa, name) const Kernels& kernels_##name();
 #include "cpu/kernels.inc"
 #undef QFX_KERNELS
 

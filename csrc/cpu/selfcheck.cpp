@@ -131,6 +131,7 @@ std::string fault_of(const Kernels& kernels) {
       if (std::find(checked.begin(), checked.end(), f) != checked.end()) continue;
       checked.push_back(f);
       const std::string fault = fault_of_format(kernels, *f, problem);
+      if (f->release != nullptr) f->release();
       if (!fault.empty()) return fault;
     }
   }

@@ -107,6 +107,7 @@ constexpr Format kWide = {.name = "s8s8",
                           .tiles = kTiles<SignMask, false>,
                           .prefetching_tiles = kTiles<SignMask, true>,
                           .arrange = arrange_signs,
+                          .release = nullptr,
                           .multiply = multiply,
                           .minimum_rows = 0,
                           .below = nullptr};

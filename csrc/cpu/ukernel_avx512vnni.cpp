@@ -89,13 +89,14 @@ constexpr TileFn kPrefetchingTiles[] = {
     tile<7, true>, tile<8, true>, tile<9, true>, tile<10, true>, tile<11, true>, tile<12, true>};
 
 constexpr Format kFormat = {.name = "s8s8",
-                            .tile_rows = kMaxTileRows,
+                            .tile_rows = 12,
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 128,
                             .tiles = kTiles,
                             .prefetching_tiles = kPrefetchingTiles,
                             .arrange = arrange_offset<128>,
+                            .release = nullptr,
                             .multiply = multiply,
                             .minimum_rows = 0,
                             .below = nullptr};

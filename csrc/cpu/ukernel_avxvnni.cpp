@@ -45,6 +45,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .tiles = kTiles<Offset, false>,
                             .prefetching_tiles = kTiles<Offset, true>,
                             .arrange = arrange_offset<128>,
+                            .release = nullptr,
                             .multiply = multiply,
                             .minimum_rows = 0,
                             .below = nullptr};

@@ -34,6 +34,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .tiles = kTiles,
                             .prefetching_tiles = kTiles,
                             .arrange = arrange,
+                            .release = nullptr,
                             .multiply = nullptr,
                             .minimum_rows = 0,
                             .below = nullptr};

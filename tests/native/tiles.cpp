@@ -122,6 +122,7 @@ void check_tiles(const Kernels& kernels) {
       for (int64_t k : sizes()) {
         for (int shift = 0; shift < 4; ++shift) test.run(Problem(limits, k, shift));
       }
+      if (f->release != nullptr) f->release();
       test.passed();
     }
   }
