@@ -31,6 +31,8 @@ lint: setup
 bench: setup
 	$(BIN)/python -m benchmarks.linear $(BENCH)
 	$(BIN)/python -m benchmarks.binary $(BENCH)
+	$(BIN)/python -m benchmarks.memory $(BENCH)
+	$(BIN)/python -m benchmarks.cost $(BENCH)
 	$(BIN)/python -m benchmarks.symmetry $(BENCH)
 	$(BIN)/python -m benchmarks.bmm $(BENCH)
 	$(BIN)/python -m benchmarks.overhead $(BENCH)

@@ -1,4 +1,5 @@
-"""One linear layer: qfx's int8 on every ISA of this machine against F.linear in float32.
+"""One linear layer: qfx's int8 on every ISA of this machine against F.linear in float32; also in
+7 bits where that has kernels of its own.
 
 Both run in one process, in turn. The int8 product is first checked to be exact.
     python -m benchmarks.linear [--threads 1] [--shapes 16x768x3072,...] [--save]
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,11 +17,18 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks.common import Candidate, Timing, interleaved, machine, save
+from benchmarks.common import Candidate, Timing, interleaved, keep_memory, machine, save
 from qfx import _C
 
 TOKENS = (1, 4, 16, 128, 512)
-WEIGHTS = ((768, 768), (768, 3072), (2048, 2048), (4096, 4096))  # K x N
+WEIGHTS = (  # K x N
+    (768, 768),
+    (768, 3072),
+    (3072, 768),
+    (2048, 2048),
+    (4096, 4096),
+    (4096, 11008),
+)
 LARGEST_FOR_REF = 2**24  # multiply-adds: the scalar reference is for small shapes
 FLOAT = "float32"
 OPS = torch.ops.qfx
@@ -49,11 +56,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """The tensors of one shape, in float32 and quantized."""
+    """The tensors of one shape, in float32 and quantized to weights of `bits`."""
 
     x_mk: Tensor
     w_nk: Tensor
     bias_n: Tensor
+    bits: int
     w_codes_nk: Tensor
     packed: Tensor
     w_scale_n: Tensor
@@ -68,28 +76,57 @@ class Case:
             self.w_scale_n,
             self.bias_n,
             [1],
-            8,
+            self.bits,
             False,
             "none",
             torch.float32,
         )
 
 
-def make_case(shape: Shape) -> Case:
+@dataclass(frozen=True)
+class Kernel:
+    """An instruction set, and the bits of activations and weights."""
+
+    isa: str
+    bits: int
+
+    def __str__(self) -> str:
+        return self.isa if self.bits == 8 else f"{self.isa} {self.bits}-bit"
+
+    def prepare(self) -> None:
+        _C.set_isa(self.isa)
+
+    def multiply(self) -> int:
+        """The multiply instructions alone; returns the multiply-adds they made. The ceiling is that
+        of 8 bits for all: what fewer bits gain shows as more than 100 %."""
+        return _C.multiply(100_000)
+
+
+def kernels() -> list[Kernel]:
+    """Fewer bits only where they have kernels of their own."""
+    found = []
+    for isa in _C.isas():
+        _C.set_isa(isa)
+        own = _C.kernel_for(128, 7, 7) != _C.kernel_for(128)
+        found += [Kernel(isa, bits) for bits in ((8, 7) if own else (8,))]
+    return found
+
+
+def make_case(shape: Shape, bits: int = 8) -> Case:
     generator = torch.Generator().manual_seed(0)
     x_mk, w_nk, bias_n = (
         torch.randn(size, generator=generator)
         for size in ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
     )
-    w_codes_nk, w_scale_n1, _ = OPS.quantize(w_nk, [1], 8, True)
+    w_codes_nk, w_scale_n1, _ = OPS.quantize(w_nk, [1], bits, True)
     packed = OPS.pack_weight(w_codes_nk)
-    return Case(x_mk, w_nk, bias_n, w_codes_nk, packed, w_scale_n1.flatten())
+    return Case(x_mk, w_nk, bias_n, bits, w_codes_nk, packed, w_scale_n1.flatten())
 
 
 def check_exact(case: Case, shape: Shape, isa: str) -> None:
     """int8_mm on `isa` against a float64 matmul of the integers, which is exact below 2^53."""
     _C.set_isa(isa)
-    q_mk, _, zero_m1 = OPS.quantize(case.x_mk, [1], 8, False)
+    q_mk, _, zero_m1 = OPS.quantize(case.x_mk, [1], case.bits, False)
     found = OPS.int8_mm(q_mk, zero_m1, case.packed, shape.n)
     expected = (q_mk.double() - zero_m1.double()) @ case.w_codes_nk.double().t()
     wrong = int((found.double() != expected).sum())
@@ -98,27 +135,22 @@ def check_exact(case: Case, shape: Shape, isa: str) -> None:
 
 
 def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
-    """One row for float32 and one for each ISA."""
-    case = make_case(shape)
-    isas = [i for i in _C.isas() if i != "ref" or shape.macs <= LARGEST_FOR_REF]
-    for isa in isas:
-        check_exact(case, shape, isa)
-    candidates = {FLOAT: Candidate(case.float32)}
-    for isa in isas:
-        candidates[isa] = Candidate(case.int8, prepare=partial(_C.set_isa, isa))
-        candidates[f"{isa} peak"] = Candidate(multiply, prepare=partial(_C.set_isa, isa))
+    """One row for float32 and one for each kernel."""
+    used = [k for k in kernels() if k.isa != "ref" or shape.macs <= LARGEST_FOR_REF]
+    cases = {bits: make_case(shape, bits) for bits in {k.bits for k in used}}
+    candidates = {FLOAT: Candidate(cases[8].float32)}
+    for kernel in used:
+        case = cases[kernel.bits]
+        check_exact(case, shape, kernel.isa)
+        candidates[str(kernel)] = Candidate(case.int8, kernel.prepare)
+        candidates[f"{kernel} peak"] = Candidate(kernel.multiply, kernel.prepare)
     times = interleaved(candidates, rounds)
-    rows = [as_row(shape, name, times[name], times[FLOAT]) for name in (FLOAT, *isas)]
-    for row in rows[1:]:
-        _C.set_isa(row["isa"])
-        peak = multiply() / times[f"{row['isa']} peak"].best / 1e9
+    rows = [as_row(shape, name, times[name], times[FLOAT]) for name in (FLOAT, *map(str, used))]
+    for row, kernel in zip(rows[1:], used, strict=True):
+        kernel.prepare()
+        peak = kernel.multiply() / times[f"{kernel} peak"].best / 1e9
         row["percent_of_peak"] = round(100 * row["gmacs"] / peak) if peak else None
     return rows
-
-
-def multiply() -> int:
-    """The multiply instructions of the ISA in force, alone; returns the multiply-adds they made."""
-    return _C.multiply(100_000)
 
 
 def as_row(shape: Shape, isa: str, time: Timing, baseline: Timing) -> dict[str, Any]:
@@ -145,6 +177,7 @@ def arguments(description: str, default: list[Shape]) -> argparse.Namespace:
 
 def main() -> None:
     options = arguments(__doc__, [Shape(m, k, n) for (k, n), m in product(WEIGHTS, TOKENS)])
+    keep_memory()
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
@@ -154,7 +187,8 @@ def main() -> None:
     print(machine())
     print(tabulate(rows, headers="keys"))
     if options.save:
-        print(f"wrote {save('linear', rows)}")
+        name = "linear" if options.threads == 1 else f"linear-{options.threads}-threads"
+        print(f"wrote {save(name, rows)}")
 
 
 if __name__ == "__main__":

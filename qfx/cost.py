@@ -15,12 +15,13 @@ import torch.nn.functional as F
 import qfx._C as _C
 from qfx.batch_cost import attention_table, bmm_table
 from qfx.grid import Grid, checked_grid, interpolate, kept, measured_grids, random, undisturbed
+from qfx.ops.weight import PANEL
 from qfx.plan import Estimate
 from qfx.scheme import QSpec, Scheme
 from qfx.timing import fastest
 from qfx.weights import pack
 
-AXES = ((1, 4, 16, 64, 256), (16, 128, 768, 2048), (8, 64, 512, 2048))  # M, K, N
+AXES = ((1, 4, 16, 64, 256), (16, 128, 768, 2048), (8, 32, 128, 512, 2048))  # M, K, N
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class CostTable:
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
-        int8_s = interpolate(self.int8_s, AXES, (m, k, n))
+        whole = -(-n // PANEL) * PANEL  # int8 works on whole panels of columns
+        int8_s = interpolate(self.int8_s, AXES, (m, k, whole))
         if scheme.x.symmetric:
             int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
         return Estimate(interpolate(self.float_s, AXES, (m, k, n)), int8_s)

@@ -127,6 +127,9 @@ class Block {
 
   int64_t rows() const { return rows_; }
 
+  // Of the probabilities.
+  const Format* format() const { return probabilities_.format; }
+
   // Queries first..first + count, count <= rows().
   void run(int64_t first, int64_t count) {
     const int64_t seen = a_.causal ? std::min(a_.k.rows, first + count) : a_.k.rows;
@@ -235,6 +238,9 @@ void attend(const Kernels& kernels, const Attention& a) {
   Block block(kernels, a, k, v, queries, query_scale);
   for (int64_t m = 0; m < a.q.rows; m += block.rows()) {
     block.run(m, std::min(block.rows(), a.q.rows - m));
+  }
+  for (const Format* format : {queries.format, block.format()}) {
+    if (format->release != nullptr) format->release();
   }
 }
 

@@ -6,6 +6,9 @@
 
 #include <immintrin.h>
 
+#include <array>
+#include <utility>
+
 #include "cpu/kernels.h"
 
 namespace qfx::cpu {
@@ -77,10 +80,18 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
   }
 }
 
+// Tiles of 1 to kTallest rows.
+template <class Operand>
+inline constexpr int kTallest = Operand::kAccumulators / 2;
+
+template <class Operand, bool kPrefetch, int... kLess>
+constexpr std::array<TileFn, sizeof...(kLess)> tiles_of(std::integer_sequence<int, kLess...>) {
+  return {tile<Operand, kLess + 1, kPrefetch>...};
+}
+
 template <class Operand, bool kPrefetch>
-constexpr TileFn kTiles[] = {tile<Operand, 1, kPrefetch>, tile<Operand, 2, kPrefetch>,
-                             tile<Operand, 3, kPrefetch>, tile<Operand, 4, kPrefetch>,
-                             tile<Operand, 5, kPrefetch>, tile<Operand, 6, kPrefetch>};
+constexpr auto kTiles =
+    tiles_of<Operand, kPrefetch>(std::make_integer_sequence<int, kTallest<Operand>>());
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -30,7 +30,7 @@ struct SignMask {
 };
 
 struct Offset {
-  static constexpr int kDepth = 1, kBytes = 1, kAccumulators = 12;
+  static constexpr int kDepth = 1, kBytes = 1, kAccumulators = 10;
   __m256i code;
   explicit Offset(const uint8_t* a) : code(broadcast(a)) {}
   __m256i add(__m256i acc, const int8_t* w) const {
@@ -39,7 +39,7 @@ struct Offset {
 };
 
 struct OffsetTwice {
-  static constexpr int kDepth = 2, kBytes = 1, kAccumulators = 12;
+  static constexpr int kDepth = 2, kBytes = 1, kAccumulators = 8;
   __m256i first, second;
   explicit OffsetTwice(const uint8_t* a) : first(broadcast(a)), second(broadcast(a + kGroup)) {}
   __m256i add(__m256i acc, const int8_t* w) const {
@@ -100,12 +100,12 @@ int64_t multiply(int64_t rounds) {
 }
 
 constexpr Format kWide = {.name = "s8s8",
-                          .tile_rows = 4,
+                          .tile_rows = kTallest<SignMask>,
                           .bytes_per_code = SignMask::kBytes,
                           .k_multiple = 16,
                           .mul_offset = 0,
-                          .tiles = kTiles<SignMask, false>,
-                          .prefetching_tiles = kTiles<SignMask, true>,
+                          .tiles = kTiles<SignMask, false>.data(),
+                          .prefetching_tiles = kTiles<SignMask, true>.data(),
                           .arrange = arrange_signs,
                           .release = nullptr,
                           .multiply = multiply,
@@ -116,11 +116,11 @@ template <class Operand, int kOffset>
 constexpr Format offset_format(const char* name) {
   Format format = kWide;
   format.name = name;
-  format.tile_rows = 6;
+  format.tile_rows = kTallest<Operand>;
   format.bytes_per_code = Operand::kBytes;
   format.mul_offset = kOffset;
-  format.tiles = kTiles<Operand, false>;
-  format.prefetching_tiles = kTiles<Operand, true>;
+  format.tiles = kTiles<Operand, false>.data();
+  format.prefetching_tiles = kTiles<Operand, true>.data();
   format.arrange = arrange_offset<kOffset>;
   return format;
 }

@@ -38,12 +38,12 @@ int64_t multiply(int64_t rounds) {
 }
 
 constexpr Format kFormat = {.name = "s8s8",
-                            .tile_rows = 6,
+                            .tile_rows = kTallest<Offset>,
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 128,
-                            .tiles = kTiles<Offset, false>,
-                            .prefetching_tiles = kTiles<Offset, true>,
+                            .tiles = kTiles<Offset, false>.data(),
+                            .prefetching_tiles = kTiles<Offset, true>.data(),
                             .arrange = arrange_offset<128>,
                             .release = nullptr,
                             .multiply = multiply,

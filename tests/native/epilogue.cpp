@@ -20,7 +20,7 @@ struct Tile {
       sums.push_back(i % 5 == 0 ? any : any >> (8 + i % 20));
     }
     for (int m = 0; m < rows; ++m) {
-      row_add.push_back(static_cast<int32_t>(hash(m + 100)) >> 8);
+      row_add.push_back(static_cast<int32_t>(hash(m + 100)) >> (m % 3 * 8));
       row_mul.push_back(m * 50 - 128);
     }
     const float scales[] = {0x1p-12f, 0x1p-20f, 3.f, std::numeric_limits<float>::quiet_NaN()};
