@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 X86_64 = ("x86_64", "AMD64")
-# A processor as qemu names it -> what must be found and used there, and the parts to run (all if
-# empty). The last has all kernels; on the others the least that shows that no instruction is missing.
+# A processor as qemu names it -> what must be found and used there, and the parts to run, all if
+# empty. The last has all kernels; on the others the least that shows that they lack no instruction.
 LEVELS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "cortex-a53": ({"neon", "ref"}, ("tiles", "gemm")),
     "neoverse-n1": ({"neondot", "neon", "ref"}, ("tiles", "gemm")),

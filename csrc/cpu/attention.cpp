@@ -118,17 +118,10 @@ class Block {
     }
   }
 
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  ~Block() {
-    release(*queries_.format);
-    release(*probabilities_.format);
-  }
-
   int64_t rows() const { return rows_; }
 
   // Of the probabilities.
-  const Format* format() const { return probabilities_.format; }
+  const Format& format() const { return *probabilities_.format; }
 
   // Queries first..first + count, count <= rows().
   void run(int64_t first, int64_t count) {
@@ -239,9 +232,8 @@ void attend(const Kernels& kernels, const Attention& a) {
   for (int64_t m = 0; m < a.q.rows; m += block.rows()) {
     block.run(m, std::min(block.rows(), a.q.rows - m));
   }
-  for (const Format* format : {queries.format, block.format()}) {
-    if (format->release != nullptr) format->release();
-  }
+  release(*queries.format);
+  release(block.format());
 }
 
 }  // namespace qfx::cpu

@@ -8,7 +8,7 @@
 namespace qfx::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = 240;  // whole tiles of 12, 6, 4, 3 or 30 rows; its codes stay in L2
+constexpr int64_t kBlockRows = 240;  // in tiles of 3 to 6, 12 or 30; their codes stay in L2
 constexpr int64_t kArrangedBytes = 16 << 20;
 constexpr int64_t kBlockK = 512;  // a panel block of 32 x 512 bytes stays in L1
 

@@ -8,7 +8,17 @@
 
 namespace qfx::cpu {
 
-enum class Isa { kRef, kAvx2, kAvxVnni, kAvxVnniInt8, kAvx512Vnni, kAmx, kNeon, kNeonDot, kNeonI8mm };
+enum class Isa {
+  kRef,
+  kAvx2,
+  kAvxVnni,
+  kAvxVnniInt8,
+  kAvx512Vnni,
+  kAmx,
+  kNeon,
+  kNeonDot,
+  kNeonI8mm
+};
 
 const char* name_of(Isa isa);
 

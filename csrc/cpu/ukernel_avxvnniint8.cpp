@@ -18,12 +18,12 @@ struct Code {
 };
 
 constexpr Format kFormat = {.name = "s8s8",
-                            .tile_rows = 6,
+                            .tile_rows = kTallest<Code>,
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 0,
-                            .tiles = kTiles<Code, false>,
-                            .prefetching_tiles = kTiles<Code, true>,
+                            .tiles = kTiles<Code, false>.data(),
+                            .prefetching_tiles = kTiles<Code, true>.data(),
                             .arrange = arrange_offset<0>,
                             .release = nullptr,
                             .multiply = nullptr,
