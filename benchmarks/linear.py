@@ -148,7 +148,7 @@ def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
     rows = [as_row(shape, name, times[name], times[FLOAT]) for name in (FLOAT, *map(str, used))]
     for row, kernel in zip(rows[1:], used, strict=True):
         kernel.prepare()
-        peak = kernel.multiply() / times[f"{kernel} peak"].best / 1e9
+        peak = kernel.multiply() / times[f"{kernel} peak"].best / 1e9 * torch.get_num_threads()
         row["percent_of_peak"] = round(100 * row["gmacs"] / peak) if peak else None
     return rows
 
