@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Gains:
-    """A cost model to which int8 is always worth it, but for attention (tests/test_attention.py)."""
+    """A cost model to which int8 is always worth it, but for attention: that has its own tests."""
 
     def estimate(self, *problem: Any) -> Estimate:
         return Estimate(float_s=2.0, int8_s=1.0)
