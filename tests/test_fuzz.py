@@ -37,12 +37,15 @@ def one_thread() -> Iterator[None]:
 
 
 class Gains:
-    """A cost model to which int8 is always worth it."""
+    """A cost model to which int8 is always worth it, but for attention (tests/test_attention.py)."""
 
     def estimate(self, *problem: Any) -> Estimate:
         return Estimate(float_s=2.0, int8_s=1.0)
 
     estimate_bmm = estimate
+
+    def estimate_attention(self, *problem: Any) -> Estimate:
+        return Estimate(float_s=1.0, int8_s=2.0)
 
     def training(self, *problem: Any) -> float:
         return 0.0
