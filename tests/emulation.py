@@ -65,7 +65,11 @@ def missing_on_aarch64() -> str:
 
 def _run(*command: str, **environment: str) -> str:
     result = subprocess.run(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
     )
     text = result.stdout.decode()
     if result.returncode != 0:
