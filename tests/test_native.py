@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import qfx._C as _C
 
-from tests.emulation import tested_in, unchecked_in
+from tests import emulation
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "native"  # kept, so that only what changed is compiled again
@@ -32,8 +32,8 @@ def program() -> str:
 
 def test_kernels_agree_with_their_definition_between_pages_that_fault(program: str) -> None:
     output = _run(program)
-    assert tested_in(output) == set(_C.isas())
-    assert [isa for isa in _C.isas() if unchecked_in(output, isa)] == []
+    assert emulation.tested_in(output) == set(_C.isas())
+    assert [isa for isa in _C.isas() if emulation.unchecked_in(output, isa)] == []
     assert [k for k in _C.kernels() if k["supported"] and f"{k['name']} ok, " not in output] == []
 
 
