@@ -18,7 +18,8 @@ inline constexpr int kGroup = 4;       // consecutive k of one column that lie s
 inline constexpr int kKMultiple = 64;  // K of a packed weight is padded to this
 inline constexpr int kMaxTileRows = 32;
 inline constexpr int kMaxBytesPerCode = 2;
-inline constexpr int kAhead = 4096;      // bytes ahead of the weights that one row or two prefetch
+inline constexpr int kAhead = 4096;  // bytes ahead of the weights that one row or two prefetch
+inline constexpr int kLargestRotation = 64;
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };

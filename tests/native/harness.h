@@ -136,6 +136,7 @@ std::vector<int64_t> sizes();
 void check_guards();
 void check_tiles(const Kernels& kernels);
 void check_rows(const Kernels& kernels);
+void check_rotate(const Kernels& kernels);
 void check_columns(const Kernels& kernels);
 void check_epilogue(const Kernels& kernels);
 void check_weight_only(const Kernels& kernels);

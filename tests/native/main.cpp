@@ -15,6 +15,7 @@ constexpr struct {
   void (*check)(const Kernels& kernels);
 } kParts[] = {{"tiles", check_tiles},
               {"rows", check_rows},
+              {"rotate", check_rotate},
               {"columns", check_columns},
               {"epilogue", check_epilogue},
               {"weight_only", check_weight_only},
