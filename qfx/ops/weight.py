@@ -68,7 +68,8 @@ def group_of(packed: Tensor, k: int) -> int:
 
 @fake("pack_weight")
 def _(w: Tensor, group: int = 0) -> Tensor:
-    return w.new_empty(packed_size(*w.shape, group))
+    n, k = w.shape
+    return w.new_empty(packed_size(n, k, group))
 
 
 @reference
