@@ -94,6 +94,20 @@ struct EpilogueArgs {
   int64_t ldo;
 };
 
+// Rows of float sums [rows][32] -> out[m * ldo + n], n < columns:
+//     act(sums * (row_scale * scale) + bias)
+struct FloatEpilogueArgs {
+  const float* sums;
+  int rows, columns;
+  const float* row_scale;
+  int64_t scale_stride;  // 1: one scale per row, 0: one for all
+  const FloatPanel* panel;
+  Activation activation;
+  Dtype dtype;
+  void* out;
+  int64_t ldo;
+};
+
 // Rows of the products of `groups` groups of K, which have a scale of the weight each, and a zero
 // point: from raw sums to sums of floats. See groups.h. (E3)
 struct GroupArgs {
@@ -160,8 +174,7 @@ struct RowKernels {
                            int8_t* high, int8_t* low);
   void (*mix)(const MixArgs* args);
   void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
-  void (*finish_floats)(const float* sums, int columns, const FloatPanel* panel,
-                        Activation activation, Dtype dtype, void* out);
+  void (*finish_floats)(const FloatEpilogueArgs* args);
 };
 
 struct Kernels {

@@ -21,6 +21,7 @@ constexpr struct {
               {"attention", check_attention},
               {"binary", check_binary},
               {"gemm", check_gemm},
+              {"groups", check_groups},
               {"doctored", check_doctored}};
 
 void announce() {
