@@ -40,13 +40,14 @@ def dequantize(q: Tensor = Q, scale: Tensor = SCALE, **other: Any) -> Tensor:
 
 
 GROUPED = ops.pack_weight(torch.ones(6, 100, dtype=torch.int8), 64)
+CODES, SCALES = torch.ones(5, 100, dtype=torch.int8), torch.ones(6, 2)
 LONG = torch.ones(1, 33026, dtype=torch.int8)
 
 
 def groups(
-    q: Tensor = torch.ones(5, 100).char(),
+    q: Tensor = CODES,
     packed: Tensor = GROUPED,
-    w_scale: Tensor = torch.ones(6, 2),
+    w_scale: Tensor = SCALES,
     w_zero: Tensor | None = None,
 ) -> Tensor:
     how = (None, "none", torch.float32)

@@ -36,8 +36,8 @@ def test_each_group_is_quantized_by_itself(
     for g in range(scale.shape[1]):
         inside = slice(g * step, (g + 1) * step)
         alone = OPS.quantize(w[:, inside].contiguous(), [1], bits, symmetric)
-        for found, expected in zip((q[:, inside], scale[:, g : g + 1], zero[:, g : g + 1]), alone):
-            assert same_bits(found.contiguous(), expected)
+        here = (q[:, inside], scale[:, g : g + 1], zero[:, g : g + 1])
+        assert all(same_bits(h.contiguous(), a) for h, a in zip(here, alone, strict=True))
 
 
 @given(
