@@ -143,6 +143,7 @@ void check_weight_only(const Kernels& kernels);
 void check_attention(const Kernels& kernels);
 void check_binary(const Kernels& kernels);
 void check_gemm(const Kernels& kernels);
+void check_groups(const Kernels& kernels);
 void check_doctored(const Kernels& kernels);
 
 }  // namespace qfx::test
