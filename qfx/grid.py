@@ -100,18 +100,21 @@ def undisturbed() -> Iterator[None]:
 
 def measured_grids(axes: Axes, column: Callable[[int, int], Column]) -> tuple[Grid, Grid]:
     """The two times of each cell, as two grids. column(K, N) gives them for an M. Where there are
-    more than LARGEST multiply-adds, a row takes as long as with a smaller M."""
+    more than LARGEST multiply-adds, each further row takes as long as between the two M before."""
     cells: dict[tuple[int, ...], list[float]] = {}
     for k, n in SWEEPS * tuple(product(*axes[1:])):
         timed = column(k, n)
         for m in axes[0]:
-            if m == axes[0][0] or m * k * n <= LARGEST:
+            if m in axes[0][:2] or m * k * n <= LARGEST:
                 times = timed(m)
                 cells[m, k, n] = list(map(min, times, cells.get((m, k, n), times)))
 
     def seconds(m: int, k: int, n: int, i: int) -> float:
-        last = max(rows for rows in axes[0] if rows <= m and (rows, k, n) in cells)
-        return cells[last, k, n][i] * m / last
+        *_, low, high = (rows for rows in axes[0] if (rows, k, n) in cells)
+        if m <= high:
+            return cells[m, k, n][i]
+        more = max(cells[high, k, n][i] - cells[low, k, n][i], 0.0)
+        return cells[high, k, n][i] + more * (m - high) / (high - low)
 
     ms, ks, ns = axes
     float_s, int8_s = (
