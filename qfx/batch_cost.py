@@ -16,7 +16,7 @@ from qfx.grid import (
     Axes,
     Grid,
     checked_grid,
-    interpolate,
+    interpolate_logs,
     kept,
     measured_grids,
     random,
@@ -48,7 +48,7 @@ class BatchTable:
         m, k, n = (max(size, points[0]) for size, points in zip((m, k, n), self.axes, strict=True))
 
         def seconds(grid: Grid, call: float) -> float:
-            matrices = max(interpolate(grid, self.axes, (m, k, n)) - call, 0.0)
+            matrices = max(interpolate_logs(grid, self.axes, (m, k, n)) - call, 0.0)
             return call + matrices * batch / BATCH
 
         return Estimate(

@@ -1,7 +1,9 @@
 """Grids of measured times: interpolation between their points, and the files that keep them.
 
-A call takes a fixed time, and some for each row, column, feature, and product of these: between
-neighbouring points the time is linear in each size, and beyond the last two it goes on so.
+A linear takes a fixed time, and some for each row, column, feature, and product of these: between
+neighbouring points the time is linear in each size, and beyond the last two it goes on so. Batches
+have sparser grids: there the logarithm of the time per multiply-accumulate is linear in those of the
+sizes, which predicted them better.
 """
 
 from __future__ import annotations
@@ -142,7 +144,25 @@ def interpolate(grid: Grid, axes: Axes, at: tuple[float, float, float]) -> float
     return max(seconds, overhead)
 
 
-def _between(points: tuple[int, ...], at: float) -> tuple[int, float]:
+def interpolate_logs(grid: Grid, axes: Axes, at: tuple[int, int, int]) -> float:
+    places = [_between_logs(points, max(size, 1)) for points, size in zip(axes, at, strict=True)]
+    log_per_mac = 0.0
+    for corner in product((0, 1), repeat=3):
+        m, k, n = (i + step for (i, _), step in zip(places, corner, strict=True))
+        macs = axes[0][m] * axes[1][k] * axes[2][n]
+        share = math.prod(t if step else 1 - t for (_, t), step in zip(places, corner, strict=True))
+        log_per_mac += share * math.log(grid[m][k][n] / macs)
+    overhead = min(grid[0][0])
+    return max(math.exp(log_per_mac) * math.prod(max(size, 1) for size in at), overhead)
+
+
+def _between_logs(points: Sequence[float], at: float) -> tuple[int, float]:
+    """As `_between`, of logarithms, and clamped."""
+    i, t = _between(tuple(map(math.log, points)), math.log(at))
+    return i, min(max(t, 0.0), 1.0)
+
+
+def _between(points: Sequence[float], at: float) -> tuple[int, float]:
     """(i, t): `at` lies at fraction t of the way from point i to i + 1; t < 0 or t > 1 outside."""
     i = min(max(bisect_right(points, at) - 1, 0), len(points) - 2)
     return i, (at - points[i]) / (points[i + 1] - points[i])
