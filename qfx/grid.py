@@ -2,8 +2,8 @@
 
 A linear takes a fixed time, and some for each row, column, feature, and product of these: between
 neighbouring points the time is linear in each size, and beyond the last two it goes on so. Batches
-have sparser grids: there the logarithm of the time per multiply-accumulate is linear in those of the
-sizes, which predicted them better.
+have sparser grids: there the logarithm of the time per multiply-accumulate is linear in those of
+the sizes, which predicted them better.
 """
 
 from __future__ import annotations
