@@ -26,7 +26,8 @@ LEVELS: dict[str, tuple[set[str], tuple[str, ...]]] = {
 # What a whole run reports as right of each instruction set, beside its tiles.
 CHECKED = (
     "widen", "range", "quantize", "quantize_clamped", "random", "quantize_stochastic",
-    "range_of_columns", "quantize_columns", "epilogue", "weight_only", "finish_floats", "attention", "add_groups", "linear_groups", "rotate", "rotate_back",
+    "range_of_columns", "quantize_columns", "epilogue", "weight_only", "finish_floats", "attention",
+    "add_groups", "linear_groups", "rotate", "rotate_back",
     "binary_signs", "binary_gemm", "gemm", "linear", "pack_floats", "doctored kernels are refused",
 )  # fmt: skip
 
