@@ -11,7 +11,7 @@ from torch import nn
 import qfx
 from qfx.config import parse_options
 from qfx.match import match
-from qfx.plan import Estimate, Plan, check_patterns, decide, fits
+from qfx.plan import Estimate, Plan, check_names, decide, fits
 from tests.models import FEATURES, Block
 
 
@@ -87,7 +87,7 @@ def test_fits(pattern: str, name: str, expected: bool) -> None:
 
 def test_pattern_that_matches_nothing_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"skip: the pattern 'lmhead' matches nothing.*lm_head"):
-        check_patterns(qfx.Config(skip=("lmhead",)), ["lm_head", "q"])
+        check_names(qfx.Config(skip=("lmhead",)), ["lm_head", "q"])
 
 
 def test_slower_sites_stay_float_with_the_numbers() -> None:
