@@ -24,7 +24,6 @@ from torch import fx
 from qfx.attention import Attention
 from qfx.capture import value
 from qfx.coded import (
-    FLOAT32,
     Codes,
     Form,
     Inputs,
@@ -34,7 +33,6 @@ from qfx.coded import (
     form_of,
     inherit,
     quantized,
-    transformed,
 )
 from qfx.effects import writes
 from qfx.fault import at
@@ -160,33 +158,20 @@ def _emitted(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list
 
 
 def _trained(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
-    """A static step clips, which its gradient has to know (T2): there the transform stands in the
-    graph, elsewhere in the operator."""
-    graph, scheme = site.node.graph, form.scheme
-    assert scheme.x is not None
-    x, w, seed = emit_view(site.x_view, site.x), None, None
+    graph, w, seed, spec = site.node.graph, None, None, form.scheme.w
+    x_spec = form.scheme.x
+    assert x_spec is not None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
-    if scheme.backward == "int8":
+    if form.scheme.backward == "int8":
         seed = graph.call_function(torch.randint, (0, 2**62, (1,)))
-    transform = form.transform
-    if scheme.x.static and transform:
-        x = transformed(x, form, site.node.name)
-        w = None if w is None else _transformed_weight(w, form)
-        transform = ()
-    axes = PER_TENSOR if scheme.w.axes == PER_COLUMN else scheme.w.axes
-    how = (list(axes), scheme.x.bits, scheme.w.bits, scheme.x.symmetric, seed)
+    axes = PER_TENSOR if spec.axes == PER_COLUMN else spec.axes
+    how = (list(axes), x_spec.bits, spec.bits, x_spec.symmetric, seed, _out_dtype(site))
+    steps = (form.scale, None)  # None: chosen per call
     packed = (form.packed.blocks, form.packed.scale)
-    arguments = (x, w, bias, form.scale, None, *codes, *packed, *how, _out_dtype(site), *transform)
+    x = emit_view(site.x_view, site.x)
+    arguments = (x, w, bias, *steps, *codes, *packed, *how, *form.transform)
     return [emit(graph, ops.int8_linear_ste.default, arguments, f"{site.node.name}_int8")]
-
-
-def _transformed_weight(w: fx.Node, form: Form) -> fx.Node:
-    """rotate(w / factor)"""
-    w = emit_view(FLOAT32, w)
-    if form.factor is not None:
-        w = w.graph.call_function(torch.div, (w, form.factor))
-    return w.graph.call_function(ops.rotate.default, (w, None, form.rotation))
 
 
 def _out_features(site: Site, packed: PackedNodes) -> int | fx.Node:

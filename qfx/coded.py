@@ -19,10 +19,9 @@ from qfx.packing import Constant, Packing
 from qfx.recipe import SiteRecipe
 from qfx.scheme import QSpec, Scheme
 from qfx.site import Site
-from qfx.views import View, emit_view
+from qfx.views import emit_view
 
 ops = torch.ops.qfx
-FLOAT32: View = (("to", (torch.float32,)),)
 Codes = tuple[fx.Node, ...]  # q, scale, zero_point; the activation itself where it stays float
 
 
@@ -96,9 +95,9 @@ def inherit(node: fx.Node, source: fx.Node) -> None:
             node.meta[key] = source.meta[key]
 
 
-def transformed(x: fx.Node, form: Form, stem: str) -> fx.Node:
+def _transform(x: fx.Node, form: Form, stem: str) -> fx.Node:
     """rotate(x), in float32. (R1)"""
-    x = emit_view(FLOAT32, x)
+    x = emit_view((("to", (torch.float32,)),), x)
     return emit(x.graph, ops.rotate.default, (x, *form.transform), f"{stem}_rotate")
 
 
@@ -142,24 +141,24 @@ class Inputs:
         """The codes of the site's input, valid where the site stands."""
         spec = form.scheme.x
         if spec is None:
-            return self._transformed(site, form)
+            return self._matrix(site, form)
 
         def make() -> Codes:
-            (x,) = self._transformed(site, form)
+            (x,) = self._matrix(site, form)
             if spec.static:
                 return _static(x, form, spec, site.x.name)
             return quantized(self.graph, x, spec, site.x.name)
 
         return self._once(site, (form.transform, spec, form.scale, form.zero_point), make)
 
-    def _transformed(self, site: Site, form: Form) -> Codes:
+    def _matrix(self, site: Site, form: Form) -> Codes:
         """The matrix [..., K] that is quantized."""
 
         def make() -> Codes:
             gradients = site.trains or _records(site.x)
             x = self.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
             x = emit_view(site.x_view, x)
-            return (transformed(x, form, site.x.name) if form.transform else x,)
+            return (_transform(x, form, site.x.name) if form.transform else x,)
 
         if not form.transform:
             with self.graph.inserting_before(site.node):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from qfx.bodies import Given, callers, family, siblings
-from qfx.canonical import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.capture import OUTER, attribute, roots
+from qfx.coded import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.packing import Constant, Packing, parts_of
 from qfx.scheme import PER_ROW
 from qfx.sharding import gathered_weights
