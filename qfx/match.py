@@ -79,6 +79,7 @@ _INT8_ALREADY = tuple(
     for name in (
         "int8_linear",
         "int8_linear_dynamic",
+        "int8_linear_groups",
         "int8_linear_requantize",
         "int8_linear_ste",
         "int8_mm",

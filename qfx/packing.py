@@ -6,7 +6,6 @@ the same operators into a graph.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
-from qfx.scheme import GROUP_MULTIPLE, PER_COLUMN, PER_TENSOR, QSpec
+from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec
 
 ops = torch.ops.qfx
 aten = torch.ops.aten
@@ -81,25 +80,19 @@ def _column_factor(w_nk: Any, bits: int) -> Any:
 
 
 def _grouped(w_nk: Any, packing: Packing, k: int) -> dict[str, Any]:
-    """One scale, and zero point, for each group of a row. Zeros fill the last group."""
+    """One scale, and zero point, for each group of a row, [N, G] column by column. (E3)"""
     spec = packing.spec
-    count, size = groups(k, spec.group)
+    size = spec.group or k
+    padding = -k % size
     if packing.rotation:
         w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, packing.rotation)
-    padded = aten.constant_pad_nd.default(w_nk, [0, count * size - k])
+    padded = aten.constant_pad_nd.default(w_nk, [0, padding])
     rows = torch.reshape(padded, (-1, size))
     triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)
-    codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, count * size)), 1, 0, k)
-    scale = torch.reshape(triple[1], (-1, count))
-    found = {"blocks": ops.pack_weight.default(codes), "scale": scale}
-    if not spec.symmetric:
-        found["zero_point"] = torch.reshape(triple[2], (-1, count))
+    codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
+    names = ("scale",) if spec.symmetric else ("scale", "zero_point")
+    found = {"blocks": ops.pack_weight.default(codes, spec.group)}
+    for i, name in enumerate(names, 1):
+        rows_g = torch.reshape(triple[i], (-1, (k + padding) // size))
+        found[name] = torch.t(aten.contiguous.default(torch.t(rows_g)))
     return found
-
-
-def groups(k: int, group: int) -> tuple[int, int]:
-    """(how many groups a row of K has, their size: at most `group`, the fewest blocks of 64)."""
-    blocks = max(math.ceil(k / GROUP_MULTIPLE), 1)
-    count = math.ceil(blocks * GROUP_MULTIPLE / group) if group else 1
-    return count, math.ceil(blocks / count) * GROUP_MULTIPLE
-

@@ -136,8 +136,8 @@ def _impossible(site: Site, scheme: Scheme) -> str | None:
     """Why this site cannot have this scheme, or None."""
     if site.trains and scheme.why_no_gradient:
         return scheme.why_no_gradient
-    if scheme.grouped and site.k is None:
-        return f"{scheme}: K is not known, so the weight cannot be cut into groups"
+    if scheme.grouped and not site.k:
+        return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
     return None
 
 

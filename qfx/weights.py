@@ -46,7 +46,7 @@ def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
         if packing.factor is not None:
             factor = torch.tensor(packing.factor, dtype=torch.float32, device=weight.device)
         parts = parts_of(w_nk, packing, factor, *w_nk.shape)
-        return Packed(**{name: tensor.contiguous() for name, tensor in parts.items()})
+        return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
 
 
 class Stamp(NamedTuple):
