@@ -201,9 +201,7 @@ def threaded(
     return in_root_or_body
 
 
-def _handed_down(
-    gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]
-) -> ProvideConstant:
+def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -> ProvideConstant:
     """Extends `make`, which serves the root graph, to bodies: operands of the calls on the way."""
     made: dict[tuple[fx.Graph, Constant], fx.Node] = {}
     calling = callers(gm)
