@@ -104,7 +104,7 @@ def measure(dtype: torch.dtype) -> CostTable:
         saving = _symmetric_saving(dtype)
         training = _training(dtype)
         rotation = _rotation(dtype)
-    return CostTable(float_s, int8_s, saving, *training, rotation)
+    return CostTable(float_s, int8_s, saving, *training, rotation_s=rotation)
 
 
 def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:

@@ -65,8 +65,8 @@ def test_a_file_is_read_as_an_option(tmp_path: Path) -> None:
     path, recipe = tmp_path / "recipe.json", chain_recipe(Scheme(rotation=64), None)
     recipe.save(path)
     assert Recipe.load(path) == recipe
-    for given in (recipe, path, str(path)):
-        assert parse_options({"recipe": given})[0].recipe == recipe
+    for option in (recipe, path, str(path)):
+        assert parse_options({"recipe": option})[0].recipe == recipe
 
 
 def test_a_recipe_prints_as_a_table() -> None:
@@ -158,7 +158,7 @@ def test_a_recipe_of_another_model_is_an_error(phrase: str) -> None:
 
 
 def test_another_type_is_an_error() -> None:
-    with pytest.raises(TypeError, match="takes a qfx.Recipe, got 3"):
+    with pytest.raises(TypeError, match=r"takes a qfx\.Recipe, got 3"):
         parse_options({"recipe": 3})
 
 

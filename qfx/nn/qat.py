@@ -29,9 +29,9 @@ def prepare_qat(
     Weights and biases stay the same parameters; new ones are the steps (`w_log_step`,
     `x_log_step`) and shifts, so make the optimizer afterwards: `model.parameters()` has them.
     `config`: `scheme` (a `Scheme`, or the first of a preset; without its rotation), `skip` and
-    `only` (patterns of module names), `backward`. The example inputs are run once in float, to fit the steps of activations
-    where the scheme is per tensor. Raises ValueError without them in that case, for a pattern that
-    fits nothing, and where a linear to be replaced did not run.
+    `only` (patterns of module names), `backward`. The example inputs are run once in float, to fit
+    the steps of activations where the scheme is per tensor. Raises ValueError without them in that
+    case, for a pattern that fits nothing, and where a linear to be replaced did not run.
     """
     config = config or Config()
     scheme = replace(config.schemes[0], rotation=0)
