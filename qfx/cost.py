@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import qfx._C as _C
 from qfx.batch_cost import attention_table, bmm_table
+from qfx.form_cost import form, form_table
 from qfx.grid import (
     ROUNDS,
     Column,
@@ -29,6 +30,7 @@ from qfx.grid import (
     undisturbed,
 )
 from qfx.ops.weight import PANEL
+from qfx.packing import Packing
 from qfx.plan import Estimate
 from qfx.scheme import QSpec, Scheme
 from qfx.timing import fastest
@@ -50,6 +52,7 @@ class CostTable:
     symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
     weight_s: float  # seconds per element to quantize and pack a weight, and again for backward
     codes_s: float  # seconds per element to dequantize activations in the backward
+    rotation_s: float  # seconds per element that rotating the activations adds
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
@@ -57,12 +60,17 @@ class CostTable:
         int8_s = interpolate(self.int8_s, AXES, (m, k, whole))
         if k % VECTOR:
             int8_s += self.uneven_s * m
-        if scheme.x.symmetric:
+        if scheme.x and scheme.x.symmetric:
             int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
+        int8_s += self.transform(m, k, scheme)
         columns = self.columns[max(bisect_right(AXES[0], m) - 1, 0)]
         return Estimate(
             interpolate(self.float_s, AXES, (m, k, n - n % BLOCK + columns[n % BLOCK])), int8_s
         )
+
+    def transform(self, m: int, k: int, scheme: Scheme) -> float:
+        """Seconds to rotate x [m, k]; the smaller block counts as the larger one."""
+        return self.rotation_s * m * k if scheme.block(k) else 0.0
 
     def training(self, m: int, k: int, n: int) -> float:
         """Seconds that a training step adds to the int8 forward of a weight that trains."""
@@ -73,7 +81,13 @@ class MachineCost:
     """The cost model of this machine: one table per dtype, thread count and instruction set."""
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
-        return table(dtype, torch.get_num_threads(), _C.isa()).estimate(m, k, n, dtype, scheme)
+        machine = (dtype, torch.get_num_threads(), _C.isa())
+        name = form(scheme)
+        if name is None:
+            return table(*machine).estimate(m, k, n, dtype, scheme)
+        found = form_table(name, *machine).estimate(m, k, n)
+        transform = table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
+        return Estimate(found.float_s, found.int8_s + transform)
 
     def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
         return table(dtype, torch.get_num_threads(), _C.isa()).training(m, k, n)
@@ -101,7 +115,7 @@ def _from_json(text: str) -> CostTable:
     columns = tuple(tuple(map(float, of_m)) for of_m in raw["columns"])
     if [len(of_m) for of_m in columns] != [BLOCK] * len(AXES[0]):
         raise ValueError("the kept table lacks columns")
-    others = ("uneven_s", "symmetric_saving", "weight_s", "codes_s")
+    others = ("uneven_s", "symmetric_saving", "weight_s", "codes_s", "rotation_s")
     return CostTable(float_s, int8_s, columns, *(float(raw[name]) for name in others))
 
 
@@ -111,12 +125,13 @@ def measure(dtype: torch.dtype) -> CostTable:
         grids = measured_grids(AXES, lambda k, n: _column(k, n, dtype))
         columns = tuple(_columns(m, dtype) for m in AXES[0])
         rows = (_uneven(dtype), _symmetric_saving(dtype))
-        return CostTable(*grids, columns, *rows, *_training(dtype))
+        weight, codes = _training(dtype)
+        return CostTable(*grids, columns, *rows, weight, codes, _rotation(dtype))
 
 
 def _column(k: int, n: int, dtype: torch.dtype) -> Column:
     w, op = random(n, k, dtype), torch.ops.qfx.int8_linear_dynamic
-    packed = pack(w, (), QSpec())
+    packed = pack(w, (), Packing(QSpec())).tensors
 
     def timed(m: int) -> list[float]:
         x = random(m, k, dtype)
@@ -153,13 +168,23 @@ def _symmetric_saving(dtype: torch.dtype, m: int = 1024, k: int = 64) -> float:
     return max(asymmetric - symmetric, 0.0) / m
 
 
+def _rotation(dtype: torch.dtype, m: int = 256, k: int = 512) -> float:
+    """What rotated blocks of 64 add to the pass that quantizes."""
+    x = random(m, k, dtype)
+    plain, rotated = fastest(
+        lambda: torch.ops.qfx.quantize(x, [1], 8, True),
+        lambda: torch.ops.qfx.quantize(x, [1], 8, True, None, 64),
+    )
+    return max(rotated - plain, 0.0) / (m * k)
+
+
 def _training(dtype: torch.dtype, size: int = 512) -> list[float]:
     """Per element: what a weight costs in both directions, and dequantizing activations."""
     w = random(size, size, dtype)
     q, scale, zero_point = torch.ops.qfx.quantize(w, [1], 8, False)
     like = (scale, zero_point, None, None, "none", dtype)
     weight, again, codes = fastest(
-        lambda: pack(w, (), QSpec()),
+        lambda: pack(w, (), Packing(QSpec())),
         lambda: torch.ops.qfx.fake_quantize(w, [1], 8, True, dtype),
         lambda: torch.ops.qfx.dequantize(q, *like),
     )

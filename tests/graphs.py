@@ -102,7 +102,8 @@ class Program:
     @property
     def attentions(self) -> int:
         """How many are expected to become one int8 operator."""
-        return sum(isinstance(s.op.bound, Attention) and s.dtype in QUANTIZED for s in self.steps)
+        attend = [s for s in self.steps if isinstance(s.op.bound, Attention)]
+        return sum(s.dtype in QUANTIZED for s in attend) * self.scheme[1].fits_activations
 
     @property
     def products(self) -> int:
@@ -167,7 +168,8 @@ class Interpreter:
         x, w, *rest = operands
         k = math.prod(w.v.shape[axis] for axis in bound.w_axes)
         if self.scheme is not None and codes:
-            x = widened(self.scheme.x, x, bound.x_axes)
+            if self.scheme.x is not None:
+                x = widened(self.scheme.x, x, bound.x_axes)
             w = widened(self.scheme.w, w, bound.w_axes)
         bias = rest[0] if rest else Known(*torch.zeros(2, 1).double())
         return product(u, step.function(), x, w, bias, k)

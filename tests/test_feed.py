@@ -18,10 +18,11 @@ from torch._subclasses import FakeTensorMode
 import qfx
 from qfx import _C
 from qfx.feed import Feed, Part, Source, with_packed_weights
+from qfx.packing import Constant, Packing
 from qfx.weights import CACHE
 
 X = torch.randn(3, 8)
-SPEC = qfx.QSpec()
+SPEC = Packing(qfx.QSpec())
 
 
 def _wrapper(weights: int) -> Callable[..., Any]:
@@ -187,14 +188,36 @@ def test_gather_refuses_what_is_not_there() -> None:
 def test_the_order_is_what_gather_of_a_feed_does() -> None:
     feed = Feed((2, Part(1, 0), 0, Part(0, 1)), (Source(1, (), SPEC), Source(3, (), SPEC)))
     found = [CACHE.get(torch.randn(8, 8), (), SPEC) for _ in feed.sources]
-    references = tuple(weakref.ref(tensor) for packed in found for tensor in packed)
+    references = tuple(weakref.ref(tensor) for packed in found for tensor in packed.tensors)
     arguments = ("a", "b", "c", "d")
-    expected = feed.gather(arguments, found)
+    expected = feed.gather(arguments, [packed.tensors for packed in found])
     inputs = _C.Gather(feed.order())(arguments, references)
     assert [id(i) for i in inputs] == [id(e) for e in expected]
 
 
 # --- the wrapper ---
+
+
+FACTOR, ZERO = Constant((0.5, 2.0)), Constant((3,), torch.int32)
+
+
+@pytest.mark.parametrize("weights", [0, 2])
+def test_constants_are_fed_after_packed_weights_and_stay(weights: int) -> None:
+    parts = [Part(source, part) for source in range(weights) for part in range(2)]
+    sources = tuple(Source(1 + i, (), SPEC) for i in range(weights))
+    constants = (Part(weights, 1), Part(weights, 0))
+    feed = Feed((0, *parts, *constants), sources, (FACTOR, ZERO))
+    f = with_packed_weights(lambda *inputs: inputs, feed)
+    given = [torch.randn(8, 8) for _ in range(weights)]
+    for _ in range(2):
+        *_, zero, factor = first = f(X, *given)
+        assert (zero.tolist(), zero.dtype) == ([3], torch.int32)
+        assert (factor.tolist(), factor.dtype) == ([0.5, 2.0], torch.float32)
+    assert [id(t) for t in f(X, *given)] == [id(t) for t in first]
+    mode = FakeTensorMode()
+    with mode:
+        fake = f(*map(mode.from_tensor, (X, *given)))
+    assert all(isinstance(t, torch._subclasses.FakeTensor) for t in fake)
 
 
 @pytest.fixture
