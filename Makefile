@@ -38,6 +38,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
+	$(BIN)/python -m benchmarks.accuracy $(BENCH)
 	$(BIN)/python -m benchmarks.models $(BENCH)
 	$(BIN)/python -m benchmarks.prepare $(BENCH)
 
@@ -78,7 +79,7 @@ $(VENV)/.tools: $(VENV)/.torch
 	touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev,accuracy]'
 	touch $@
 
 $(VENV)/.data: $(VENV)/.built examples/minilm.py

@@ -38,10 +38,9 @@ FLOAT = "float"
 ALL = {"minimum_gain": 0, "inner": "eager"}  # the numbers are the operators', whoever calls them
 SETTINGS: dict[str, dict[str, Any]] = {
     "w8a8": {},
-    "w8a8-asymmetric": {"scheme": "w8a8-asymmetric"},
-    "w8a8-symmetric": {"scheme": "w8a8-symmetric"},
-    "w7a7": {"scheme": Scheme(QSpec(bits=7), QSpec(bits=7))},
-    "w4a8": {"scheme": Scheme(QSpec(symmetric=False), QSpec(bits=4))},
+    "rotated-asymmetric": {"scheme": Scheme(x=QSpec(symmetric=False), rotation=64)},
+    "rotated-symmetric": {"scheme": Scheme(rotation=64)},
+    **{name: {"scheme": name} for name in ("w8a8-asymmetric", "w8a8-symmetric", "w7a7", "w4a8")},
 }
 KEY = ("model", "setting", "isa")
 Row = dict[str, Any]
