@@ -41,6 +41,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
+	$(BIN)/python -m benchmarks.accuracy $(BENCH)
 	$(BIN)/python -m benchmarks.models $(BENCH)
 	$(BIN)/python -m benchmarks.prepare $(BENCH)
 
@@ -81,7 +82,7 @@ $(VENV)/.tools: $(VENV)/.torch
 	touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
-	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev]'
+	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev,accuracy]'
 	touch $@
 
 $(VENV)/.data: $(VENV)/.built examples/minilm.py
