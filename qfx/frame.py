@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qfx.plan import names
+from qfx.patterns import names
 from qfx.site import Match
 
 

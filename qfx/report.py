@@ -19,7 +19,8 @@ from qfx.frame import SELF, prefixes, running_path
 from qfx.match import match
 from qfx.observe import Observer, Row, sqnr
 from qfx.opened import open_operators
-from qfx.plan import check_names, decide
+from qfx.patterns import check_names
+from qfx.plan import decide
 from qfx.site import Site
 
 __all__ = ["Report", "Row", "explain", "sqnr"]

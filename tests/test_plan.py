@@ -11,7 +11,8 @@ from torch import nn
 import qfx
 from qfx.config import parse_options
 from qfx.match import match
-from qfx.plan import Estimate, Plan, check_names, decide, fits
+from qfx.patterns import check_names, fits
+from qfx.plan import Estimate, Plan, decide
 from tests.models import FEATURES, Block
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from qfx.config import Config
 from qfx.nn.functional import specs
 from qfx.nn.lsq import LSQLinear
-from qfx.plan import check_names, fits
+from qfx.patterns import check_names, fits
 from qfx.scheme import PER_TENSOR
 
 
