@@ -61,7 +61,7 @@ def check_names(config: Config, known: Iterable[str]) -> None:
                 raise ValueError(
                     f"{option}: the pattern {pattern!r} matches nothing; there is: {listed}"
                 )
-    if config.recipe is None and config.schemes[0].calibrated:
+    if config.recipe is None and config.chosen.calibrated:
         raise ValueError(
             f"the scheme {config.scheme} has static scales, which only a recipe holds: give one, "
             'options={"recipe": qfx.calibrate(model, batches)}'

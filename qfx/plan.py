@@ -22,9 +22,6 @@ from qfx.recipe import SiteRecipe
 from qfx.scheme import QSpec, Scheme
 from qfx.site import Match, Site, Unmatched
 
-# A more accurate scheme is taken when it costs at most this much more time.
-ACCURACY_BUDGET = 0.03
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -53,7 +50,7 @@ class CostModel(Protocol):
         """Of `batch` attentions of m queries and n keys with k features."""
         ...
 
-    def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
+    def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
         """Seconds that training adds to a step's int8 forward."""
         ...
 
@@ -127,7 +124,8 @@ def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
     why_not = recipe.scheme and _impossible(site, recipe.scheme)
     if recipe.scheme is None or why_not:
         return Entry(site, None, why_not or recipe.reason or "left float by the recipe")
-    return Entry(site, recipe.scheme, recipe.reason or "by the recipe", recipe=recipe)
+    scheme = recipe.scheme.at(site.k)
+    return Entry(site, scheme, recipe.reason or "by the recipe", recipe=recipe)
 
 
 def _impossible(site: Site, scheme: Scheme) -> str | None:
@@ -143,7 +141,7 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
     attends, wanted = isinstance(match, Attention), max(config.minimum_gain, 1.0)
     what = "an attention" if attends else "a matmul of two activations"
-    scheme = config.schemes[0]
+    scheme = config.chosen
     if not scheme.fits_activations:
         return Entry(match, None, f"{what}, which {scheme} does not serve")
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
@@ -154,26 +152,21 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
-    scheme = replace(scheme, rotation=0)
-    return Entry(match, scheme, f"int8 predicted {estimate.gain:.2f}x float", estimate)
+    # Of an attention, queries and keys; whatever the scheme, they are symmetric per row.
+    taken = Scheme() if attends else Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
+    return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
 
 
 def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
     m, dtype = hint(site.m), site.out_dtype or torch.float32
-    schemes = config.schemes
-    if why_not := _impossible(site, schemes[0]):
+    scheme = config.chosen.at(site.k)
+    if why_not := _impossible(site, scheme):
         return Entry(site, None, why_not)
-    if schemes[0].calibrated:
-        return Entry(site, None, f"{schemes[0]}: the recipe does not name it")
+    if scheme.calibrated:
+        return Entry(site, None, f"{config.chosen}: the recipe does not name it")
     if cost is None or m is None or site.k is None or site.n is None:
-        return Entry(site, schemes[0], "int8; its gain was not predicted")
-    estimates = [_estimate(site, m, dtype, s, cost) for s in schemes]
-    fastest = min(e.int8_s for e in estimates)
-    scheme, estimate = next(
-        (s, e)
-        for s, e in zip(schemes, estimates, strict=True)
-        if e.int8_s <= fastest * (1 + ACCURACY_BUDGET)
-    )
+        return Entry(site, scheme, "int8; its gain was not predicted")
+    estimate = _estimate(site, m, dtype, scheme, cost)
     where = _where(site, config, cost, scheme)
     only = "" if where in (None, sympy.true, sympy.false) else f"; int8 where {where}"
     if estimate.gain < config.minimum_gain:
@@ -182,8 +175,6 @@ def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
         )
         return Entry(site, None, reason + only, estimate, where)
     reason = f"int8 predicted {estimate.gain:.2f}x float"
-    if len(schemes) > 1 and scheme.x is not None:
-        reason += _why_symmetry(scheme.x, estimates[0].int8_s / estimates[-1].int8_s - 1)
     return Entry(site, scheme, reason + only, estimate, where)
 
 
@@ -193,7 +184,7 @@ def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: Cost
     found = cost.estimate(m, site.k, site.n, dtype, scheme)
     if not site.weight_trains:
         return found
-    return replace(found, int8_s=found.int8_s + cost.training(m, site.k, site.n, dtype))
+    return replace(found, int8_s=found.int8_s + cost.training(m, site.k, site.n, dtype, scheme))
 
 
 def _where(site: Site, config: Config, cost: CostModel, scheme: Scheme) -> sympy.Basic | None:
@@ -214,12 +205,6 @@ def guard_sizes(plan: Plan) -> None:
         if entry.where is not None and isinstance(entry.match, Site):
             assert isinstance(entry.match.m, torch.SymInt)
             guard(entry.match.m, entry.where)
-
-
-def _why_symmetry(x: QSpec, extra: float) -> str:
-    if x.symmetric:
-        return f", symmetric: a zero point would cost {extra:.1%} time"
-    return f", zero point for {max(extra, 0):.1%} time"
 
 
 def hint(size: int | torch.SymInt | None) -> int | None:

@@ -34,7 +34,7 @@ def prepare_qat(
     case, for a pattern that fits nothing, and where a linear to be replaced did not run.
     """
     config = config or Config()
-    scheme = replace(config.schemes[0], rotation=0)
+    scheme = replace(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
     chosen = _chosen(model, config)
     given = bool(example_inputs or example_keywords)
