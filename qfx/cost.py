@@ -70,10 +70,12 @@ class CostTable:
         if k % VECTOR:
             int8_s += self.uneven_s * m
         int8_s = max(int8_s - self._saving(m, k, scheme), int8_s / 2) + self.transform(m, k, scheme)
+        return Estimate(self.in_float(m, k, n), int8_s)
+
+    def in_float(self, m: int, k: int, n: int) -> float:
+        """Predicted seconds in float alone."""
         columns = self.columns[max(bisect_right(AXES[0], m) - 1, 0)]
-        return Estimate(
-            interpolate(self.float_s, AXES, (m, k, n - n % BLOCK + columns[n % BLOCK])), int8_s
-        )
+        return interpolate(self.float_s, AXES, (m, k, n - n % BLOCK + columns[n % BLOCK]))
 
     def _saving(self, m: int, k: int, scheme: Scheme) -> float:
         if scheme.calibrated:
@@ -100,14 +102,20 @@ class CostTable:
 class MachineCost:
     """The cost model of this machine: one table per dtype, thread count and instruction set."""
 
-    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
+    def estimate(
+        self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
+    ) -> Estimate:
+        """Predicted times; `outliers` of the k columns are a float linear of their own."""
         machine = (dtype, torch.get_num_threads(), _C.isa())
-        name = form(scheme)
+        name, beside = form(scheme), 0.0
+        if outliers:
+            beside = table(*machine).in_float(m, outliers, n)
         if name is None:
-            return table(*machine).estimate(m, k, n, dtype, scheme)
-        found = form_table(name, *machine).estimate(m, k, n)
-        transform = table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
-        return Estimate(found.float_s, found.int8_s + transform)
+            found = table(*machine).estimate(m, k, n, dtype, scheme)
+        else:
+            found = form_table(name, *machine).estimate(m, k, n)
+            beside += table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
+        return Estimate(found.float_s, found.int8_s + beside)
 
     def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
         return table(dtype, torch.get_num_threads(), _C.isa()).training(m, k, n, scheme)

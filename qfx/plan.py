@@ -38,7 +38,11 @@ class Estimate:
 class CostModel(Protocol):
     """Predicts a site's times from its shape; `dtype` is that of the float matmul."""
 
-    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate: ...
+    def estimate(
+        self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
+    ) -> Estimate:
+        """`outliers`: how many of the k columns are multiplied in float beside the others."""
+        ...
 
     def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
         """Of `batch` products of two activations."""
@@ -121,11 +125,16 @@ def _entry(
 
 
 def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
-    why_not = recipe.scheme and _impossible(site, recipe.scheme)
-    if recipe.scheme is None or why_not:
-        return Entry(site, None, why_not or recipe.reason or "left float by the recipe")
-    scheme = recipe.scheme.at(site.k)
-    return Entry(site, scheme, recipe.reason or "by the recipe", recipe=recipe)
+    if recipe.scheme is None:
+        return Entry(site, None, recipe.reason or "left float by the recipe")
+    scheme, reason = recipe.scheme.at(site.k), recipe.reason or "by the recipe"
+    if why_not := _impossible(site, scheme):
+        return Entry(site, None, why_not)
+    if recipe.outliers:
+        if site.trains:
+            return Entry(site, None, f"{scheme} with outliers in float has no gradient")
+        reason += f"; {len(recipe.outliers)} of {recipe.k} features in float"
+    return Entry(site, scheme, reason, recipe=recipe)
 
 
 def _impossible(site: Site, scheme: Scheme) -> str | None:

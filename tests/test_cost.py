@@ -191,6 +191,15 @@ def test_rotation_costs_its_rows_and_elements_where_a_block_fits() -> None:
         assert math.isclose(second - first, added, rel_tol=1e-6)
 
 
+@pytest.mark.parametrize("scheme", [ASYMMETRIC, *form_cost.FORMS.values()], ids=str)
+def test_outliers_are_a_float_linear_beside_the_others(scheme: qfx.Scheme) -> None:
+    problem = (64, 512, 256, torch.float32, scheme)
+    plain, split = (cost.MachineCost().estimate(*problem, outliers=count) for count in (0, 8))
+    beside = FIXED_COST.estimate(64, 8, 256, torch.float32, ASYMMETRIC).float_s
+    assert split.float_s == plain.float_s
+    assert math.isclose(split.int8_s - plain.int8_s, beside, rel_tol=1e-6)
+
+
 @pytest.mark.parametrize("scheme", form_cost.FORMS.values(), ids=str)
 def test_forms_have_tables_of_their_own(scheme: qfx.Scheme) -> None:
     problem = (64, 512, 256, torch.float32)
