@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
 from qfx.config import PRESETS
+from qfx.packing import Packing, parts_of
+from qfx.weights import pack
 from tests.bounds import U32, UNIT, Known, product, quantization_error, rotation
 from tests.conftest import same_bits
 from tests.models import compiled
@@ -378,12 +380,30 @@ def test_constants_reach_the_bodies_of_checkpoints(scheme: Scheme) -> None:
 
     torch.manual_seed(0)
     model = Checkpointed()
-    plain = chain_recipe(scheme, factor=1.5)
+    made = chain_recipe(scheme, factor=1.5)
+    plain = Recipe(tuple(replace(s, outliers=(2, 7)) for s in made.sites))
     named = Recipe(tuple(replace(s, name=f"inside.{s.name}") for s in plain.sites))
     with torch.no_grad():
         expected = compiled(model.inside, recipe=plain)(X)
         assert same_bits(compiled(model, recipe=named)(X), expected)
         assert not torch.equal(expected, model(X))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_graph_packs_weights_as_the_cache_does(row: Row) -> None:
+    case = Case(row, torch.float32)
+    factor = None if case.given is None else tuple(case.given.tolist())
+    packing = Packing(row.scheme.w, factor, row.scheme.block(K), case.outliers)
+    expected = pack(case.model.weight, (), packing)
+    graph = torch.fx.Graph()
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    names = ("w", *packing.constants())
+    w, *rest = (torch.fx.Proxy(graph.placeholder(name), tracer) for name in names)
+    parts = parts_of(w, packing, dict(zip(names[1:], rest, strict=True)), N, K)
+    graph.output(tuple(parts[part].node for part in packing.parts))
+    constants = [constant.tensor() for constant in packing.constants().values()]
+    found = torch.fx.GraphModule({}, graph)(case.model.weight.detach(), *constants)
+    assert all(same_bits(a, b) for a, b in zip(found, expected.tensors, strict=True))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
