@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +15,14 @@ from tqdm import tqdm
 
 from qfx.calibration.choose import Choice, by_error, by_metric
 from qfx.calibration.observers import OBSERVERS, step_of
-from qfx.calibration.record import Group, Session
+from qfx.calibration.record import Group, Session, SiteKey
 from qfx.calibration.search import Candidate, candidates
 from qfx.config import Config
 from qfx.cost import MachineCost
 from qfx.plan import check_patterns, fits
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.scheme import PER_ROW, Scheme
-from qfx.watch import uncompiled_module, watch
+from qfx.watch import watch
 
 Model = Callable[..., Any]
 _MEMORY = 0.25  # of the bytes of the model's parameters that samples may take
@@ -68,17 +69,149 @@ def calibrate(
     _observe(model, batches, session, progress, "calibrating")
     groups = _wanted(session, config)
     found = [
-        _affordable(list(candidates(g, ladder, observer, MachineCost())), config)
-        for g in tqdm(groups, "searching", disable=not progress)
+        candidates(g, ladder, observer, MachineCost(), config.minimum_gain)
+        for g in tqdm(groups.values(), "searching", disable=not progress)
     ]
+
+    def recipe_of(choice: Choice) -> Recipe:
+        chosen = {k: each[i] for k, each, i in zip(groups, found, choice, strict=True)}
+        ranges = _ranges(model, batches, session, chosen, observer, progress)
+        return Recipe(tuple(_sites(groups, chosen, ranges)))
+
     if metric is None:
-        choice = by_error(found, max_sqnr_loss_db)
-        return _recipe(model, batches, session, groups, found, choice, observer, progress)
-    wanted = metric(model)
+        return recipe_of(by_error(found, max_sqnr_loss_db))
+    wanted, measure = metric(model), metric
 
-    def drop(tried: Choice) -> float:
-        recipe = _recipe(model, batches, session, groups, found, tried, observer, False)
-        return wanted - metric(_quantized(model, replace(config, recipe=recipe)))
+    def drop(choice: Choice) -> float:
+        return wanted - measure(_quantized(model, recipe_of(choice), config))
 
-    choice = by_metric(found, drop, max_drop)
-    return _recipe(model, batches, session, groups, found, choice, observer, progress)
+    return recipe_of(by_metric(found, drop, max_drop))
+
+
+def _ladder(config: Config) -> tuple[Scheme, ...]:
+    """The schemes to try: those of the config, without rotation too if it is a preset, and for
+    static activations the same found at run time, for each token."""
+    schemes = list(config.schemes)
+    if isinstance(config.scheme, str):
+        schemes += [replace(s, rotation=0) for s in schemes]
+    schemes += [
+        replace(s, x=replace(s.x, static=False, axes=PER_ROW))
+        for s in schemes
+        if s.x is not None and s.x.static
+    ]
+    return tuple(dict.fromkeys(schemes))
+
+
+def _observe(
+    model: Model, batches: Iterable[Any], session: Session, progress: bool, what: str
+) -> None:
+    """Runs the batches; Ctrl-C ends it, unless nothing was seen."""
+    memory, count = _MEMORY * _parameter_bytes(model), 0
+    for batch in tqdm(batches, what, disable=not progress):
+        try:
+            _run(model, batch, session)
+        except KeyboardInterrupt:
+            if not count:
+                raise
+            warnings.warn(f"{what}: interrupted, {count} batches count", stacklevel=3)
+            break
+        count += 1
+        if memory:
+            session.fit(memory)
+    if not count:
+        raise ValueError("calibrate: there are no batches")
+    if not session.groups:
+        raise ValueError(
+            f"calibrate: {count} batches ran, but no matmul with a constant operand was captured"
+        )
+
+
+def _run(model: Model, batch: Any, session: Session) -> None:
+    if isinstance(batch, Mapping):
+        watch(model, session.run, **batch)
+    elif isinstance(batch, list | tuple):
+        watch(model, session.run, *batch)
+    else:
+        watch(model, session.run, batch)
+
+
+def _parameter_bytes(model: Model) -> int:
+    if not isinstance(model, nn.Module):
+        return 0
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _wanted(session: Session, config: Config) -> dict[SiteKey, Group]:
+    """The groups without the sites that the config's patterns leave out."""
+    check_patterns(config, session.names)
+    result = {}
+    for key, group in session.groups.items():
+        kept = tuple(r for r in group.readers if _fits(r.names, config))
+        if kept:
+            result[key] = replace(group, readers=kept)
+    return result
+
+
+def _fits(names: tuple[str, ...], config: Config) -> bool:
+    if any(fits(pattern, names) for pattern in config.skip):
+        return False
+    return not config.only or any(fits(pattern, names) for pattern in config.only)
+
+
+def _ranges(
+    model: Model,
+    batches: Iterable[Any],
+    session: Session,
+    chosen: Mapping[SiteKey, Candidate],
+    observer: str,
+    progress: bool,
+) -> dict[SiteKey, tuple[float, int]]:
+    """(scale, zero point) of the static activations, observed as they are transformed."""
+    specs = {k: c.scheme.x for k, c in chosen.items() if c.scheme and c.scheme.calibrated}
+    watching = {
+        key: (chosen[key].transform, OBSERVERS[observer](spec.bits, spec.symmetric))
+        for key, spec in specs.items()
+        if spec
+    }
+    if not watching:
+        return {}
+    session.observers = watching
+    _observe(model, batches, session, progress, "static ranges")
+    return {
+        key: step_of(*watching[key][1].range(), spec.bits, spec.symmetric)
+        for key, spec in specs.items()
+        if spec
+    }
+
+
+def _sites(
+    groups: Mapping[SiteKey, Group],
+    chosen: Mapping[SiteKey, Candidate],
+    ranges: Mapping[SiteKey, tuple[float, int]],
+) -> Iterator[SiteRecipe]:
+    for key, group in groups.items():
+        candidate = chosen[key]
+        scheme, factor = candidate.scheme, candidate.transform.factor
+        scale, zero_point = ranges.get(key, (None, None))
+        if scheme is None or scheme.x is None or scheme.x.symmetric:
+            zero_point = None
+        for reader, error in zip(group.readers, candidate.errors, strict=True):
+            n, k = reader.w_nk.shape
+            yield SiteRecipe(
+                *reader.key,
+                n=n,
+                k=k,
+                scheme=scheme,
+                factor=None if factor is None else tuple(factor.tolist()),
+                scale=scale,
+                zero_point=zero_point,
+                sqnr_db=None if error == 0 else round(-10 * math.log10(error), 2),
+                reason=candidate.reason,
+            )
+
+
+def _quantized(model: Model, recipe: Recipe, config: Config) -> Model:
+    """The model with the recipe, compiled as quickly as can be."""
+    options = {"recipe": recipe, "inner": "eager", "skip": config.skip, "only": config.only}
+    options["minimum_gain"] = 1e5  # nothing but the recipe decides
+    return torch.compile(copy.copy(model), backend="qfx", options=options)

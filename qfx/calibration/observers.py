@@ -1,7 +1,7 @@
 """Observers: the range that a stream of activations is given in advance, in bounded memory.
 
-Each takes tensors by `update` and says `(low, high)` by `range`, with zero inside. `Histogram` is what
-those stand on that clip.
+Each takes tensors by `update` and says `(low, high)` by `range`, with zero inside. Those that clip
+stand on a `Histogram`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MinMax:
 
 
 class MovingAverage:
-    """The mean of each batch's extremes, older ones forgotten: a <- momentum a + (1 - momentum) b."""
+    """The batches' extremes, older ones forgotten: a <- momentum a + (1 - momentum) b."""
 
     def __init__(self, momentum: float = 0.9) -> None:
         if not 0 <= momentum < 1:
@@ -114,10 +114,8 @@ class _Clipping:
             return low, high
         if self.symmetric:
             low, high = -max(-low, high), max(-low, high)
-        ranges = [
-            (low * i / _FRACTIONS, high * i / _FRACTIONS) for i in range(_FRACTIONS, _FRACTIONS // 16, -1)
-        ]
-        return min(ranges, key=self.loss)
+        fractions = [i / _FRACTIONS for i in range(_FRACTIONS, _FRACTIONS // 16, -1)]
+        return min(((low * f, high * f) for f in fractions), key=self.loss)
 
     def loss(self, clipped: tuple[float, float]) -> float:
         raise NotImplementedError
@@ -149,7 +147,8 @@ class MeanSquare(_Clipping):
 
     def loss(self, clipped: tuple[float, float]) -> float:
         values, counts = self.histogram.centres, self.histogram.counts
-        return (counts * (values - _rounded(values, clipped, self.bits, self.symmetric)) ** 2).sum().item()
+        error = values - _rounded(values, clipped, self.bits, self.symmetric)
+        return (counts * error.square()).sum().item()
 
 
 class Entropy(_Clipping):

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from qfx.calibration.observers import Observer
 from qfx.capture import attribute
 from qfx.match import match
-from qfx.ops.rotation import rotate
+from qfx.ops.rotation import transformed_weight
 from qfx.plan import names
 from qfx.site import Match, Site
 from qfx.views import View, apply
@@ -32,11 +32,10 @@ class Transform(NamedTuple):
     rotation: int = 0
 
     def of(self, x: Tensor) -> Tensor:
-        return rotate(x.float(), self.factor, self.rotation)
+        return torch.ops.qfx.rotate(x.float(), self.factor, self.rotation)  # type: ignore[no-any-return]
 
     def of_weight(self, w_nk: Tensor) -> Tensor:
-        inverse = None if self.factor is None else 1 / self.factor
-        return rotate(w_nk.float(), inverse, self.rotation)
+        return transformed_weight(w_nk, self.factor, self.rotation).float()
 
 
 @dataclass
@@ -106,6 +105,7 @@ class Reader(NamedTuple):
     """A site as calibration sees it."""
 
     key: SiteKey
+    names: tuple[str, ...]  # that patterns are matched against
     weight: Tensor
     view: View
 
@@ -192,7 +192,7 @@ class _Recorder(fx.Interpreter):
             return
         key = self.keys[sites[0]]
         if key not in self.session.groups:
-            readers = tuple(Reader(self.keys[s], self._weight(s), s.view) for s in sites)
+            readers = tuple(Reader(self.keys[s], names(s), self._weight(s), s.view) for s in sites)
             made = Activation(x.shape[-1], self.session.room)
             self.session.groups[key] = Group(made, readers, x.dtype)
         self.session.record(key, x)

@@ -30,6 +30,7 @@ class Candidate:
     transform: Transform
     errors: tuple[float, ...]  # of each site
     seconds: float  # predicted, of all sites
+    reason: str = ""  # of float
 
     @property
     def error(self) -> float:
@@ -37,31 +38,37 @@ class Candidate:
 
 
 def candidates(
-    group: Group, schemes: Sequence[Scheme], observer: str, cost: CostModel
-) -> Iterator[Candidate]:
-    """Every scheme with the best strength of smoothing for it; and the group in float."""
+    group: Group, schemes: Sequence[Scheme], observer: str, cost: CostModel, minimum_gain: float
+) -> list[Candidate]:
+    """The group in float, and every scheme with the best strength of smoothing for it, those left
+    out whose predicted gain is below `minimum_gain`."""
     weights = [reader.w_nk.float() for reader in group.readers]
-    for scheme in schemes:
-        yield _best_smoothing(group, weights, scheme, observer, cost)
-    seconds = sum(_estimate(group, w, schemes[0], cost)[0] for w in weights)
-    yield Candidate(None, Transform(), (0.0,) * len(weights), seconds)
+    times = [_times(group, weights, scheme, cost) for scheme in schemes]
+    in_float = times[0][0]
+    gain = max(in_float / int8_s for _, int8_s in times)
+    reason = "" if gain >= minimum_gain else f"int8 would be {gain:.2f}x float"
+    found = [Candidate(None, Transform(), (0.0,) * len(weights), in_float, reason)]
+    for scheme, (_, int8_s) in zip(schemes, times, strict=True):
+        if in_float / int8_s >= minimum_gain:
+            errors, transform = _best_smoothing(group, weights, scheme, observer)
+            found.append(Candidate(scheme, transform, errors, int8_s))
+    return found
 
 
 def _best_smoothing(
-    group: Group, weights: list[Tensor], scheme: Scheme, observer: str, cost: CostModel
-) -> Candidate:
-    seconds = sum(_estimate(group, w, scheme, cost)[1] for w in weights)
+    group: Group, weights: list[Tensor], scheme: Scheme, observer: str
+) -> tuple[tuple[float, ...], Transform]:
     rotation = scheme.block(group.activation.k)
-    tried = [
-        (_errors(group, weights, scheme, Transform(factor, rotation), observer), factor)
-        for factor in _factors(group, weights, scheme)
-    ]
-    errors, factor = min(tried, key=lambda each: sum(each[0]))
-    return Candidate(scheme, Transform(factor, rotation), errors, seconds)
+    transforms = [Transform(factor, rotation) for factor in _factors(group, weights, scheme)]
+    tried = [(_errors(group, weights, scheme, t, observer), t) for t in transforms]
+    return min(tried, key=lambda each: sum(each[0]))
 
 
 def _factors(group: Group, weights: list[Tensor], scheme: Scheme) -> Iterator[Tensor | None]:
-    """None, and 1 / s_k with s_k = max|x_k|^a / max|w_k|^(1 - a): SmoothQuant, Xiao et al. (2023)."""
+    """None, and 1 / s_k with s_k = max|x_k|^a / max|w_k|^(1 - a).
+
+    Source: Xiao et al., SmoothQuant, 2023.
+    """
     absmax = group.activation.absmax.clamp_min(_SMALLEST)
     if scheme.x is None:
         yield None
@@ -80,12 +87,13 @@ def _errors(
     group: Group, weights: list[Tensor], scheme: Scheme, transform: Transform, observer: str
 ) -> tuple[float, ...]:
     x = group.activation.sample
-    x_hat = transform.of(x)
+    x_hat, extreme = transform.of(x), transform.of(group.activation.extreme)
     if scheme.x is not None:
-        x_hat = rounded_activation(x_hat, scheme.x, observer, transform.of(group.activation.extreme))
+        x_hat = rounded_activation(x_hat, scheme.x, observer, extreme)
+    rounded = [rounded_weight(transform.of_weight(w), scheme.w) for w in weights]
     return tuple(
-        relative_error(x @ w.t(), x_hat @ rounded_weight(transform.of_weight(w), scheme.w).t())
-        for w in weights
+        relative_error(x @ w.t(), x_hat @ w_hat.t())
+        for w, w_hat in zip(weights, rounded, strict=True)
     )
 
 
@@ -97,7 +105,7 @@ def relative_error(exact: Tensor, noisy: Tensor) -> float:
 
 
 def rounded_activation(x: Tensor, spec: QSpec, observer: str, extreme: Tensor) -> Tensor:
-    """The values that the codes of x stand for; a static range is that of x and its extreme rows."""
+    """The values that the codes of x stand for; a static range is that of x and `extreme`."""
     if not spec.static:
         return _fake(x, spec)
     watch = OBSERVERS[observer](spec.bits, spec.symmetric)
@@ -124,8 +132,10 @@ def _fake(x: Tensor, spec: QSpec) -> Tensor:
     return torch.ops.qfx.fake_quantize(x.contiguous(), *how, torch.float32)
 
 
-def _estimate(group: Group, w: Tensor, scheme: Scheme, cost: CostModel) -> tuple[float, float]:
-    """Predicted seconds of a site in float and in int8."""
-    n, k = w.shape
-    found = cost.estimate(max(group.m, 1), k, n, group.dtype, scheme)
-    return found.float_s, found.int8_s
+def _times(
+    group: Group, weights: list[Tensor], scheme: Scheme, cost: CostModel
+) -> tuple[float, float]:
+    """Predicted seconds of all sites, in float and in int8."""
+    m = max(group.m, 1)
+    each = [cost.estimate(m, w.shape[1], w.shape[0], group.dtype, scheme) for w in weights]
+    return sum(e.float_s for e in each), sum(e.int8_s for e in each)
