@@ -15,7 +15,7 @@ from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
 from qfx.match import match
 from qfx.observe import Observer, Row, sqnr
-from qfx.plan import check_patterns, decide
+from qfx.plan import check_names, decide
 from qfx.site import Site
 from qfx.watch import uncompiled_module, watch
 
@@ -85,7 +85,7 @@ def explain(
             stacklevel=2,
         )
     if isinstance(model, nn.Module):
-        _check(config, model)
+        _check(config, model, session.seen)
     rows = [row for graph in session.graphs for row in graph.rows()]
     if isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule):
         rows += _unseen(model, session.seen)
@@ -116,12 +116,11 @@ class _Session(NamedTuple):
         self.graphs.append(observer)
         weights = [root for m in matches if isinstance(m, Site) for root in roots(m.weight)]
         self.seen.update(parameter_name(w, here) for w in weights)
-        self.seen.update(m.path for m in matches)
+        self.seen.update(name for m in matches for name in (m.path, m.name))
         return observer.run(*arguments)
 
 
-def _check(config: Config, model: nn.Module) -> None:
-    modules = [name for name, _ in model.named_modules() if name]
-    check_patterns(
-        config, modules + [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    )
+def _check(config: Config, model: nn.Module, seen: set[str]) -> None:
+    modules = {name for name, _ in model.named_modules() if name}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    check_names(config, modules | parameters | seen)

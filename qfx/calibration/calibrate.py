@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -17,9 +15,10 @@ from qfx.calibration.choose import Choice, by_error, by_metric
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import Group, Session, SiteKey
 from qfx.calibration.search import Candidate, candidates
+from qfx.calibration.trial import quantized
 from qfx.config import Config
 from qfx.cost import MachineCost
-from qfx.plan import check_patterns, fits
+from qfx.plan import check_names, fits
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.scheme import PER_ROW, Scheme
 from qfx.watch import watch
@@ -83,7 +82,7 @@ def calibrate(
     wanted, measure = metric(model), metric
 
     def drop(choice: Choice) -> float:
-        return wanted - measure(_quantized(model, recipe_of(choice), config))
+        return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
 
     return recipe_of(by_metric(found, drop, max_drop))
 
@@ -143,7 +142,7 @@ def _parameter_bytes(model: Model) -> int:
 
 def _wanted(session: Session, config: Config) -> dict[SiteKey, Group]:
     """The groups without the sites that the config's patterns leave out."""
-    check_patterns(config, session.names)
+    check_names(replace(config, scheme=Scheme()), session.names)
     result = {}
     for key, group in session.groups.items():
         kept = tuple(r for r in group.readers if _fits(r.names, config))
@@ -208,10 +207,3 @@ def _sites(
                 sqnr_db=None if error == 0 else round(-10 * math.log10(error), 2),
                 reason=candidate.reason,
             )
-
-
-def _quantized(model: Model, recipe: Recipe, config: Config) -> Model:
-    """The model with the recipe, compiled as quickly as can be."""
-    options = {"recipe": recipe, "inner": "eager", "skip": config.skip, "only": config.only}
-    options["minimum_gain"] = 1e5  # nothing but the recipe decides
-    return torch.compile(copy.copy(model), backend="qfx", options=options)

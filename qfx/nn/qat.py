@@ -11,7 +11,7 @@ from torch import nn
 
 from qfx.config import Config
 from qfx.nn.lsq import LSQLinear
-from qfx.plan import check_patterns, fits
+from qfx.plan import check_names, fits
 from qfx.scheme import PER_TENSOR
 
 
@@ -51,7 +51,7 @@ def prepare_qat(
 
 def _chosen(model: nn.Module, config: Config) -> dict[str, nn.Linear]:
     linears = {n: m for n, m in model.named_modules() if type(m) is nn.Linear and n}
-    check_patterns(config, linears)
+    check_names(config, linears)
     if not linears:
         raise ValueError("prepare_qat: the model has no nn.Linear inside it")
     return {
