@@ -24,6 +24,7 @@ from qfx.scheme import PER_ROW, Scheme
 from qfx.watch import watch
 
 Model = Callable[..., Any]
+_SMALLEST_MEMORY = 2**24  # bytes
 _MEMORY = 0.25  # of the bytes of the model's parameters that samples may take
 
 
@@ -42,9 +43,9 @@ def calibrate(
 
     `batches`: of inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
     `model(**batch)`. `config`: its `scheme` gives the candidates, each tried with and without
-    rotation if it is a preset, and with several strengths of smoothing; static schemes may fall
-    back to dynamic ones per token, and need batches that can be read twice. `observer`: how static
-    ranges are found: minmax, moving-average, percentile (99.99), mse or entropy.
+    rotation and with several strengths of smoothing; sites of a static preset may fall back to
+    dynamic scales per token. Static scales need batches that can be read twice. `observer`: how
+    static ranges are found: minmax, moving-average, percentile (99.99), mse or entropy.
 
     Without a `metric` the result is the fastest choice, by the cost model, whose error, summed over
     sites as noise power relative to signal, is at most `max_sqnr_loss_db` above that of the most
@@ -52,8 +53,8 @@ def calibrate(
     whose metric is at most `max_drop` below that of `model`; sites may then stay float.
 
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
-    rows an activation and a quarter of the model. Raises ValueError for no batches, for a pattern
-    that fits nothing, for an unknown observer, and where no graph was captured.
+    rows an activation, and a quarter of the model or 16 MiB. Raises ValueError for no batches, for
+    a pattern that fits nothing, for an unknown observer, and where no graph was captured.
     """
     config = config or Config()
     if observer not in OBSERVERS:
@@ -88,16 +89,16 @@ def calibrate(
 
 
 def _ladder(config: Config) -> tuple[Scheme, ...]:
-    """The schemes to try: those of the config, without rotation too if it is a preset, and for
-    static activations the same found at run time, for each token."""
+    """The schemes to try: a `Scheme`, or those of a preset, with and without rotation, and for
+    static activations also with scales found at run time, for each token."""
     schemes = list(config.schemes)
     if isinstance(config.scheme, str):
         schemes += [replace(s, rotation=0) for s in schemes]
-    schemes += [
-        replace(s, x=replace(s.x, static=False, axes=PER_ROW))
-        for s in schemes
-        if s.x is not None and s.x.static
-    ]
+        schemes += [
+            replace(s, x=replace(s.x, static=False, axes=PER_ROW))
+            for s in schemes
+            if s.x is not None and s.x.static
+        ]
     return tuple(dict.fromkeys(schemes))
 
 
@@ -105,7 +106,7 @@ def _observe(
     model: Model, batches: Iterable[Any], session: Session, progress: bool, what: str
 ) -> None:
     """Runs the batches; Ctrl-C ends it, unless nothing was seen."""
-    memory, count = _MEMORY * _parameter_bytes(model), 0
+    memory, count = max(_MEMORY * _parameter_bytes(model), _SMALLEST_MEMORY), 0
     for batch in tqdm(batches, what, disable=not progress):
         try:
             _run(model, batch, session)
@@ -115,8 +116,7 @@ def _observe(
             warnings.warn(f"{what}: interrupted, {count} batches count", stacklevel=3)
             break
         count += 1
-        if memory:
-            session.fit(memory)
+        session.fit(memory)
     if not count:
         raise ValueError("calibrate: there are no batches")
     if not session.groups:

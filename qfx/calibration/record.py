@@ -6,6 +6,7 @@ Sites that read one activation share one record, as they will share its codes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -158,41 +159,41 @@ class Session:
             group.activation.shrink(self.room)
 
 
-def keyed_sites(matches: Sequence[Match]) -> dict[Site, SiteKey]:
+def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
     """The sites with what tells them apart."""
-    counts: dict[str, int] = {}
-    keys = {}
+    counts, found = Counter[str](), []
     for site in (m for m in matches if isinstance(m, Site)):
-        call = counts.get(site.name, 0)
-        counts[site.name] = call + 1
-        keys[site] = (site.name, call)
-    return keys
+        found.append(((site.name, counts[site.name]), site))
+        counts[site.name] += 1
+    return found
 
 
 class _Recorder(fx.Interpreter):
     """Runs a graph and records what its sites read."""
 
-    def __init__(self, gm: fx.GraphModule, sites: dict[Site, SiteKey], session: Session) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], session: Session
+    ) -> None:
         super().__init__(gm)
-        self.session, self.keys = session, sites
-        self.shared: dict[tuple[fx.Node, View], list[Site]] = {}
-        for site in sites:
+        self.session = session
+        shared: dict[tuple[fx.Node, View], list[tuple[SiteKey, Site]]] = {}
+        for key, site in sites:
             if site.node.graph is gm.graph:
-                self.shared.setdefault((site.x, site.x_view), []).append(site)
-        self.first = {sites[0].node: sites for sites in self.shared.values()}
+                shared.setdefault((site.x, site.x_view), []).append((key, site))
+        self.first = {sites[0][1].node: sites for sites in shared.values()}
 
     def run_node(self, n: fx.Node) -> Any:
         if n in self.first:
             self._record(self.first[n])
         return super().run_node(n)
 
-    def _record(self, sites: list[Site]) -> None:
-        x = apply(sites[0].x_view, self.env[sites[0].x])
+    def _record(self, sites: list[tuple[SiteKey, Site]]) -> None:
+        (key, first), *_ = sites
+        x = apply(first.x_view, self.env[first.x])
         if not x.numel() or not x.is_floating_point():
             return
-        key = self.keys[sites[0]]
         if key not in self.session.groups:
-            readers = tuple(Reader(self.keys[s], names(s), self._weight(s), s.view) for s in sites)
+            readers = tuple(Reader(k, names(s), self._weight(s), s.view) for k, s in sites)
             made = Activation(x.shape[-1], self.session.room)
             self.session.groups[key] = Group(made, readers, x.dtype)
         self.session.record(key, x)

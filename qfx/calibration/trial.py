@@ -39,4 +39,5 @@ def _int8(gm: fx.GraphModule, here: Mapping[str, str], config: Config) -> Callab
     fuse(rewrite(copy, plan, as_placeholders(copy, added)))
     if not added:
         return copy.forward
-    return with_packed_weights(copy.forward, drop_unused_inputs(copy, added))
+    feed = drop_unused_inputs(copy, added)  # before `forward` is read: it recompiles
+    return with_packed_weights(copy.forward, feed)
