@@ -10,9 +10,19 @@ from torch import Tensor
 
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import WHY_FIRST_ORDER
-from qfx.scheme import PER_TENSOR, Scheme
+from qfx.scheme import PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
+
+
+def specs(scheme: Scheme, where: str) -> tuple[QSpec, QSpec]:
+    """Of x and w. Raises ValueError for what has no gradient in a function or module."""
+    if scheme.x is None or not scheme.fits_activations or scheme.rotation:
+        raise ValueError(
+            f"{where}: the scheme {scheme} is for graphs that qfx rewrites; here both operands "
+            "have one scale for each row or for all, and no rotation"
+        )
+    return scheme.x, scheme.w
 
 
 def linear(
@@ -31,9 +41,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Any:
-        q, scale, zero_point = ops.quantize(
-            x, list(scheme.x.axes), scheme.x.bits, scheme.x.symmetric
-        )
+        spec, _ = specs(scheme, "qfx.nn.functional.linear")
+        q, scale, zero_point = ops.quantize(x, list(spec.axes), spec.bits, spec.symmetric)
         packed, w_scale = _packed(weight, scheme)
         y = ops.int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", x.dtype)
         return y, q, scale, zero_point
@@ -97,15 +106,15 @@ def lsq_linear(
     gradients run in int8 with stochastic rounding (T3). Source: Esser et al., Learned Step Size
     Quantization, 2020; the gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
     """
-    spec = scheme.x
+    spec, w_spec = specs(scheme, "lsq_linear")
     if x_step is None:
         codes = ops.quantize(x.detach(), list(spec.axes), spec.bits, spec.symmetric)
     else:
         codes = ops.quantize_static(x.detach(), x_step.detach(), None, spec.bits, spec.symmetric)
     wq, row_scale, _ = ops.quantize_static(
-        weight.detach(), w_step.detach(), None, scheme.w.bits, True
+        weight.detach(), w_step.detach(), None, w_spec.bits, True
     )
-    how = (list(scheme.w.axes), spec.bits, scheme.w.bits, spec.symmetric, seed, x.dtype)
+    how = (list(w_spec.axes), spec.bits, w_spec.bits, spec.symmetric, seed, x.dtype)
     packed, w_scale = ops.pack_weight(wq), row_scale.reshape(-1)
     return ops.int8_linear_ste(x, weight, bias, x_step, w_step, *codes, packed, w_scale, *how)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from qfx.config import Config
+from qfx.nn.functional import specs
 from qfx.nn.lsq import LSQLinear
 from qfx.plan import check_names, fits
 from qfx.scheme import PER_TENSOR
@@ -26,16 +28,17 @@ def prepare_qat(
 
     Weights and biases stay the same parameters; new ones are the steps (`w_log_step`,
     `x_log_step`) and shifts, so make the optimizer afterwards: `model.parameters()` has them.
-    `config`: `scheme` (a `Scheme`, or the first of a preset), `skip` and `only` (patterns of module
-    names), `backward`. The example inputs are run once in float, to fit the steps of activations
-    where the scheme is per tensor. Raises ValueError without them in that case, for a pattern that
-    fits nothing, and where a linear to be replaced did not run.
+    `config`: `scheme` (a `Scheme`, or the first of a preset; without its rotation), `skip` and
+    `only` (patterns of module names), `backward`. The example inputs are run once in float, to fit
+    the steps of activations where the scheme is per tensor. Raises ValueError without them in that
+    case, for a pattern that fits nothing, and where a linear to be replaced did not run.
     """
     config = config or Config()
-    scheme = config.schemes[0]
+    scheme = replace(config.schemes[0], rotation=0)
+    spec, _ = specs(scheme, "prepare_qat")
     chosen = _chosen(model, config)
     given = bool(example_inputs or example_keywords)
-    if scheme.x.axes == PER_TENSOR and not given:
+    if spec.axes == PER_TENSOR and not given:
         raise ValueError(
             f"prepare_qat: the scheme {scheme} learns the step of activations, which is fitted to "
             "data first: give example inputs, prepare_qat(model, x, ...)"
