@@ -1,7 +1,8 @@
 """Fuse: the canonical graph -> the fewest and fastest operators, with the same bits.
 
 dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one site
-                                  ->  int8_linear(quantize(x))    x shared by several
+                                  ->  int8_linear(quantize(x))    x shared by several, unless it is
+                                      one row: that is quantized anew in less time than a call takes
 dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
 """
 
@@ -11,9 +12,10 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from qfx.canonical import emit, erase, finish
+from qfx.capture import value
 from qfx.fault import at
 
 ops = torch.ops.qfx
@@ -47,7 +49,7 @@ def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
     ):
         return
     epilogue = (packed, w_scale, bias)
-    if len(q.users) == 1:
+    if len(q.users) == 1 or _one_row(dequantize):
         x, *spec = triple.args
         call = (ops.int8_linear_dynamic.default, (x, *epilogue, *spec, activation, out_dtype))
     else:
@@ -74,6 +76,11 @@ def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
     fused.meta = dict(dequantize.meta)
     dequantize.replace_all_uses_with(fused)
     erase(graph, dequantize, down_to={a, b})
+
+
+def _one_row(y: fx.Node) -> bool:
+    known = value(y)
+    return isinstance(known, Tensor) and all(type(s) is int and s == 1 for s in known.shape[:-1])
 
 
 def _calls(node: Any, target: object) -> bool:
