@@ -22,6 +22,7 @@ class Row:
     """One operator on one problem. `leading` are the axes before K; the rest as in the schemas.
 
     `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
+    `group`: elements of K that share a scale of the weight, where the operator knows of groups.
     """
 
     op: str
@@ -35,14 +36,20 @@ class Row:
     symmetric: bool = False
     activation: str = "none"
     bias: bool = True
+    factor: bool = False
+    rotation: int = 0
+    group: int = 0
 
     def __str__(self) -> str:
         shape = "x".join(map(str, (*self.leading, self.k, self.n)))
         kind = (
             f"{'s' if self.symmetric else 'a'}{self.bits}{'t' if self.axes == PER_TENSOR else 'r'}"
         )
+        group = f"-g{self.group}" if self.group else ""
         types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
-        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{'-bias' * self.bias}"
+        transform = f"{'-factor' * self.factor}{f'-h{self.rotation}' if self.rotation else ''}"
+        bias = "-bias" * self.bias
+        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{bias}{group}{transform}"
 
     def arguments(self, seed: int = 0) -> tuple[Any, ...]:
         """Random arguments of the operator, in schema order."""
@@ -56,6 +63,11 @@ def _codes(generator: torch.Generator, *shape: int) -> Tensor:
 
 def _x(row: Row, g: torch.Generator) -> Tensor:
     return torch.randn(*row.leading, row.k, generator=g).to(row.dtype)
+
+
+def _transform(row: Row, g: torch.Generator) -> tuple[Tensor | None, int]:
+    factor = torch.exp(torch.randn(row.k, generator=g)) if row.factor else None
+    return factor, row.rotation
 
 
 def _bias(row: Row, g: torch.Generator) -> Tensor | None:
@@ -109,11 +121,21 @@ def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (*q, _packed(row, g), _scales(g, row.n), *tail)
 
 
+def _linear_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    q, scale, zero, packed, _, *tail = _linear(row, g)
+    packed = REFERENCES["pack_weight"](_codes(g, row.n, row.k), row.group)
+    groups = -(-row.k // row.group) if row.group else min(row.k, 1)
+    w_scale = _scales(g, row.n, groups)
+    w_zero = None if row.symmetric else _codes(g, row.n, groups).int()
+    return (q, scale, zero, packed, w_scale, w_zero, *tail)
+
+
 def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     codes = (_codes(g, *row.leading, row.k), _scales(g, *_scale_shape(row)), _zeros(row, g))
     carriers = (_x(row, g), None, _bias(row, g), None, None)
     how = ([1], row.bits, 8, row.symmetric, None)
-    return (*carriers, *codes, _packed(row, g), _scales(g, row.n), *how, row.out_dtype)
+    operands = (*carriers, *codes, _packed(row, g), _scales(g, row.n))
+    return (*operands, *how, row.out_dtype, *_transform(row, g))
 
 
 def _seed(g: torch.Generator) -> Tensor:
@@ -124,7 +146,7 @@ def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     per_tensor = row.axes == PER_TENSOR
     scale = _scales(g, 1) if per_tensor else _scales(g, *row.leading, 1)
     zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
-    return (_x(row, g), scale, zero_point, row.bits, row.symmetric)
+    return (_x(row, g), scale, zero_point, row.bits, row.symmetric, *_transform(row, g))
 
 
 def _matrices(g: torch.Generator, row: Row, rows: int, dtype: torch.dtype) -> Tensor:
@@ -172,12 +194,13 @@ def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
-    "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
+    "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, *_transform(r, g)),
+    "rotate": lambda r, g: (_x(r, g), *_transform(r, g), r.symmetric),  # symmetric: back
     "quantize_static": _static,
     "quantize_stochastic": lambda r, g: (_x(r, g), _seed(g), list(r.axes), r.bits),
     "fake_quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, r.out_dtype),
     "dequantize": _dequantize,
-    "pack_weight": lambda r, g: (_codes(g, r.n, r.k),),
+    "pack_weight": lambda r, g: (_codes(g, r.n, r.k), r.group),
     "unpack_weight": lambda r, g: (_packed(r, g), r.n, r.k),
     "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
     "int8_bmm": _bmm,
@@ -194,6 +217,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.out_dtype,
     ),
     "int8_linear": _linear,
+    "int8_linear_groups": _linear_groups,
     "int8_linear_requantize": _requantize,
     "int8_weight_linear": lambda r, g: (
         _x(r, g),
@@ -214,8 +238,10 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.symmetric,
         r.activation,
         r.out_dtype,
+        *_transform(r, g),
     ),
 }
+_TRANSFORMED = ("rotate", "quantize", "quantize_static", "int8_linear_dynamic", "int8_linear_ste")
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
@@ -226,15 +252,18 @@ _SHAPES = (
     {"leading": (3,), "k": 0, "n": 8},
     {"leading": (3,), "k": 8, "n": 0},
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
-    {"leading": (500,), "k": 60000, "n": 2},  # more rows than are arranged at a time
+    {"leading": (500,), "k": 60000, "n": 2, "group": 4096},  # more rows than are arranged at a time
 )
 _QUANTIZED = (
     "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
     "int8_bmm_dynamic",
 )  # fmt: skip
-_ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear")
+_ROWWISE = (
+    *_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear", "int8_linear_groups",
+)  # fmt: skip
 _FLOAT_OUT = (
-    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_weight_linear", "binary_linear",
+    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
+    "int8_weight_linear", "binary_linear",
 )  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
@@ -242,6 +271,7 @@ THREADED = [
     *(Row(op, leading=(300,), k=130, n=600) for op in BUILDERS),
     *(Row(op, leading=(300,), k=130, n=600, axes=PER_TENSOR) for op in _ROWWISE),
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
+    *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
 ]
 ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
 ROWS += THREADED
@@ -267,6 +297,25 @@ ROWS += [
     )
     for dtype in types
     for axes in (PER_ROW, PER_TENSOR)
+    for symmetric in (True, False)
+]
+ROWS += [
+    Row(op, leading=(m,), k=k, n=n, symmetric=symmetric, group=group, bias=False)
+    for op in ("pack_weight", "int8_linear_groups")
+    # whole and short last groups, several in a block of K or one in several, tails of N
+    for m, k, n, group in (
+        (1, 64, 32, 64),
+        (1, 1000, 70, 64),
+        (2, 700, 33, 128),
+        (13, 65, 31, 64),
+        (25, 600, 97, 192),
+        (37, 1100, 40, 576),
+        (241, 1290, 64, 1024),
+        (5, 0, 8, 64),
+        (3, 8, 0, 64),
+        (0, 100, 5, 64),
+        (40, 300, 64, 512),
+    )
     for symmetric in (True, False)
 ]
 ROWS += [
@@ -308,5 +357,24 @@ ROWS += [
     for leading, k, n in (((2, 3, 50), 64, 70), ((7, 13), 33, 40), ((2, 1), 16, 100))
     for bits in (8, 7)  # fewer than 8: causal
     for symmetric in (True, False)
+]
+ROWS += [
+    Row(op, leading, k, symmetric=symmetric, factor=factor, rotation=rotation)
+    for op in _TRANSFORMED
+    for leading, k, rotation in (
+        ((5,), 19, 0),
+        ((2, 3), 48, 16),
+        ((9,), 576, 64),
+        ((0,), 64, 64),
+        ((4,), 0, 16),
+    )
+    for symmetric in (True, False)
+    for factor in (True, False)
+]
+ROWS += [
+    Row(op, k=64, dtype=dtype, axes=axes, factor=True, rotation=64)
+    for op in _TRANSFORMED
+    for dtype in _TYPES
+    for axes in ((PER_ROW, PER_TENSOR) if op in _QUANTIZED else (PER_ROW,))
 ]
 ROWS = list(dict.fromkeys(ROWS))

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from tests.rows import ACTIVATIONS, Row
+from tests.rows import Row
 from tests.test_op_parts import OPS
 
 CALLS = 500
@@ -46,13 +46,3 @@ def test_lost_memory_is_seen() -> None:
     before = allocated()
     kept = [torch.empty(1) for _ in range(CALLS)]
     assert allocated() - before >= len(kept) * SMALLEST
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_long_and_short_names(activation: str) -> None:
-    """Activations are told apart by their whole name."""
-    op, row = torch.ops.qfx.int8_linear_dynamic.default, Row("int8_linear_dynamic")
-    *others, _, dtype = row.arguments()
-    op(*others, activation, dtype)
-    with pytest.raises(RuntimeError, match=f"unknown activation '{activation}_and_more_than_that'"):
-        op(*others, f"{activation}_and_more_than_that", dtype)

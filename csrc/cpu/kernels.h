@@ -18,7 +18,8 @@ inline constexpr int kGroup = 4;       // consecutive k of one column that lie s
 inline constexpr int kKMultiple = 64;  // K of a packed weight is padded to this
 inline constexpr int kMaxTileRows = 32;
 inline constexpr int kMaxBytesPerCode = 2;
-inline constexpr int kAhead = 4096;      // bytes ahead of the weights that one row or two prefetch
+inline constexpr int kAhead = 4096;  // bytes ahead of the weights that one row or two prefetch
+inline constexpr int kLargestRotation = 64;
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
@@ -28,6 +29,12 @@ enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 // infinity above all finite), `low` and `high` bound the row and zero (see rows.h, to_sortable).
 struct Range {
   int32_t magnitude, low, high;
+};
+
+// What becomes of a row before it is quantized: R (x * factor). (R1)
+struct Transform {
+  const float* factor = nullptr;  // [n], or null: 1
+  int rotation = 0;               // the size of R's blocks, 16 or 64, which divides n; 0 without R
 };
 
 // How one row becomes codes: q = clamp(rne(x * inverse) + zero_point, qmin, qmax), 0 if !finite.
@@ -94,6 +101,37 @@ struct EpilogueArgs {
   int64_t ldo;
 };
 
+// Rows of float sums [rows][32] -> out[m * ldo + n], n < columns:
+//     act(sums * (row_scale * scale) + bias)
+struct FloatEpilogueArgs {
+  const float* sums;
+  int rows, columns;
+  const float* row_scale;
+  int64_t scale_stride;  // 1: one scale per row, 0: one for all
+  const FloatPanel* panel;
+  Activation activation;
+  Dtype dtype;
+  void* out;
+  int64_t ldo;
+};
+
+// Rows of the products of `groups` groups of K, which have a scale of the weight each, and a zero
+// point: from raw sums to sums of floats. See groups.h. (E3)
+struct GroupArgs {
+  const int32_t* raw;  // [groups][rows][32]
+  int64_t groups;
+  int rows;
+  const int32_t *row_add, *row_sum;  // of group g and row m at [g * row_step + m]
+  int64_t row_step;
+  const int32_t* row_mul;  // [rows]
+  const int32_t* colsum;   // [groups][32]
+  const float* scale;      // of group g and column n at [g * scale_step + n]
+  int64_t scale_step;
+  const int32_t* zero;  // the same with zero_step, or null
+  int64_t zero_step;
+  float* sums;  // [rows][32], added to
+};
+
 // tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32. A prefetching tile
 // asks for as many bytes from `ahead` on as it reads from b; they need not be there.
 using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
@@ -128,6 +166,9 @@ struct Format {
 struct RowKernels {
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
+  // out = R (x * factor) and its range, or back: factor * (R^T x). `out` may be x.
+  void (*rotate)(const float* x, int64_t n, const Transform* transform, float* out, Range* range);
+  void (*rotate_back)(const float* x, int64_t n, const Transform* transform, float* out);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   void (*quantize_clamped)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   void (*random)(uint64_t seed, int64_t first, int64_t groups, uint16_t* bits);
@@ -137,13 +178,13 @@ struct RowKernels {
   void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
                            int32_t* colsum);
   void (*epilogue)(const EpilogueArgs* args);
+  void (*add_groups)(const GroupArgs* args);
   float (*score)(const ScoreArgs* args);
   int64_t (*probabilities)(const int32_t* scores, int64_t step, int64_t width, float top,
                            int8_t* high, int8_t* low);
   void (*mix)(const MixArgs* args);
   void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
-  void (*finish_floats)(const float* sums, int columns, const FloatPanel* panel,
-                        Activation activation, Dtype dtype, void* out);
+  void (*finish_floats)(const FloatEpilogueArgs* args);
 };
 
 struct Kernels {

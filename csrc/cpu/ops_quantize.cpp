@@ -14,14 +14,15 @@ namespace {
 constexpr int64_t kStepsPerElement = 16;  // of a pass over memory, in parallel.h's unit
 
 std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes, int64_t bits,
-                                            bool symmetric) {
+                                            bool symmetric, std::optional<Tensor> factor,
+                                            int64_t rotation) {
   constexpr const char* op = "quantize";
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   x = made_contiguous(x);
-  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
-                              size.columns};
+  factor = made_contiguous(factor);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
   std::vector<int64_t> shape = with_last(x, 1);
   if (spec.per_tensor) std::fill(shape.begin(), shape.end(), 1);
@@ -55,7 +56,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
 
 std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
                                                    std::optional<Tensor> zero_point, int64_t bits,
-                                                   bool symmetric) {
+                                                   bool symmetric, std::optional<Tensor> factor,
+                                                   int64_t rotation) {
   constexpr const char* op = "quantize_static";
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
@@ -73,8 +75,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
     zero_step = zero_point->numel() == 1 ? 0 : 1;
   }
   x = made_contiguous(x);
-  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
-                              size.columns};
+  factor = made_contiguous(factor);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
   Tensor row_scale = empty_on_cpu(with_last(x, 1), ScalarType::Float);
   Tensor row_zero = empty_on_cpu(with_last(x, 1), ScalarType::Int);
@@ -87,8 +89,10 @@ std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       const int32_t zero = given_zeros ? given_zeros[m * zero_step] : 0;
-      const RowCode code = given_row_code(kernels, matrix, spec, m, given[m * step], zero);
-      quantize_clamped_row_of(kernels, matrix, m, code, codes + m * size.columns);
+      Range range;
+      const float* row = row_as_floats(kernels, matrix, m, &range);
+      const RowCode code = given_row_code(range, spec, given[m * step], zero);
+      kernels.row->quantize_clamped(row, size.columns, &code, codes + m * size.columns);
       scales[m] = code.scale;
       zeros[m] = code.zero_point;
     }
@@ -256,17 +260,20 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   return y;
 }
 
-Tensor pack_weight(Tensor w) {
+Tensor pack_weight(Tensor w, int64_t group) {
   constexpr const char* op = "pack_weight";
   check_dtype(op, "w", w, {ScalarType::Char});
   STD_TORCH_CHECK(w.dim() == 2, op, ": w has shape ", shape_of(w), ", expected [N, K]");
   const int64_t n = w.size(0), k = w.size(1);
   STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
                   ", where the int32 accumulator of a dot product could overflow");
-  Tensor packed = empty_on_cpu({packed_size(n, k)}, ScalarType::Char);
+  STD_TORCH_CHECK(group >= 0 && group % kKMultiple == 0, op, ": group=", group,
+                  ", expected 0 (one scale for all of K) or a multiple of ", kKMultiple);
+  const int64_t size = packed_size(n, k, group);
+  Tensor packed = empty_on_cpu({size}, ScalarType::Char);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
-  prefer_huge_pages(out, packed_size(n, k));  // a hint: a refusal changes nothing
-  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1), out);
+  prefer_huge_pages(out, size);  // a hint: a refusal changes nothing
+  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1), out, group);
   return packed;
 }
 

@@ -55,6 +55,7 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     for each input. As `torch.library.register_autograd`, which would lose tangents without a word.
     """
     op = getattr(torch.ops.qfx, name).default
+    defaults = [argument.default_value for argument in op._schema.arguments]
 
     def below(keyset: Any, args: Sequence[Any]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -62,7 +63,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
 
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         output = below(keyset, args)
-        setup(ctx, args, output)
+        # torch leaves out trailing arguments at their default
+        setup(ctx, (*args, *defaults[len(args) :]), output)
         return output
 
     def backward(ctx: Any, *grads: Any) -> Any:
