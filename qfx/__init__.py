@@ -9,18 +9,22 @@ from qfx.config import Config
 from qfx.dynamo import qfx as backend
 from qfx.nn import prepare_qat
 from qfx.plan import Plan
+from qfx.recipe import Recipe, SiteRecipe
 from qfx.report import Report, explain
-from qfx.scheme import PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights import invalidate
 
 __all__ = [
+    "PER_COLUMN",
     "PER_ROW",
     "PER_TENSOR",
     "Config",
     "Plan",
     "QSpec",
+    "Recipe",
     "Report",
     "Scheme",
+    "SiteRecipe",
     "backend",
     "explain",
     "invalidate",

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 
 PER_ROW = (1,)  # per token for activations, per output channel for weights
 PER_TENSOR = (0, 1)
+PER_COLUMN = (0,)  # per in feature: folded into the other operand, docs/numerics.md (R1)
 BACKWARD = ("float", "int8")
-_AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t"}
+ROTATIONS = (0, 16, 64)  # sizes of the blocks of K that may be rotated
+GROUP_MULTIPLE = 64
+_AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t", PER_COLUMN: "c"}
 
 
 @dataclass(frozen=True)
@@ -18,45 +21,116 @@ class QSpec:
     """How one operand, viewed as a matrix [rows, K], becomes integers: docs/numerics.md (Q1)-(Q3).
 
     `bits`: 2 to 8. `symmetric`: zero point 0 or not. `axes`: the tuple of axes of the matrix that
-    are reduced away, `PER_ROW` or `PER_TENSOR`. Raises ValueError for anything else.
+    are reduced away, `PER_ROW`, `PER_TENSOR` or `PER_COLUMN`. `group`: how many elements of a row
+    share a scale, a multiple of 64, or 0 for all. `static`: the scale is given in advance, by a
+    `Recipe`. The token is `s8r`, `a8t`, `s4g64`, with a capital where static. Raises ValueError for
+    anything else.
     """
 
     bits: int = 8
     symmetric: bool = True
     axes: tuple[int, ...] = PER_ROW
+    group: int = 0
+    static: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
             raise ValueError(f"QSpec: bits={self.bits} is outside 2..8")
         if self.axes not in _AXES_LETTER:
             raise ValueError(
-                f"QSpec: axes={self.axes} is neither (1,) per row nor (0, 1) per tensor"
+                f"QSpec: axes={self.axes} is neither (1,) per row nor (0, 1) per tensor nor (0,) "
+                "per column"
             )
+        if self.group < 0 or self.group % GROUP_MULTIPLE:
+            raise ValueError(f"QSpec: group={self.group} is no multiple of {GROUP_MULTIPLE}")
+        if self.group and self.axes != PER_ROW:
+            raise ValueError(f"QSpec: group={self.group} cuts rows, but axes={self.axes}")
+        if self.static and self.axes == PER_ROW:
+            raise ValueError("QSpec: a static scale is per tensor or per column, not per row")
 
     def __str__(self) -> str:
-        return f"{'s' if self.symmetric else 'a'}{self.bits}{_AXES_LETTER[self.axes]}"
+        letter = f"g{self.group}" if self.group else _AXES_LETTER[self.axes]
+        kind = f"{'s' if self.symmetric else 'a'}{self.bits}"
+        return kind + (letter.upper() if self.static else letter)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one site is quantized: its activation `x` (dynamic) and its weight `w` (symmetric).
+    """How one site is quantized: its activation `x` and its weight `w`.
 
-    `backward`: the matmuls of its gradients, "float", or "int8" on stochastically rounded
-    gradients. Raises ValueError for another word, and when the weight is asymmetric: the integer
-    GEMM has no weight zero point.
+    `x` None: the activation stays float, only the weight is int8. `backward`: the matmuls of its
+    gradients, "float", or "int8" on stochastically rounded gradients. `rotation`: the largest block
+    of K that is rotated, 0, 16 or 64 (docs/numerics.md (R1)); `block` says which one fits. Raises
+    ValueError for what no operator computes.
     """
 
-    x: QSpec = field(default_factory=QSpec)
+    x: QSpec | None = field(default_factory=QSpec)
     w: QSpec = field(default_factory=QSpec)
     backward: str = "float"
+    rotation: int = 0
 
     def __post_init__(self) -> None:
-        if not self.w.symmetric:
-            raise ValueError(
-                "Scheme: the weight must be symmetric, the GEMM has no weight zero point"
-            )
         if self.backward not in BACKWARD:
             raise ValueError(f"Scheme: backward={self.backward!r} is none of {', '.join(BACKWARD)}")
+        if self.rotation not in ROTATIONS:
+            raise ValueError(f"Scheme: rotation={self.rotation} is none of 0, 16, 64")
+        _check_weight(self.w)
+        if self.x is None:
+            _check_weight_only(self.w)
+        else:
+            _check_activation(self.x, self.w)
+
+    def block(self, k: int | None) -> int:
+        """The size of the rotated blocks of K: the largest that divides `k`, 0 for none."""
+        fitting = (b for b in ROTATIONS if b and b <= self.rotation and k and k % b == 0)
+        return max(fitting, default=0)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the weight has several scales in a row, or zero points."""
+        return bool(self.w.group) or not self.w.symmetric
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it needs what only a recipe has."""
+        return self.x is not None and self.x.static
+
+    @property
+    def why_no_gradient(self) -> str | None:
+        """Why sites of this scheme stay float where gradients are recorded, or None."""
+        if self.x is None:
+            return f"{self}: float activations times int8 weights have no gradient"
+        if self.grouped:
+            return f"{self}: weights with groups or zero points have no gradient"
+        if self.w.axes == PER_COLUMN:
+            return f"{self}: a factor that follows the weight has no gradient"
+        return None
 
     def __str__(self) -> str:
-        return f"x{self.x}_w{self.w}{'_g8' if self.backward == 'int8' else ''}"
+        x = "" if self.x is None else f"x{self.x}_"
+        g8 = "_g8" if self.backward == "int8" else ""
+        return f"{x}w{self.w}{g8}{f'_h{self.rotation}' if self.rotation else ''}"
+
+
+def _check_weight(w: QSpec) -> None:
+    if w.static:
+        raise ValueError("Scheme: the weight is known, so its scale cannot be static")
+    if not w.symmetric and w.axes != PER_ROW:
+        raise ValueError(f"Scheme: the weight {w} has zero points, so it must be per row")
+
+
+def _check_weight_only(w: QSpec) -> None:
+    if not w.symmetric or w.group:
+        raise ValueError(
+            f"Scheme: float activations need a weight with one scale for each row and no zero "
+            f"point, not {w}"
+        )
+
+
+def _check_activation(x: QSpec, w: QSpec) -> None:
+    if x.group:
+        raise ValueError(f"Scheme: only weights can have groups, the activation is {x}")
+    if x.axes == PER_COLUMN and not x.static:
+        raise ValueError("Scheme: an activation per column is static: its scales are folded away")
+    if x.axes == w.axes == PER_COLUMN:
+        raise ValueError("Scheme: only one operand can be per column, the other takes its scales")

@@ -1,0 +1,153 @@
+"""Recipe: what calibration decided for each call site, as a value and as a JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from qfx.scheme import PER_COLUMN, QSpec, Scheme
+
+VERSION = 1  # of the JSON
+
+
+@dataclass(frozen=True)
+class SiteRecipe:
+    """What calibration decided for one matmul with a constant right operand.
+
+    `name`: as in a `Plan`; `call`: its place among the sites of that name in one graph. `n`, `k`:
+    out and in features. `scheme`: None when it stays float, and `reason` says why. `factor`: [K],
+    x is multiplied and w divided by it before both are quantized (docs/numerics.md (R1)). `scale`
+    and `zero_point`: of x, where `scheme.x` is static. `sqnr_db`: of the site's output, if
+    measured. Raises ValueError where these do not fit together.
+    """
+
+    name: str
+    call: int
+    n: int
+    k: int
+    scheme: Scheme | None
+    factor: tuple[float, ...] | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    sqnr_db: float | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        fault = self._fault()
+        if fault:
+            raise ValueError(f"recipe of {self}: {fault}")
+
+    def _fault(self) -> str | None:
+        scheme, x = self.scheme, self.scheme.x if self.scheme else None
+        if scheme is None and not (self.factor is self.scale is self.zero_point is None):
+            return "a factor, scale or zero point for a site that stays float"
+        if self.factor is not None and len(self.factor) != self.k:
+            return f"the factor has {len(self.factor)} elements for K={self.k}"
+        if not all(math.isfinite(f) and f > 0 for f in self.factor or ()):
+            return "the factor has an element that is not positive and finite"
+        if scheme and scheme.w.axes == PER_COLUMN and self.factor is not None:
+            return f"{scheme} takes its factor from the weight, not from a recipe"
+        if x and x.axes == PER_COLUMN and self.factor is None:
+            return f"{scheme} needs a factor"
+        if x and x.static and self.scale is None:
+            return f"{scheme} needs a static scale"
+        if self.scale is not None and not (x and x.static):
+            return f"a static scale for {scheme}"
+        if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
+            return f"the scale {self.scale} is not positive and finite"
+        if self.zero_point is not None and not (x and x.static and not x.symmetric):
+            return f"a zero point for {scheme}"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.call}]" if self.call else self.name
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `qfx.calibrate` found: one `SiteRecipe` for each call site. Prints as a table."""
+
+    sites: tuple[SiteRecipe, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sites", tuple(self.sites))
+        counts = Counter(map(str, self.sites))
+        if twice := sorted(name for name, count in counts.items() if count > 1):
+            raise ValueError(f"recipe: {', '.join(twice)} is there twice")
+
+    def __str__(self) -> str:
+        head = ("module", "KxN", "scheme", "factor", "static scale", "SQNR dB", "reason")
+        return tabulate([_line(s) for s in self.sites], head, disable_numparse=True)
+
+    def to_json(self) -> str:
+        """JSON text with a version; `from_json` gives an equal recipe."""
+        return json.dumps({"qfx_recipe": VERSION, "sites": [asdict(s) for s in self.sites]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Raises ValueError for what `to_json` of this version did not write."""
+        try:
+            raw = json.loads(text)
+        except json.JSONDecodeError as why:
+            raise ValueError(f"this is no recipe of qfx: it is not JSON, {why}") from None
+        version = raw.get("qfx_recipe") if isinstance(raw, dict) else None
+        if version is None:
+            raise ValueError("this is no recipe of qfx: it has no qfx_recipe version")
+        if version != VERSION:
+            raise ValueError(f"a recipe of version {version}; this qfx reads version {VERSION}")
+        try:
+            return cls(tuple(_site(site) for site in raw["sites"]))
+        except (TypeError, KeyError, AttributeError) as why:
+            raise ValueError(f"this recipe has sites that are none: {why}") from None
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Raises OSError without the file, ValueError for one that is no recipe."""
+        return cls.from_json(Path(path).read_text())
+
+
+def _line(site: SiteRecipe) -> Sequence[str]:
+    factor, scale = site.factor, site.scale
+    spread = "" if factor is None else f"{min(factor):.3g} to {max(factor):.3g}"
+    zero = "" if site.zero_point is None else f", zero {site.zero_point}"
+    return (
+        str(site),
+        f"{site.k}x{site.n}",
+        str(site.scheme or "float"),
+        spread,
+        "" if scale is None else f"{scale:.4g}{zero}",
+        "" if site.sqnr_db is None else f"{site.sqnr_db:.1f}",
+        site.reason,
+    )
+
+
+def _site(raw: dict[str, Any]) -> SiteRecipe:
+    known = {f.name for f in fields(SiteRecipe)}
+    if unknown := sorted(raw.keys() - known):
+        raise TypeError(f"unknown field {', '.join(unknown)}")
+    scheme, factor = raw["scheme"], raw["factor"]
+    return SiteRecipe(
+        **{
+            **raw,
+            "scheme": None if scheme is None else _scheme(scheme),
+            "factor": None if factor is None else tuple(map(float, factor)),
+        }
+    )
+
+
+def _scheme(raw: dict[str, Any]) -> Scheme:
+    return Scheme(**{**raw, "x": _spec(raw["x"]) if raw["x"] else None, "w": _spec(raw["w"])})
+
+
+def _spec(raw: dict[str, Any]) -> QSpec:
+    return QSpec(**{**raw, "axes": tuple(raw["axes"])})
