@@ -171,7 +171,6 @@ class Memo:
         return Memo, ()
 
 
-
 def invalidate(target: nn.Module | Tensor | None = None) -> None:
     """Tells qfx that weights changed behind PyTorch's back, so that they are packed anew.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import WHY_FIRST_ORDER
-from qfx.scheme import PER_TENSOR, Scheme
+from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
 
@@ -21,9 +21,23 @@ def linear(
     """x [..., K] @ weight [N, K].T + bias [N] in int8, scales chosen dynamically by `scheme`.
 
     Differentiable once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second
-    derivatives, `vmap` and forward mode raise. Source of the formulas: docs/numerics.md.
+    derivatives, `vmap` and forward mode raise. Source of the formulas: docs/numerics.md. ValueError
+    for a scheme with groups, zero points or static scales, per column, rotated or weight-only.
     """
-    return _Linear.apply(x, weight, bias, scheme or Scheme())[0]  # type: ignore[no-any-return]
+    scheme = scheme or Scheme()
+    plain_activation(scheme, "linear")
+    return _Linear.apply(x, weight, bias, scheme)[0]  # type: ignore[no-any-return]
+
+
+def plain_activation(scheme: Scheme, who: str) -> QSpec:
+    """`scheme.x`. Raises ValueError, in the name of `who`, for more than (Q1)-(Q3)."""
+    x, w = scheme.x, scheme.w
+    if x is None or x.static or scheme.grouped or w.axes == PER_COLUMN or scheme.rotation:
+        raise ValueError(
+            f"{who}: the scheme {scheme} does not train; take scales per row or per tensor, "
+            "symmetric weights, and no static scale, group or rotation"
+        )
+    return x
 
 
 class _Linear(torch.autograd.Function):
@@ -31,9 +45,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Any:
-        q, scale, zero_point = ops.quantize(
-            x, list(scheme.x.axes), scheme.x.bits, scheme.x.symmetric
-        )
+        spec = plain_activation(scheme, "linear")
+        q, scale, zero_point = ops.quantize(x, list(spec.axes), spec.bits, spec.symmetric)
         packed, w_scale = _packed(weight, scheme)
         y = ops.int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", x.dtype)
         return y, q, scale, zero_point
@@ -99,7 +112,7 @@ def lsq_linear(
     step, if it is known already. Source: Esser et al., Learned Step Size Quantization, 2020; the
     gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
     """
-    spec = scheme.x
+    spec = plain_activation(scheme, "lsq_linear")
     if x_step is None:
         codes = ops.quantize(x.detach(), list(spec.axes), spec.bits, spec.symmetric)
     else:

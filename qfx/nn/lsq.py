@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient
+from qfx.nn.functional import (
+    best_step,
+    lsq_linear,
+    lsq_packed,
+    plain_activation,
+    scaled_gradient,
+)
 from qfx.scheme import PER_TENSOR, Scheme
 from qfx.weights import Memo
 
@@ -50,7 +56,7 @@ class LSQLinear(nn.Module):
         step = best_step(linear.weight, scheme.w.bits, True, scheme.w.axes)
         self.w_log_step = nn.Parameter(step.log())
         device = linear.weight.device
-        learned = scheme.x.axes == PER_TENSOR
+        learned = plain_activation(scheme, "LSQLinear").axes == PER_TENSOR
         self.x_log_step = (
             nn.Parameter(torch.full((1,), torch.nan, device=device)) if learned else None
         )
@@ -66,7 +72,7 @@ class LSQLinear(nn.Module):
     def observe(self, x: Tensor) -> None:
         """Fits the step of activations to x [..., K], by least mean square error."""
         if self.x_log_step is not None:
-            spec = self.scheme.x
+            spec = plain_activation(self.scheme, "LSQLinear")
             shifted = x if self.shift is None else x + self.shift
             self.x_log_step.copy_(
                 best_step(shifted, spec.bits, spec.symmetric, PER_TENSOR).log().reshape(1)
@@ -80,7 +86,8 @@ class LSQLinear(nn.Module):
         w_step = scaled_gradient(self.w_log_step.exp(), shared, self.scheme.w.bits)
         x_step = None
         if self.x_log_step is not None:
-            x_step = scaled_gradient(self.x_log_step.exp(), k, self.scheme.x.bits)
+            bits = plain_activation(self.scheme, "LSQLinear").bits
+            x_step = scaled_gradient(self.x_log_step.exp(), k, bits)
         seed = None
         if self.scheme.backward == "int8":
             seed = torch.randint(0, 2**62, (1,), device=x.device)

@@ -11,6 +11,7 @@ from torch import nn
 
 from qfx.config import Config
 from qfx.nn.binary import BinaryLinear
+from qfx.nn.functional import plain_activation
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import chosen, replace
 from qfx.scheme import PER_TENSOR
@@ -36,7 +37,7 @@ def prepare_qat(
     scheme = config.schemes[0]
     linears = chosen(model, config, "prepare_qat")
     given = bool(example_inputs or example_keywords)
-    if scheme.x.axes == PER_TENSOR and not given:
+    if plain_activation(scheme, "prepare_qat").axes == PER_TENSOR and not given:
         raise ValueError(
             f"prepare_qat: the scheme {scheme} learns the step of activations, which is fitted to "
             "data first: give example inputs, prepare_qat(model, x, ...)"

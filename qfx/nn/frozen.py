@@ -1,0 +1,179 @@
+"""The linear of a frozen int8 weight under any scheme, with gradients to its input and bias. (T1)
+
+Where no gradient is recorded it is one operator if there is one for the scheme; where one is, it
+has the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.functions import Quantized, dequantize, quantize
+from qfx.nn.functional import FirstOrder
+from qfx.ops.quantize import SMALLEST_SCALE, code_range
+from qfx.recipe import SiteRecipe
+from qfx.scheme import PER_COLUMN, PER_TENSOR, Scheme
+
+ops = torch.ops.qfx
+
+
+class Frozen(NamedTuple):
+    """A quantized weight, and the numbers that its input is quantized with: `qfx.nn.Linear`."""
+
+    packed: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+    factor: Tensor | None = None
+    x_scale: Tensor | None = None
+    x_zero_point: Tensor | None = None
+
+
+@torch.no_grad()
+def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
+    """The weight [N, K] quantized and packed, and the scheme. (R1) (Q1)-(Q4)"""
+    site = how if isinstance(how, SiteRecipe) else None
+    scheme = how.scheme if isinstance(how, SiteRecipe) else how
+    _check(weight, scheme, site)
+    assert scheme is not None
+    factor = _number(site and site.factor, torch.float32, weight)
+    spec = scheme.w
+    if spec.axes == PER_COLUMN:
+        factor = column_factor(weight, spec.bits)
+        spec = replace(spec, axes=PER_TENSOR)
+    w_nk = weight.detach() if factor is None else weight.detach().float() / factor
+    if block := scheme.block(weight.shape[1]):
+        w_nk = ops.rotate(w_nk, None, block)
+    codes, scale, zero_point, _ = quantize(w_nk, spec)
+    if not spec.group and spec.symmetric:
+        scale = scale.reshape(-1).expand(weight.shape[0]).contiguous()
+    x_scale = _number(site and site.scale, torch.float32, weight)
+    x_zero_point = _number(site and site.zero_point, torch.int32, weight)
+    zero = None if spec.symmetric else zero_point
+    return scheme, Frozen(ops.pack_weight(codes), scale, zero, factor, x_scale, x_zero_point)
+
+
+def _number(value: Any, dtype: torch.dtype, like: Tensor) -> Tensor | None:
+    return None if value is None else torch.tensor(value, dtype=dtype, device=like.device).ravel()
+
+
+def column_factor(weight: Tensor, bits: int) -> Tensor:
+    """The scale of each column of weight [N, K], which x is multiplied by instead. (Q1) (R1)"""
+    return (weight.detach().float().abs().amax(0) / code_range(bits, True)[1]).clamp_min(
+        SMALLEST_SCALE
+    )
+
+
+def _check(weight: Tensor, scheme: Scheme | None, site: SiteRecipe | None) -> None:
+    n, k = weight.shape
+    if scheme is None:
+        raise ValueError(f"Linear: the recipe of {site} says that it stays float")
+    if site is None and scheme.calibrated:
+        raise ValueError(f"Linear: {scheme} needs the static scale of a recipe: give a SiteRecipe")
+    if site is not None and (site.n, site.k) != (n, k):
+        raise ValueError(
+            f"Linear: the recipe of {site} is for N={site.n} K={site.k}, the weight has N={n} K={k}"
+        )
+
+
+def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
+    """x [..., K] -> [..., N], of the type of x."""
+    leaves = (x,) if bias is None else (x, bias)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in leaves)):
+        return _run(x, bias, frozen, scheme)
+    if scheme.x is not None and not scheme.grouped:
+        return _trained(x, bias, frozen, scheme)
+    if transform := _transform(x, frozen, scheme):
+        x = ops.rotate(x, *transform)
+    frozen, scheme = frozen._replace(factor=None), replace(scheme, rotation=0)
+    return _Carried.apply(x, bias, scheme, *frozen)  # type: ignore[no-any-return]
+
+
+def _transform(x: Tensor, frozen: Frozen, scheme: Scheme) -> tuple[Any, ...]:
+    """The arguments of (R1) for an operator, none where it is the identity."""
+    block = scheme.block(x.shape[-1])
+    return () if frozen.factor is None and not block else (frozen.factor, block)
+
+
+def _run(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
+    transform, spec = _transform(x, frozen, scheme), scheme.x
+    weight, end = (frozen.packed, frozen.scale), (bias, "none", x.dtype)
+    if spec is None:
+        turned = ops.rotate(x, *transform) if transform else x
+        return ops.int8_weight_linear(turned, *weight, *end)  # type: ignore[no-any-return]
+    if scheme.grouped:
+        codes = _codes(x, frozen, scheme)
+        return ops.int8_linear_groups(*codes, *weight, frozen.zero_point, *end)  # type: ignore
+    if spec.static:
+        return ops.int8_linear(*_codes(x, frozen, scheme), *weight, *end)  # type: ignore
+    how = (list(spec.axes), spec.bits, spec.symmetric)
+    return ops.int8_linear_dynamic(x, *weight, bias, *how, *end[1:], *transform)  # type: ignore
+
+
+def _codes(x: Tensor, frozen: Frozen, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor]:
+    spec, transform = scheme.x, _transform(x, frozen, scheme)
+    assert spec is not None
+    how = (spec.bits, spec.symmetric, *transform)
+    if not spec.static:
+        return ops.quantize(x, list(spec.axes), *how)  # type: ignore[no-any-return]
+    given = (frozen.x_scale, frozen.x_zero_point)
+    return ops.quantize_static(x, *given, *how)  # type: ignore[no-any-return]
+
+
+def _trained(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
+    spec, seed = scheme.x, None
+    assert spec is not None
+    if scheme.backward == "int8":
+        seed = torch.randint(0, 2**62, (1,), device=x.device)
+    weight = (frozen.packed, frozen.scale)
+    how = (list(PER_TENSOR), spec.bits, scheme.w.bits, spec.symmetric, seed, x.dtype)
+    carriers = (x, None, bias, frozen.x_scale, None)
+    codes, transform = _codes(x.detach(), frozen, scheme), _transform(x, frozen, scheme)
+    return ops.int8_linear_ste(*carriers, *codes, *weight, *how, *transform)  # type: ignore
+
+
+class _Carried(torch.autograd.Function):
+    """The gradient for operators that have none of their own: weight-only, groups, zero points."""
+
+    @staticmethod
+    def forward(x: Tensor, bias: Tensor | None, scheme: Scheme, *frozen: Any) -> Tensor:
+        return _run(x, bias, Frozen(*frozen), scheme)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, bias, ctx.scheme, *frozen = inputs
+        kept = Frozen(*frozen)
+        ctx.save_for_backward(x if kept.x_scale is not None else None, *kept[:3], *kept[4:])
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, packed, scale, zero_point, x_scale, x_zero_point = ctx.saved_tensors
+        grad = FirstOrder.apply("Linear", grad)
+        g_mn = grad.reshape(math.prod(ctx.shape[:-1]), scale.shape[0])
+        codes = ops.unpack_weight(packed, scale.shape[0], ctx.shape[-1])
+        w_hat = weight_values(codes, scale, zero_point, ctx.scheme, grad.dtype)
+        dx = (g_mn @ w_hat).reshape(ctx.shape)
+        if x_scale is not None:  # (T2)
+            spec = ctx.scheme.x
+            qmin, qmax = code_range(spec.bits, spec.symmetric)
+            v = x / x_scale + (0 if x_zero_point is None else x_zero_point)
+            dx = dx * ((v >= qmin) & (v <= qmax))
+        db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
+        return dx.to(ctx.dtype), db, *([None] * 7)
+
+
+def weight_values(
+    codes: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme, dtype: torch.dtype
+) -> Tensor:
+    """w^ [N, K], which multiplies the transformed x. (Q5)"""
+    if zero_point is None:
+        zero_point = torch.zeros_like(scale, dtype=torch.int32)
+    spec = scheme.w
+    spec = replace(spec, axes=PER_TENSOR) if spec.axes == PER_COLUMN else spec
+    return dequantize(Quantized(codes, scale, zero_point, spec), dtype)
