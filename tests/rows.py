@@ -35,6 +35,8 @@ class Row:
     symmetric: bool = False
     activation: str = "none"
     bias: bool = True
+    factor: bool = False
+    rotation: int = 0
 
     def __str__(self) -> str:
         shape = "x".join(map(str, (*self.leading, self.k, self.n)))
@@ -42,7 +44,9 @@ class Row:
             f"{'s' if self.symmetric else 'a'}{self.bits}{'t' if self.axes == PER_TENSOR else 'r'}"
         )
         types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
-        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{'-bias' * self.bias}"
+        transform = f"{'-factor' * self.factor}{f'-h{self.rotation}' if self.rotation else ''}"
+        bias = "-bias" * self.bias
+        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{bias}{transform}"
 
     def arguments(self, seed: int = 0) -> tuple[Any, ...]:
         """Random arguments of the operator, in schema order."""
@@ -56,6 +60,11 @@ def _codes(generator: torch.Generator, *shape: int) -> Tensor:
 
 def _x(row: Row, g: torch.Generator) -> Tensor:
     return torch.randn(*row.leading, row.k, generator=g).to(row.dtype)
+
+
+def _transform(row: Row, g: torch.Generator) -> tuple[Tensor | None, int]:
+    factor = torch.exp(torch.randn(row.k, generator=g)) if row.factor else None
+    return factor, row.rotation
 
 
 def _bias(row: Row, g: torch.Generator) -> Tensor | None:
@@ -113,7 +122,8 @@ def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     codes = (_codes(g, *row.leading, row.k), _scales(g, *_scale_shape(row)), _zeros(row, g))
     carriers = (_x(row, g), None, _bias(row, g), None, None)
     how = ([1], row.bits, 8, row.symmetric, None)
-    return (*carriers, *codes, _packed(row, g), _scales(g, row.n), *how, row.out_dtype)
+    operands = (*carriers, *codes, _packed(row, g), _scales(g, row.n))
+    return (*operands, *how, row.out_dtype, *_transform(row, g))
 
 
 def _seed(g: torch.Generator) -> Tensor:
@@ -124,7 +134,7 @@ def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     per_tensor = row.axes == PER_TENSOR
     scale = _scales(g, 1) if per_tensor else _scales(g, *row.leading, 1)
     zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
-    return (_x(row, g), scale, zero_point, row.bits, row.symmetric)
+    return (_x(row, g), scale, zero_point, row.bits, row.symmetric, *_transform(row, g))
 
 
 def _matrices(g: torch.Generator, row: Row, rows: int, dtype: torch.dtype) -> Tensor:
@@ -172,7 +182,8 @@ def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
-    "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric),
+    "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, *_transform(r, g)),
+    "rotate": lambda r, g: (_x(r, g), *_transform(r, g), r.symmetric),  # symmetric: back
     "quantize_static": _static,
     "quantize_stochastic": lambda r, g: (_x(r, g), _seed(g), list(r.axes), r.bits),
     "fake_quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, r.out_dtype),
@@ -214,8 +225,10 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.symmetric,
         r.activation,
         r.out_dtype,
+        *_transform(r, g),
     ),
 }
+_TRANSFORMED = ("rotate", "quantize", "quantize_static", "int8_linear_dynamic", "int8_linear_ste")
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
@@ -242,6 +255,7 @@ THREADED = [
     *(Row(op, leading=(300,), k=130, n=600) for op in BUILDERS),
     *(Row(op, leading=(300,), k=130, n=600, axes=PER_TENSOR) for op in _ROWWISE),
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
+    *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
 ]
 ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
 ROWS += THREADED
@@ -308,5 +322,24 @@ ROWS += [
     for leading, k, n in (((2, 3, 50), 64, 70), ((7, 13), 33, 40), ((2, 1), 16, 100))
     for bits in (8, 7)  # fewer than 8: causal
     for symmetric in (True, False)
+]
+ROWS += [
+    Row(op, leading, k, symmetric=symmetric, factor=factor, rotation=rotation)
+    for op in _TRANSFORMED
+    for leading, k, rotation in (
+        ((5,), 19, 0),
+        ((2, 3), 48, 16),
+        ((9,), 576, 64),
+        ((0,), 64, 64),
+        ((4,), 0, 16),
+    )
+    for symmetric in (True, False)
+    for factor in (True, False)
+]
+ROWS += [
+    Row(op, k=64, dtype=dtype, axes=axes, factor=True, rotation=64)
+    for op in _TRANSFORMED
+    for dtype in _TYPES
+    for axes in ((PER_ROW, PER_TENSOR) if op in _QUANTIZED else (PER_ROW,))
 ]
 ROWS = list(dict.fromkeys(ROWS))

@@ -13,7 +13,9 @@ from torch import Tensor
 
 import qfx.ops  # noqa: F401  (registers the operators)
 from qfx.ops.quantize import code_range
+from qfx.ops.rotation import transformed_weight
 from tests.strategies import AXES, BITS, LAYOUTS, SEEDS, SIZES, strided
+from tests.test_op_rotate import matrix_of
 
 ops = torch.ops.qfx
 HALF_ULP = 2.0**-24
@@ -33,6 +35,8 @@ class Problem(NamedTuple):
     axes: list[int]
     w_axes: list[int]
     symmetric: bool
+    factor: Tensor | None = None
+    rotation: int = 0
 
     def leaves(self) -> dict[str, Tensor]:
         return {n: t for n in LEAVES if isinstance(t := getattr(self, n), Tensor)}
@@ -42,9 +46,15 @@ def sizes_of(p: Problem) -> tuple[int, int, int]:
     return p.x[..., 0].numel(), p.x.shape[-1], p.w.shape[0]
 
 
+def transformed(p: Problem) -> tuple[Tensor, Tensor]:
+    """x' and w', which the steps and the codes are of. (R1)"""
+    x, w = p.x.detach(), p.w.detach()
+    return ops.rotate(x, p.factor, p.rotation), transformed_weight(w, p.factor, p.rotation)
+
+
 def codes(p: Problem) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(q, scale, zero_point) of both operands."""
-    x, w = p.x.detach(), p.w.detach()
+    x, w = transformed(p)
     if p.x_step is None:
         qx = ops.quantize(x, p.axes, p.bits, p.symmetric)
     else:
@@ -59,7 +69,7 @@ def forward(p: Problem, *, frozen: bool = False, seed: Tensor | None = None) -> 
     packed, w_scale = ops.pack_weight(wq), w_scale.reshape(-1).expand(p.w.shape[0])
     how = (p.w_axes, p.bits, p.w_bits, p.symmetric, seed, p.x.dtype)
     carriers = (p.x, None if frozen else p.w, p.bias, p.x_step, p.w_step)
-    return ops.int8_linear_ste(*carriers, *qx, packed, w_scale, *how)
+    return ops.int8_linear_ste(*carriers, *qx, packed, w_scale, *how, p.factor, p.rotation)
 
 
 def _round(v: Tensor) -> Tensor:
@@ -79,31 +89,38 @@ def oracle(p: Problem, grad: Tensor) -> tuple[dict[str, Tensor], dict[str, Tenso
     leaves = {n: t.detach().double().requires_grad_() for n, t in p.leaves().items()}
     qx, qw = codes(p)
     limits = code_range(p.bits, p.symmetric), code_range(p.w_bits, True)
-    x_hat = _through(leaves["x"], leaves.get("x_step"), qx, limits[0])
-    w_hat = _through(leaves["w"], leaves.get("w_step"), qw, limits[1])
+    m, k, n = sizes_of(p)
+    f = torch.ones(k).double() if p.factor is None else p.factor.double()
+    r = matrix_of(p.rotation, k)
+    x, w = leaves["x"] * f @ r.t(), leaves["w"] / f @ r.t()
+    x_hat = _through(x, leaves.get("x_step"), qx, limits[0])
+    w_hat = _through(w, leaves.get("w_step"), qw, limits[1])
     y = x_hat @ w_hat.t() + leaves.get("bias", 0.0)
     g = grad.double()
     found = torch.autograd.grad(y, list(leaves.values()), g)
-    m, k, n = sizes_of(p)
     flat = g.reshape(m, n).abs()
     d_x, d_w = g.abs() @ w_hat.abs(), flat.t() @ x_hat.abs().reshape(m, k)
-    sizes = {"x": d_x, "w": d_w, "bias": flat.sum(0)}
+    sizes = {"x": d_x @ r.abs() * f, "w": d_w @ r.abs() / f, "bias": flat.sum(0)}
     if p.x_step is not None:
-        sizes["x_step"] = _terms(d_x, leaves["x"], p.x_step, limits[0][0]).sum()
+        sizes["x_step"] = _terms(d_x, x, leaves["x"] * f, r, p.x_step, limits[0][0]).sum()
     if p.w_step is not None:
-        terms = _terms(d_w, leaves["w"], p.w_step, limits[1][0])
+        terms = _terms(d_w, w, leaves["w"] / f, r, p.w_step, limits[1][0])
         sizes["w_step"] = terms.sum() if p.w_step.numel() == 1 else terms.sum(1, keepdim=True)
     return dict(zip(leaves, found, strict=True)), sizes
 
 
-def _terms(d: Tensor, v: Tensor, step: Tensor, qmin: int) -> Tensor:
-    """Bounds |d (codes - v / step)|: the codes reach |qmin|."""
-    return d * (abs(qmin) + (v / step).abs().clamp(max=abs(qmin)))
+def _terms(d: Tensor, v: Tensor, before: Tensor, r: Tensor, step: Tensor, qmin: int) -> Tensor:
+    """Bounds |d (codes - v / step)|, v = R before: the codes reach |qmin|, and what cancels in v
+    has left its roundings there."""
+    cancelled = before.abs() @ r.t().abs() - v.abs()
+    return d * (abs(qmin) + (v / step).abs().clamp(max=abs(qmin)) + cancelled / step)
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
+    rotation = draw(st.sampled_from([0, 0, 16, 64]))
     m, k, n = draw(SIZES), draw(SIZES.filter(lambda s: s > 0)), draw(SIZES)
+    k = rotation * draw(st.integers(1, 3)) if rotation else k
     g = torch.Generator().manual_seed(draw(SEEDS))
     leading = draw(st.sampled_from([(m,), (1, m), (m, 2)]))
     x = torch.randn(*leading, k, generator=g)
@@ -115,6 +132,8 @@ def problems(draw: st.DrawFn) -> Problem:
     made = Problem(
         x, w, bias, x_step, w_step, draw(BITS), draw(BITS), draw(AXES), draw(AXES),
         draw(st.booleans()),
+        torch.rand(k, generator=g) + 0.5 if draw(st.booleans()) else None,
+        rotation,
     )  # fmt: skip
     assume(not _near_a_limit(made))
     return made
@@ -122,9 +141,10 @@ def problems(draw: st.DrawFn) -> Problem:
 
 def _near_a_limit(p: Problem) -> bool:
     """Whether float32 and float64 may disagree on what is clipped."""
+    x, w = transformed(p)
     pairs = (
-        (p.x, p.x_step, code_range(p.bits, p.symmetric)),
-        (p.w, p.w_step, code_range(p.w_bits, True)),
+        (x, p.x_step, code_range(p.bits, p.symmetric)),
+        (w, p.w_step, code_range(p.w_bits, True)),
     )
     return any(
         bool((((v / step) - limit).abs() < 1e-4 * abs(limit)).any())
@@ -153,16 +173,17 @@ GRADIENT_LAYOUTS = st.sampled_from(["contiguous", "transposed", "expanded"])
 @given(problems(), GRADIENT_LAYOUTS, SEEDS)
 def test_gradients_equal_the_oracle(p: Problem, layout: str, seed: int) -> None:
     """Within the roundings of one float32 matmul and one sum: each of at most
-    terms + 8 operations on a sum of absolute terms."""
+    terms + 8 operations on a sum of absolute terms, and those of (R1), 9 and one division more."""
     shape = (*p.x.shape[:-1], p.w.shape[0])
     grad = _gradient_like(shape, layout, seed)
     got = gradients(p, grad)
     expected, sizes = oracle(p, grad)
     m, k, n = sizes_of(p)
+    transforms = p.factor is not None or p.rotation != 0
     terms = {"x": n, "w": m, "bias": m, "x_step": n + m * k, "w_step": m + n * k}
     for name, d in got.items():
         assert d.dtype == torch.float32 and d.shape == getattr(p, name).shape
-        bound = (terms[name] + 8) * HALF_ULP * sizes[name] * 1.01
+        bound = (terms[name] + 8 + 10 * transforms) * HALF_ULP * sizes[name] * 1.01
         assert ((d.double() - expected[name]).abs() <= bound).all(), name
 
 
@@ -193,9 +214,10 @@ def test_int8_backward_is_within_a_rounding_step(p: Problem, seed: int) -> None:
     folded = g * w_scale.double().reshape(1, -1)
     step_x = _largest(folded.abs()) / 127
     step_w = _largest((g * s).t().abs()) / 127
+    r, f = matrix_of(p.rotation, k).abs(), 1.0 if p.factor is None else p.factor.double()
     bounds = {
-        "x": (step_x * wq.double().abs().sum(0)).reshape(p.x.shape),
-        "w": step_w * codes_x.sum(0),
+        "x": (step_x * wq.double().abs().sum(0) @ r * f).reshape(p.x.shape),
+        "w": step_w * codes_x.sum(0) @ r / f,
     }
     for name, bound in bounds.items():
         slack = bound * 1e-4 + sizes[name] * (m + n + 16) * HALF_ULP * 4 + 1e-30

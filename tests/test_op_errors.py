@@ -25,7 +25,11 @@ def dynamic(
 ) -> Tensor:
     how = {"bias": None, "axes": [1], "bits": 8, "symmetric": False}
     how |= {"activation": "none", "out_dtype": torch.float32, **other}
-    return ops.int8_linear_dynamic(x, packed, w_scale, *how.values())
+    return ops.int8_linear_dynamic(x, packed, w_scale, **how)
+
+
+def rotate(x: Tensor = X, factor: Tensor | None = None, rotation: int = 0) -> Tensor:
+    return ops.rotate(x, factor, rotation)
 
 
 def linear(
@@ -92,6 +96,22 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ops.pack_weight(torch.zeros(1, 65793, dtype=torch.int8)),
         "K=65793 is above 65792",
     ),
+    "rotation": (lambda: rotate(rotation=32), "rotate: rotation=32, expected 0, 16 or 64"),
+    "rotation_of_k": (
+        lambda: dynamic(rotation=16, factor=None),
+        "int8_linear_dynamic: x has K=8 (shape 5x8), which rotation=16 does not divide",
+    ),
+    "factor_length": (
+        lambda: ops.quantize(X, [1], 8, True, torch.ones(7)),
+        "quantize: factor has shape 7 but x has K=8 (shape 5x8), expected one element for each k",
+    ),
+    "factor_matrix": (lambda: rotate(factor=torch.ones(1, 8)), "factor has shape 1x8 but x has K"),
+    "factor_type": (lambda: rotate(factor=torch.ones(8).half()), "factor has dtype Half, expected"),
+    "rotation_static": (
+        lambda: ops.quantize_static(X, SCALE, None, 8, True, None, 64),
+        "quantize_static: x has K=8 (shape 5x8), which rotation=64 does not divide",
+    ),
+    "rotate_integers": (lambda: rotate(Q), "rotate: x has dtype Char, expected Float"),
     "unpack_k": (lambda: ops.unpack_weight(PACKED, 6, 9), "the weight was packed for K=8"),
 }
 

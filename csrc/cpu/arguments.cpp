@@ -14,6 +14,25 @@ Matrix matrix_of(const char* op, const char* what, const Tensor& t) {
   return {rows, t.size(t.dim() - 1)};
 }
 
+FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
+                            const std::optional<Tensor>& factor, int64_t rotation) {
+  const int64_t k = size.columns;
+  Transform transform = {};
+  STD_TORCH_CHECK(rotation == 0 || rotation == 16 || rotation == 64, op, ": rotation=", rotation,
+                  ", expected 0, 16 or 64");
+  STD_TORCH_CHECK(rotation == 0 || k % rotation == 0, op, ": x has K=", k, " (shape ", shape_of(x),
+                  "), which rotation=", rotation, " does not divide");
+  transform.rotation = static_cast<int>(rotation);
+  if (factor.has_value()) {
+    check_dtype(op, "factor", *factor, {ScalarType::Float});
+    STD_TORCH_CHECK(factor->dim() == 1 && factor->numel() == k, op, ": factor has shape ",
+                    shape_of(*factor), " but x has K=", k, " (shape ", shape_of(x),
+                    "), expected one element for each k");
+    transform.factor = floats(*factor);
+  }
+  return {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows, k, k, transform};
+}
+
 Dtype dtype_of(const char* op, ScalarType dtype) {
   if (dtype == ScalarType::Float) return Dtype::kFloat32;
   if (dtype == ScalarType::BFloat16) return Dtype::kBFloat16;
@@ -73,6 +92,10 @@ std::vector<int64_t> with_last(const Tensor& t, int64_t last) {
 
 Tensor made_contiguous(const Tensor& t) {
   return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
+std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t) {
+  return t.has_value() ? std::optional<Tensor>(made_contiguous(*t)) : std::nullopt;
 }
 
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {

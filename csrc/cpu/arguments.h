@@ -20,6 +20,10 @@ struct Matrix {
 
 Matrix matrix_of(const char* op, const char* what, const Tensor& t);
 
+// The rows of x, transformed (R1); x and `factor` must be contiguous.
+FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
+                            const std::optional<Tensor>& factor, int64_t rotation);
+
 Dtype dtype_of(const char* op, ScalarType dtype);
 
 Activation activation_of(const char* op, const std::string& name);
@@ -49,6 +53,7 @@ std::vector<int64_t> with_last(const Tensor& t, int64_t last);
 
 // t itself where it is contiguous, without a call of the dispatcher.
 Tensor made_contiguous(const Tensor& t);
+std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t);
 
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype);
 

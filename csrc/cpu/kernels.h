@@ -30,6 +30,12 @@ struct Range {
   int32_t magnitude, low, high;
 };
 
+// What becomes of a row before it is quantized: R (x * factor). (R1)
+struct Transform {
+  const float* factor = nullptr;  // [n], or null: 1
+  int rotation = 0;               // the size of R's blocks, 16 or 64, which divides n; 0 without R
+};
+
 // How one row becomes codes: q = clamp(rne(x * inverse) + zero_point, qmin, qmax), 0 if !finite.
 struct RowCode {
   float scale, inverse;
@@ -128,6 +134,9 @@ struct Format {
 struct RowKernels {
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
+  // out = R (x * factor) and its range, or back: factor * (R^T x). `out` may be x.
+  void (*rotate)(const float* x, int64_t n, const Transform* transform, float* out, Range* range);
+  void (*rotate_back)(const float* x, int64_t n, const Transform* transform, float* out);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   void (*quantize_clamped)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   void (*random)(uint64_t seed, int64_t first, int64_t groups, uint16_t* bits);

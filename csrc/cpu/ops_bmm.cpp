@@ -114,9 +114,9 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
     float* scales = scratch.get<float>(std::max<int64_t>(size.m, 1));
     if (spec.per_tensor) scales[0] = shared.scale;
     in_chunks(packed.weight, size.m, [&](int64_t first, int64_t count) {
-      const FloatMatrix chunk = {x.row(first), x.dtype, count, x.columns, x.stride};
       const RowCode* same = spec.per_tensor ? &shared : nullptr;
-      const Rows rows = rows_of_floats(kernels, packed.weight, chunk, spec, same, scales + first);
+      const Rows rows =
+          rows_of_floats(kernels, packed.weight, x.part(first, count), spec, same, scales + first);
       gemm(rows, packed.weight,
            FloatSink(kernels, packed.weight, rows, to, scales, spec.per_tensor ? 0 : 1, first));
     });

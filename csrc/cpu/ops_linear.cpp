@@ -68,18 +68,21 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   return y;
 }
 
-// The forward of a linear that trains: x, w and the steps only carry gradients (qfx/ops/ste.py).
+// The forward of a linear that trains: x, w, the steps and the transform are for gradients only
+// (qfx/ops/ste.py).
 Tensor int8_linear_ste(Tensor /*x*/, std::optional<Tensor> /*w*/, std::optional<Tensor> bias,
                        std::optional<Tensor> /*x_step*/, std::optional<Tensor> /*w_step*/, Tensor q,
                        Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale,
                        std::vector<int64_t> /*w_axes*/, int64_t /*bits*/, int64_t /*w_bits*/,
-                       bool /*symmetric*/, std::optional<Tensor> /*seed*/, ScalarType out_dtype) {
+                       bool /*symmetric*/, std::optional<Tensor> /*seed*/, ScalarType out_dtype,
+                       std::optional<Tensor> /*factor*/, int64_t /*rotation*/) {
   return int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", out_dtype);
 }
 
 Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optional<Tensor> bias,
                            std::vector<int64_t> axes, int64_t bits, bool symmetric,
-                           std::string activation, ScalarType out_dtype) {
+                           std::string activation, ScalarType out_dtype,
+                           std::optional<Tensor> factor, int64_t rotation) {
   constexpr const char* op = "int8_linear_dynamic";
   check_float(op, "x", x);
   check_w_scale(op, w_scale);
@@ -90,11 +93,12 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
   x = made_contiguous(x);
+  factor = made_contiguous(factor);
   w_scale = made_contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());
-  FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows, size.columns};
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   const Kernels& kernels = kernels_of(current_isa());
   RowCode shared{};
   if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
@@ -102,9 +106,9 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
   float* scales = scratch.get<float>(std::max<int64_t>(size.rows, 1));
   if (spec.per_tensor) scales[0] = shared.scale;
   in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
-    const FloatMatrix chunk = {matrix.row(first), matrix.dtype, count, matrix.columns};
     const RowCode* same = spec.per_tensor ? &shared : nullptr;
-    const Rows rows = rows_of_floats(kernels, w, chunk, spec, same, scales + first);
+    const Rows rows =
+        rows_of_floats(kernels, w, matrix.part(first, count), spec, same, scales + first);
     gemm(rows, w, FloatSink(kernels, w, rows, to, scales, spec.per_tensor ? 0 : 1, first));
   });
   return y;

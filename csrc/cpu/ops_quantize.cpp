@@ -14,14 +14,15 @@ namespace {
 constexpr int64_t kStepsPerElement = 16;  // of a pass over memory, in parallel.h's unit
 
 std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes, int64_t bits,
-                                            bool symmetric) {
+                                            bool symmetric, std::optional<Tensor> factor,
+                                            int64_t rotation) {
   constexpr const char* op = "quantize";
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   x = made_contiguous(x);
-  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
-                              size.columns};
+  factor = made_contiguous(factor);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
   std::vector<int64_t> shape = with_last(x, 1);
   if (spec.per_tensor) std::fill(shape.begin(), shape.end(), 1);
@@ -55,7 +56,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
 
 std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
                                                    std::optional<Tensor> zero_point, int64_t bits,
-                                                   bool symmetric) {
+                                                   bool symmetric, std::optional<Tensor> factor,
+                                                   int64_t rotation) {
   constexpr const char* op = "quantize_static";
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
@@ -73,8 +75,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
     zero_step = zero_point->numel() == 1 ? 0 : 1;
   }
   x = made_contiguous(x);
-  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
-                              size.columns};
+  factor = made_contiguous(factor);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
   Tensor row_scale = empty_on_cpu(with_last(x, 1), ScalarType::Float);
   Tensor row_zero = empty_on_cpu(with_last(x, 1), ScalarType::Int);
@@ -87,8 +89,10 @@ std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       const int32_t zero = given_zeros ? given_zeros[m * zero_step] : 0;
-      const RowCode code = given_row_code(kernels, matrix, spec, m, given[m * step], zero);
-      quantize_clamped_row_of(kernels, matrix, m, code, codes + m * size.columns);
+      Range range;
+      const float* row = row_as_floats(kernels, matrix, m, &range);
+      const RowCode code = given_row_code(range, spec, given[m * step], zero);
+      kernels.row->quantize_clamped(row, size.columns, &code, codes + m * size.columns);
       scales[m] = code.scale;
       zeros[m] = code.zero_point;
     }

@@ -23,6 +23,29 @@ Range widest(const Range& a, const Range& b) {
   return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
+bool is_none(const Transform& t) { return t.factor == nullptr && t.rotation == 0; }
+
+// Row m in float32: x itself, or `memory`.
+const float* row_into(const Kernels& kernels, const FloatMatrix& x, int64_t m, Range* range,
+                      float* memory) {
+  const float* row = static_cast<const float*>(x.row(m));
+  if (x.dtype != Dtype::kFloat32) {
+    kernels.row->widen(x.row(m), x.dtype, x.columns, memory);
+    row = memory;
+  }
+  if (is_none(x.transform)) {
+    if (range != nullptr) kernels.row->range(row, x.columns, range);
+    return row;
+  }
+  Range found;
+  kernels.row->rotate(row, x.columns, &x.transform, memory, range == nullptr ? &found : range);
+  return memory;
+}
+
+bool needs_memory(const FloatMatrix& x) {
+  return x.dtype != Dtype::kFloat32 || !is_none(x.transform);
+}
+
 }  // namespace
 
 RowCode code_of(const Range& range, const CodeSpec& spec) {
@@ -44,36 +67,32 @@ RowCode code_of(const Range& range, const CodeSpec& spec) {
   return {scale, inverse, std::clamp(zero, qmin, qmax), qmin, qmax, true};
 }
 
-const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m) {
-  if (x.dtype == Dtype::kFloat32) return static_cast<const float*>(x.row(m));
+const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m, Range* range) {
   thread_local Scratch scratch;
-  float* row = scratch.get<float>(x.columns);
-  kernels.row->widen(x.row(m), x.dtype, x.columns, row);
-  return row;
+  return row_into(kernels, x, m, range, needs_memory(x) ? scratch.get<float>(x.columns) : nullptr);
 }
 
 RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                         int64_t m) {
   Range range;
-  kernels.row->range(row_as_floats(kernels, x, m), x.columns, &range);
+  row_as_floats(kernels, x, m, &range);
   return code_of(range, spec);
 }
 
 void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                    const RowCode* shared, int64_t first, int64_t count, RowCode* codes, int8_t* q) {
-  const bool wide = x.dtype == Dtype::kFloat32;
   thread_local Scratch scratch;
-  float* widened = wide ? nullptr : scratch.get<float>(kRowsAtOnce * x.columns);
+  float* memory = needs_memory(x) ? scratch.get<float>(kRowsAtOnce * x.columns) : nullptr;
+  const int64_t step = memory == nullptr ? 0 : x.columns;
   const float* rows[kRowsAtOnce];
   for (int64_t r = 0; r < count; ++r) {
-    rows[r] = wide ? static_cast<const float*>(x.row(first + r)) : widened + r * x.columns;
-    if (!wide) kernels.row->widen(x.row(first + r), x.dtype, x.columns, widened + r * x.columns);
+    Range range;
+    Range* asked = shared == nullptr ? &range : nullptr;
+    rows[r] = row_into(kernels, x, first + r, asked, memory + r * step);
     if (shared != nullptr) {
       codes[r] = *shared;
       continue;
     }
-    Range range;
-    kernels.row->range(rows[r], x.columns, &range);
     ::new (&codes[r]) RowCode(code_of(range, spec));  // a copy would wait for the stores
   }
   for (int64_t r = 0; r < count; ++r) {
@@ -89,7 +108,7 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
     Range part = {0, 0, 0};
     for (int64_t m = begin; m < end; ++m) {
       Range range;
-      kernels.row->range(row_as_floats(kernels, x, m), x.columns, &range);
+      row_as_floats(kernels, x, m, &range);
       part = widest(part, range);
     }
     const std::lock_guard<std::mutex> lock(merging);
@@ -106,10 +125,7 @@ RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point) {
   return {kept, 1.f / kept, std::clamp(zero_point, qmin, qmax), qmin, qmax, true};
 }
 
-RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                       int64_t m, float scale, int32_t zero_point) {
-  Range range;
-  kernels.row->range(row_as_floats(kernels, x, m), x.columns, &range);
+RowCode given_row_code(const Range& range, const CodeSpec& spec, float scale, int32_t zero_point) {
   if (range.magnitude < kInfinity) return given_code(spec, scale, zero_point);
   return code_of(range, spec);  // (Q4)
 }
@@ -117,11 +133,6 @@ RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeS
 void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
                      int8_t* q) {
   kernels.row->quantize(row_as_floats(kernels, x, m), x.columns, &code, q);
-}
-
-void quantize_clamped_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m,
-                             const RowCode& code, int8_t* q) {
-  kernels.row->quantize_clamped(row_as_floats(kernels, x, m), x.columns, &code, q);
 }
 
 }  // namespace qfx::cpu

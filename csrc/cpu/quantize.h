@@ -1,4 +1,4 @@
-// Rows of floats -> int8 codes with a scale and a zero point: equations (Q1) to (Q4).
+// Rows of floats, transformed (R1) -> int8 codes with a scale and a zero point: (Q1) to (Q4), (Q6).
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,29 @@ struct CodeSpec {
   bool per_tensor;  // one scale for the matrix instead of one per row
 };
 
-// A matrix of floats whose rows are contiguous: x[m][k].
+// A matrix of floats whose rows are contiguous: x[m][k]. Its rows are meant transformed.
 struct FloatMatrix {
   const void* data;
   Dtype dtype;
   int64_t rows, columns;
   int64_t stride = columns;  // from row to row
+  Transform transform = {};
 
   const void* row(int64_t m) const {
     const int64_t bytes = dtype == Dtype::kFloat32 ? 4 : 2;
     return static_cast<const char*>(data) + m * stride * bytes;
   }
+
+  // Rows first, first + 1, ...
+  FloatMatrix part(int64_t first, int64_t count) const {
+    return {row(first), dtype, count, columns, stride, transform};
+  }
 };
 
-// Row m in float32: x itself, or memory of the calling thread that the next call overwrites.
-const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m);
+// Row m in float32: x itself, or memory of the calling thread that the next call overwrites. Where
+// `range` is given it becomes that of the row.
+const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m,
+                           Range* range = nullptr);
 
 // How numbers of this range become codes.
 RowCode code_of(const Range& range, const CodeSpec& spec);
@@ -48,16 +56,11 @@ RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const C
 // How a finite row becomes codes under a scale and a zero point that are given. (Q6)
 RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point);
 
-// The same for row m, which may be faulty.
-RowCode given_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                       int64_t m, float scale, int32_t zero_point);
+// The same for a row of this range, which may be faulty.
+RowCode given_row_code(const Range& range, const CodeSpec& spec, float scale, int32_t zero_point);
 
 // q[columns] of row m.
 void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
                      int8_t* q);
-
-// The same for a code that was not chosen from this row.
-void quantize_clamped_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m,
-                             const RowCode& code, int8_t* q);
 
 }  // namespace qfx::cpu

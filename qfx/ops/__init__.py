@@ -1,11 +1,22 @@
 """The operators `torch.ops.qfx.*`. C++ owns schemas and kernels; here stand, per operator, its
 reference (the definition), its fake implementation and its gradient."""
 
-from qfx.ops import attention, binary, bmm, linear, quantize, ste, stochastic, weight, weight_only
+from qfx.ops import (
+    attention,
+    binary,
+    bmm,
+    linear,
+    quantize,
+    rotation,
+    ste,
+    stochastic,
+    weight,
+    weight_only,
+)
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "binary", "bmm", "linear", "quantize", "ste", "stochastic",
-    "weight",
+    "FAKES", "REFERENCES", "attention", "binary", "bmm", "linear", "quantize", "rotation", "ste",
+    "stochastic", "weight",
     "weight_only",
 ]  # fmt: skip

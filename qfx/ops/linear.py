@@ -66,9 +66,14 @@ def int8_linear_dynamic(
     symmetric: bool,
     activation: str,
     out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
 ) -> Tensor:
-    """int8_linear(quantize(x)): x [..., K] float, w_scale float32 [N] -> out_dtype [..., N]."""
-    codes = quantize(x, axes, bits, symmetric)
+    """int8_linear(quantize(x)): x [..., K] float, w_scale float32 [N] -> out_dtype [..., N].
+
+    The weight was packed for x transformed by factor and rotation (R1).
+    """
+    codes = quantize(x, axes, bits, symmetric, factor, rotation)
     return int8_linear(*codes, packed, w_scale, bias, activation, out_dtype)
 
 
@@ -83,6 +88,8 @@ def _(
     symmetric: bool,
     activation: str,
     out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.rotation import rotate
 from qfx.scheme import PER_TENSOR
 
 SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
@@ -29,12 +30,21 @@ def code_range(bits: int, symmetric: bool) -> tuple[int, int]:
 
 @reference
 def quantize(
-    x: Tensor, axes: Sequence[int], bits: int, symmetric: bool
+    x: Tensor,
+    axes: Sequence[int],
+    bits: int,
+    symmetric: bool,
+    factor: Tensor | None = None,
+    rotation: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x [..., K] -> codes q int8 [..., K], scale float32, zero_point int32. (Q1)-(Q4)"""
+    """x [..., K] -> codes q int8 [..., K], scale float32, zero_point int32. (Q1)-(Q4)
+
+    Of rotate(x.float(), factor, rotation) (R1), without a factor and a rotation x itself.
+    """
+    x = rotate(x.float(), factor, rotation)
     qmin, qmax = code_range(bits, symmetric)
     per_tensor = tuple(axes) == PER_TENSOR
-    rows = x.float().reshape((1, x.numel()) if per_tensor else (x.shape[:-1].numel(), x.shape[-1]))
+    rows = x.reshape((1, x.numel()) if per_tensor else (x.shape[:-1].numel(), x.shape[-1]))
     reduced = F.pad(rows, (0, 1))  # the range holds zero, also that of an empty row
     if symmetric:
         scale = reduced.abs().amax(1) / qmax  # (Q1)
@@ -58,7 +68,14 @@ def _scale_shape(x: Tensor, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 @fake("quantize")
-def _(x: Tensor, axes: Sequence[int], bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    x: Tensor,
+    axes: Sequence[int],
+    bits: int,
+    symmetric: bool,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
     shape = _scale_shape(x, axes)
     scale = x.new_empty(shape, dtype=torch.float32)
     return x.new_empty(x.shape, dtype=torch.int8), scale, x.new_empty(shape, dtype=torch.int32)
@@ -105,11 +122,18 @@ def _(
 
 @reference
 def quantize_static(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, bits: int, symmetric: bool
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    bits: int,
+    symmetric: bool,
+    factor: Tensor | None = None,
+    rotation: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As quantize with a given scale float32 and zero point int32, one or one per row. (Q6)"""
+    x = rotate(x.float(), factor, rotation)
     qmin, qmax = code_range(bits, symmetric)
-    rows = x.float().reshape(x.shape[:-1].numel(), x.shape[-1])
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     given = scale.reshape(-1, 1).expand(rows.shape[0], 1)
     used = given.clamp_min(SMALLEST_SCALE)
     zero = torch.zeros_like(used) if zero_point is None else zero_point.reshape(-1, 1)
@@ -125,7 +149,13 @@ def quantize_static(
 
 @fake("quantize_static")
 def _(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, bits: int, symmetric: bool
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    bits: int,
+    symmetric: bool,
+    factor: Tensor | None = None,
+    rotation: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     shape = (*x.shape[:-1], 1)
     row_scale = x.new_empty(shape, dtype=torch.float32)

@@ -55,6 +55,7 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     for each input. As `torch.library.register_autograd`, which would lose tangents without a word.
     """
     op = getattr(torch.ops.qfx, name).default
+    defaults = [argument.default_value for argument in op._schema.arguments]
 
     def below(keyset: Any, args: Sequence[Any]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -76,7 +77,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(f"BackwardOf_{name}", (torch.autograd.Function,), parts)
 
-    def kernel(keyset: Any, *args: Any) -> Any:
+    def kernel(keyset: Any, *given: Any) -> Any:
+        args = (*given, *defaults[len(given) :])  # torch leaves out those at their default
         if forward_ad._current_level >= 0:
             refuse_tangents(f"qfx::{name}", args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):

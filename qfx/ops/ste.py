@@ -1,7 +1,8 @@
 """int8_linear_ste: the linear that trains, with straight-through gradients. docs/numerics.md (T1).
 
 The forward is int8_linear on codes that were made outside, so that sites with one input share them.
-`x`, `w`, `x_step` and `w_step` only say where the gradients go. What is saved for the backward is
+`x`, `w`, `x_step` and `w_step` only say where the gradients go; `factor` and `rotation` how x and w
+became what the codes stand for (R1). What is saved for the backward is
 the int8 codes of x with their scales, the parameter w itself, and x only when its step is given.
 """
 
@@ -17,9 +18,10 @@ from torch import Tensor
 from qfx.ops.linear import int8_linear
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import fake, gradient, reference
+from qfx.ops.rotation import transformed_weight
 
 ops = torch.ops.qfx
-_INPUTS = 16  # of the operator
+_INPUTS = 18  # of the operator
 
 
 @reference
@@ -40,11 +42,14 @@ def int8_linear_ste(
     symmetric: bool,
     seed: Tensor | None,
     out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
 ) -> Tensor:
     """int8_linear(q, scale, zero_point, packed, w_scale, bias): codes [..., K] -> [..., N]. (E1)
 
     Gradients go to x [..., K], w [N, K] (None: the weight is frozen), bias [N], and to the steps:
-    None where a scale was chosen dynamically. `seed` int64 [1]: the backward runs in int8 too.
+    None where a scale was chosen dynamically. `seed` int64 [1]: the backward runs in int8 too. The
+    codes are of x' and w' of (R1), which `factor` [K] and `rotation` make; x and w are given as is.
     """
     return int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", out_dtype)
 
@@ -67,6 +72,8 @@ def _(
     symmetric: bool,
     seed: Tensor | None,
     out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
 ) -> Tensor:
     return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
 
@@ -84,11 +91,12 @@ class _Saved(NamedTuple):
     packed: Tensor | None  # unless w is there to be quantized again
     w_scale: Tensor | None
     seed: Tensor | None
+    factor: Tensor | None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, bias, x_step, w_step, q, scale, zero_point, packed, w_scale, *rest = inputs
-    ctx.w_axes, ctx.bits, ctx.w_bits, ctx.symmetric, seed, _ = rest
+    ctx.w_axes, ctx.bits, ctx.w_bits, ctx.symmetric, seed, _, factor, ctx.rotation = rest
     again = w is not None and w_step is None
     saved = _Saved(
         None if x_step is None else x,
@@ -101,6 +109,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         None if again else packed,
         None if again else w_scale,
         seed,
+        factor,
     )
     ctx.save_for_backward(*saved)
     ctx.set_materialize_grads(False)
@@ -137,13 +146,14 @@ def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor 
     else:
         codes, scale = _weight_codes(ctx, saved)
         dx = _int8_product(g * scale, codes.t(), saved.seed)
-    dx = dx.reshape(ctx.shape)
-    if saved.x_step is None:
-        return dx.to(ctx.x_dtype), None
-    zero_point = saved.zero_point
-    codes = saved.q.int() - zero_point
-    limits = code_range(ctx.bits, ctx.symmetric)
-    dx, dstep = _through_step(dx, saved.x, codes, saved.x_step, zero_point, limits)
+    dx, dstep = dx.reshape(ctx.shape), None
+    if saved.x_step is not None:
+        zero_point = saved.zero_point
+        codes = saved.q.int() - zero_point
+        limits = code_range(ctx.bits, ctx.symmetric)
+        dx, dstep = _through_step(dx, _input(ctx, saved), codes, saved.x_step, zero_point, limits)
+    if _is_transformed(ctx, saved):
+        dx = ops.rotate(dx, saved.factor, ctx.rotation, True)
     return dx.to(ctx.x_dtype), dstep
 
 
@@ -157,11 +167,33 @@ def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor
         )
     else:
         dw = _int8_weight_gradient(g * scale, q, zero_point, saved.seed + 1)
-    if saved.w_step is None:
-        return dw.to(saved.w.dtype), None
-    codes, _ = _weight_codes(ctx, saved)
-    dw, dstep = _through_step(dw, saved.w, codes, saved.w_step, 0, code_range(ctx.w_bits, True))
+    dstep = None
+    if saved.w_step is not None:
+        codes, _ = _weight_codes(ctx, saved)
+        w, limits = _float_weight(ctx, saved), code_range(ctx.w_bits, True)
+        dw, dstep = _through_step(dw, w, codes, saved.w_step, 0, limits)
+    if _is_transformed(ctx, saved):
+        dw = ops.rotate(dw, None, ctx.rotation, True)
+        dw = dw if saved.factor is None else dw / saved.factor
     return dw.to(saved.w.dtype), dstep
+
+
+def _is_transformed(ctx: Any, saved: _Saved) -> bool:
+    return saved.factor is not None or ctx.rotation != 0
+
+
+def _input(ctx: Any, saved: _Saved) -> Tensor:
+    """x' of (R1), in the type of x where that is x itself."""
+    assert saved.x is not None
+    if not _is_transformed(ctx, saved):
+        return saved.x
+    return ops.rotate(saved.x.float(), saved.factor, ctx.rotation)  # type: ignore[no-any-return]
+
+
+def _float_weight(ctx: Any, saved: _Saved) -> Tensor:
+    """w' of (R1)."""
+    assert saved.w is not None
+    return transformed_weight(saved.w, saved.factor, ctx.rotation)
 
 
 def _product_like(w: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -170,10 +202,9 @@ def _product_like(w: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _through_step(
-    d: Tensor, v: Tensor | None, codes: Tensor, step: Tensor, zero: Any, limits: tuple[int, int]
+    d: Tensor, v: Tensor, codes: Tensor, step: Tensor, zero: Any, limits: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """From the gradient d of v^ = codes * step to those of v and of step. (T2)"""
-    assert v is not None
     scaled = v / step
     inside = (scaled + zero >= limits[0]) & (scaled + zero <= limits[1])
     d_step = d * (codes - torch.where(inside, scaled, 0.0))
@@ -187,7 +218,8 @@ def _through_step(
 def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
     """w^ [N, K]. Not the forward's codes, which would have to stay in memory until here."""
     if saved.packed is None:
-        return ops.fake_quantize(saved.w, list(ctx.w_axes), ctx.w_bits, True, dtype)
+        w = _float_weight(ctx, saved)
+        return ops.fake_quantize(w, list(ctx.w_axes), ctx.w_bits, True, dtype)
     codes, scale = _weight_codes(ctx, saved)
     return ops.dequantize(codes, scale[:, None], None, None, None, "none", dtype)
 
@@ -195,7 +227,8 @@ def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
 def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
     """Codes [N, K] and scale [N]."""
     if saved.packed is None:
-        q, scale, _ = ops.quantize(saved.w, list(ctx.w_axes), ctx.w_bits, True)
+        w = _float_weight(ctx, saved)
+        q, scale, _ = ops.quantize(w, list(ctx.w_axes), ctx.w_bits, True)
         return q, scale.reshape(-1).expand(ctx.n)
     assert saved.w_scale is not None
     return ops.unpack_weight(saved.packed, ctx.n, ctx.shape[-1]), saved.w_scale

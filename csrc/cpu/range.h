@@ -1,0 +1,88 @@
+// The range of a row of floats, in the order of their bit patterns.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/store.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace qfx::cpu {
+namespace {  // internal linkage: each instruction set compiles its own
+
+// Order of floats as order of integers; the inverse is itself.
+inline int32_t to_sortable(uint32_t bits) {
+  const int32_t b = static_cast<int32_t>(bits);
+  return b ^ ((b >> 31) & 0x7fffffff);
+}
+
+// As signed integers, bit patterns of positive floats are in order and above all negative ones; as
+// unsigned integers those of negative floats are in reverse order and above all positive ones.
+struct Extremes {
+  int32_t most;    // of the signed patterns and 0
+  uint32_t least;  // the greatest unsigned pattern
+};
+
+#if defined(__AVX512BW__)
+inline Extremes extremes_of_row(const float* x, int64_t n) {
+  __m512i most = _mm512_setzero_si512(), least = most;
+  for (int64_t i = 0; i < n; i += 16) {
+    const __mmask16 there = i + 16 <= n ? 0xffff : (1 << (n - i)) - 1;
+    const __m512i bits = _mm512_maskz_loadu_epi32(there, x + i);
+    most = _mm512_max_epi32(most, bits);
+    least = _mm512_max_epu32(least, bits);
+  }
+  return {_mm512_reduce_max_epi32(most), _mm512_reduce_max_epu32(least)};
+}
+#elif defined(__AVX2__)
+inline Extremes extremes_of_row(const float* x, int64_t n) {
+  __m256i most[2] = {}, least[2] = {};
+  const auto widen = [&](const float* from, int i) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    most[i] = _mm256_max_epi32(most[i], bits);
+    least[i] = _mm256_max_epu32(least[i], bits);
+  };
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    widen(x + i, 0);
+    widen(x + i + 8, 1);
+  }
+  if (i < n) {
+    float rest[16] = {};
+    __builtin_memcpy(rest, x + i, (n - i) * sizeof(float));
+    widen(rest, 0);
+    widen(rest + 8, 1);
+  }
+  const __m256i high = _mm256_max_epi32(most[0], most[1]),
+                low = _mm256_max_epu32(least[0], least[1]);
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  __m128i l = _mm_max_epu32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  l = _mm_max_epu32(l, _mm_shuffle_epi32(l, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  l = _mm_max_epu32(l, _mm_shuffle_epi32(l, 0xb1));
+  return {_mm_cvtsi128_si32(m), static_cast<uint32_t>(_mm_cvtsi128_si32(l))};
+}
+#else
+inline Extremes extremes_of_row(const float* x, int64_t n) {
+  Extremes found = {0, 0};
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = bits_of(x[i]);
+    const int32_t order = static_cast<int32_t>(bits);
+    found.most = order > found.most ? order : found.most;
+    found.least = bits > found.least ? bits : found.least;
+  }
+  return found;
+}
+#endif
+
+inline void range_of_row(const float* x, int64_t n, Range* range) {
+  const auto [most, least] = extremes_of_row(x, n);
+  const int32_t low = static_cast<int32_t>(least) < 0 ? to_sortable(least) : 0;
+  const int32_t size = low < 0 ? static_cast<int32_t>(least & 0x7fffffff) : 0;
+  *range = {size > most ? size : most, low, most};
+}
+
+}  // namespace
+}  // namespace qfx::cpu

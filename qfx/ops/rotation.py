@@ -1,0 +1,80 @@
+"""rotate, the transform of K that precedes quantization: reference, fake, gradient. (R1)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.ops.registry import fake, gradient, reference
+
+ops = torch.ops.qfx
+
+
+def _stage(v: Tensor, h: int, back: bool) -> Tensor:
+    """v [..., block]: every element with its partner added or taken off."""
+    i = torch.arange(v.shape[-1], device=v.device)
+    at = i ^ h if back else i
+    low_bit_of_a_digit = bool(h & 0b010101)
+    minus = ((at & h) != 0) ^ ((at & 2 * h) != 0) if low_bit_of_a_digit else (at & h) != 0
+    return v + torch.where(minus, -1.0, 1.0) * v[..., i ^ h]
+
+
+def _rotated(v: Tensor, block: int, back: bool) -> Tensor:
+    """Every `block` consecutive k times R, or its transpose."""
+    blocks = v.reshape(*v.shape[:-1], v.shape[-1] // block, block)
+    stages = [2**i for i in range(block.bit_length() - 1)]
+    for h in reversed(stages) if back else stages:
+        blocks = _stage(blocks, h, back)
+    return (blocks * block**-0.5).reshape(v.shape)
+
+
+@reference
+def rotate(x: Tensor, factor: Tensor | None, rotation: int, back: bool = False) -> Tensor:
+    """R (x * factor): x float [..., K], factor float32 [K] or 1, R of blocks of `rotation`. (R1)
+
+    `rotation` is 0 (no R), 16 or 64 and divides K. `back`: factor * (R^T x), the gradient. The
+    result has the type of x. Source: docs/numerics.md.
+    """
+    v = x.float()
+    if factor is not None and not back:
+        v = v * factor
+    if rotation:
+        v = _rotated(v, rotation, back)
+    if factor is not None and back:
+        v = v * factor
+    return v.to(x.dtype)
+
+
+@fake("rotate")
+def _(x: Tensor, factor: Tensor | None, rotation: int, back: bool = False) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def transformed_weight(w: Tensor, factor: Tensor | None, rotation: int) -> Tensor:
+    """w' = R (w / factor) of w [N, K], in float32: what is quantized and packed. (R1)"""
+    if factor is None and not rotation:
+        return w
+    v = w.float() if factor is None else w.float() / factor
+    return ops.rotate(v, None, rotation)  # type: ignore[no-any-return]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, factor, ctx.rotation, ctx.back = inputs
+    ctx.for_factor = factor is not None and factor.requires_grad
+    ctx.save_for_backward(x if ctx.for_factor else None, factor)
+
+
+def _formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Of a linear map: its transpose. The factor's is summed over the rows."""
+    x, factor = ctx.saved_tensors
+    dx = ops.rotate(grad, factor, ctx.rotation, not ctx.back)
+    if not ctx.for_factor:
+        return dx, None, None, None
+    rotated = ops.rotate(x if ctx.back else grad, None, ctx.rotation, True)
+    products = rotated.float() * (grad if ctx.back else x).float()
+    return dx, products.reshape(-1, products.shape[-1]).sum(0), None, None
+
+
+gradient("rotate", _setup, _formula)
