@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.functional import FirstOrder, scaled_gradient
+from qfx.nn.functional import first_order, scaled_gradient
 from qfx.scheme import PER_ROW, PER_TENSOR
 from qfx.weights import Memo
 
@@ -59,7 +59,7 @@ class _Binary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         x, weight, x_scale, w_scale = ctx.saved_tensors
-        grad = FirstOrder.apply("binary_linear", grad, x, weight)
+        grad = first_order(grad, "binary_linear", x, weight)
         g_mn = grad.reshape(math.prod(x.shape[:-1]), weight.shape[0])
         x_mk = x.reshape(g_mn.shape[0], x.shape[-1])
         dx_hat = g_mn @ (_sign(weight, torch.float32) * w_scale[:, None]).to(grad.dtype)

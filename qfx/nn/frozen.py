@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qfx.functions import Quantized, dequantize, quantize
-from qfx.nn.functional import FirstOrder
+from qfx.nn.functional import first_order
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from qfx.recipe import SiteRecipe
 from qfx.scheme import PER_COLUMN, PER_TENSOR, Scheme
@@ -154,7 +154,7 @@ class _Carried(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         x, packed, scale, zero_point, x_scale, x_zero_point = ctx.saved_tensors
-        grad = FirstOrder.apply("Linear", grad)
+        grad = first_order(grad, "Linear", scale)
         g_mn = grad.reshape(math.prod(ctx.shape[:-1]), scale.shape[0])
         codes = ops.unpack_weight(packed, scale.shape[0], ctx.shape[-1])
         w_hat = weight_values(codes, scale, zero_point, ctx.scheme, grad.dtype)

@@ -63,7 +63,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         x, weight, q, scale, zero_point = ctx.saved_tensors
-        grad = FirstOrder.apply("linear", grad, x, weight)
+        grad = first_order(grad, "linear", x, weight)
         spec = ctx.scheme.w
         rows = grad.reshape(math.prod(q.shape[:-1]), weight.shape[0])
         w_hat = ops.fake_quantize(weight.detach(), list(spec.axes), spec.bits, True, grad.dtype)
@@ -73,16 +73,21 @@ class _Linear(torch.autograd.Function):
         return dx, dw, rows.sum(0) if ctx.has_bias else None, None
 
 
-class FirstOrder(torch.autograd.Function):
-    """The gradient itself, but an error for whoever differentiates it again."""
+def first_order(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
+    """`grad`, but an error for whoever differentiates it with respect to `operands`."""
+    if torch.compiler.is_compiling():  # a compiled backward has no second derivative anyway
+        return grad
+    return _FirstOrder.apply(grad, who, *operands)  # type: ignore[no-any-return]
 
+
+class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(who: str, grad: Tensor, *operands: Tensor) -> Tensor:
+    def forward(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
         return grad.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.who = inputs[0]
+        ctx.who = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
