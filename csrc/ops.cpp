@@ -10,13 +10,14 @@ STABLE_TORCH_LIBRARY(qfx, m) {
   m.def("quantize_stochastic(Tensor x, Tensor seed, int[] axes, int bits) -> (Tensor, Tensor, Tensor)");
   m.def("fake_quantize(Tensor x, int[] axes, int bits, bool symmetric, ScalarType out_dtype) -> Tensor");
   m.def("dequantize(Tensor q, Tensor scale, Tensor? zero_point, Tensor? col_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
-  m.def("pack_weight(Tensor w) -> Tensor");
+  m.def("pack_weight(Tensor w, int group=0) -> Tensor");
   m.def("unpack_weight(Tensor packed, SymInt n, SymInt k) -> Tensor");
   m.def("int8_mm(Tensor q, Tensor zero_point, Tensor packed, SymInt n) -> Tensor");
   m.def("int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) -> Tensor");
   m.def("int8_bmm_dynamic(Tensor a, Tensor b, int[] axes, int bits, bool symmetric, int b_bits, ScalarType out_dtype) -> Tensor");
   m.def("int8_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
+  m.def("int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_requantize(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, Tensor out_scale, Tensor? out_zero_point, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");
   m.def("int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_ste(Tensor x, Tensor? w, Tensor? bias, Tensor? x_step, Tensor? w_step, Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, int[] w_axes, int bits, int w_bits, bool symmetric, Tensor? seed, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");

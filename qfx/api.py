@@ -29,8 +29,9 @@ def rewrite(
     Its weights are quantized and packed now, so later changes to them are not seen. Where the graph
     does not know its shapes (traced without example inputs) gains cannot be predicted and every
     legal site is quantized. `training` keeps the float weights as parameters, quantizes them at
-    every call and gives them straight-through gradients. `canonical` keeps three readable operators
-    for each site (docs/tour.md). Raises ValueError for a pattern of `config` that matches nothing.
+    every call and gives them straight-through gradients. `canonical` keeps readable operators for
+    each site (docs/tour.md). Raises ValueError for a pattern of `config` that matches nothing and
+    for a recipe of another model.
     """
     copy = clone(gm)
     plan = plan_of(copy, config or Config())

@@ -6,7 +6,7 @@ which of these are constants of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -116,6 +116,33 @@ def link(gm: fx.GraphModule) -> None:
         placeholder.meta[OUTER] = [] if None in links else links
     for body in {id(b): b for call in calls(gm) for b in call.bodies}.values():
         link(body)
+
+
+def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[Call]]:
+    """The graphs of all bodies under `gm`, and the calls of each."""
+    found: dict[fx.Graph, list[Call]] = {}
+    pending = [gm]
+    while pending:
+        for call in calls(pending.pop()):
+            for body in {body.graph: body for body in call.bodies}.values():
+                if body.graph not in found:
+                    pending.append(body)
+                found.setdefault(body.graph, []).append(call)
+    return found
+
+
+def family(
+    graph: fx.Graph, calling: Mapping[fx.Graph, list[Call]]
+) -> tuple[list[fx.Graph], list[Call]]:
+    """The bodies that need the same operands as `graph`, and all their calls."""
+    graphs, found, pending = [graph], dict[fx.Node, Call](), [graph]
+    while pending:
+        for call in calling[pending.pop()]:
+            found[call.node] = call
+            new = {body.graph for body in call.bodies}.difference(graphs)
+            graphs += new
+            pending += new
+    return graphs, list(found.values())
 
 
 def _records(node: fx.Node) -> bool:

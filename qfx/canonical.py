@@ -4,7 +4,10 @@
     acc = int8_mm(q, zero_point, packed, n)            exact int32
     y = dequantize(acc, scale, w_scale, bias, activation)
 
-Readable and slow: it is the semantics; `qfx.fuse` makes it fast without changing a bit.
+Readable and slow: it is the semantics; `qfx.fuse` makes it fast without changing a bit. Where the
+scheme transforms K, `rotate` comes first, in float32; where it is static, `quantize_static` takes
+the place of `quantize`. Weights with groups or zero points have `int8_linear_groups` for the last
+two, and float activations `int8_weight_linear` for all three. `qfx.coded` emits the codes.
 
 Where gradients are recorded, the last two are one operator that has them:
 
@@ -13,40 +16,36 @@ Where gradients are recorded, the last two are one operator that has them:
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable
 
 import torch
 from torch import fx
 
 from qfx.attention import Attention
 from qfx.capture import value
+from qfx.coded import (
+    Codes,
+    Form,
+    Inputs,
+    PackedNodes,
+    Provide,
+    emit,
+    form_of,
+    inherit,
+    quantized,
+)
 from qfx.effects import writes
 from qfx.fault import at
-from qfx.plan import Plan
+from qfx.plan import Entry, Plan
 from qfx.products import Product
-from qfx.scheme import QSpec, Scheme
+from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 from qfx.site import Site
-from qfx.views import View, emit_view
+from qfx.views import emit_view
 
 ops = torch.ops.qfx
 
 
-class PackedNodes(NamedTuple):
-    """The graph's names for a packed weight: the blocks and the scale [N]."""
-
-    blocks: fx.Node
-    scale: fx.Node
-
-
-Codes = tuple[fx.Node, ...]  # q, scale, zero_point
-ProvideWeight = Callable[[Site, QSpec], PackedNodes]
-"""Where the packed weight of a site lives: `qfx.provide` has the choices."""
-
-
-def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx.GraphModule:
+def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> fx.GraphModule:
     """Edits `gm` to the canonical form of `plan` and returns it."""
     products = [
         (e.match, e.scheme) for e in plan.entries if e.scheme and isinstance(e.match, Product)
@@ -59,13 +58,13 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx
     for attention in attentions:
         with at(attention.node):
             results[attention.node] = _attend(attention, results)
-    sites = [(e.match, e.scheme) for e in plan.entries if e.scheme and isinstance(e.match, Site)]
-    shared = {site.node.graph: _SharedQuantize(site.node.graph, results) for site, _ in sites}
-    for found, scheme in sites:
+    sites = [(e.match, e) for e in plan.entries if e.scheme and isinstance(e.match, Site)]
+    shared = {site.node.graph: Inputs(site.node.graph, results) for site, _ in sites}
+    for found, entry in sites:
         with at(found.node):
-            quantized = shared[found.node.graph]
-            site = quantized.up_to_date(found)
-            quantized.replaced[site.out] = _replace(site, scheme, provide_weight, quantized)
+            inputs = shared[found.node.graph]
+            site = inputs.up_to_date(found)
+            inputs.replaced[site.out] = _replace(entry, site, provide, inputs)
     for site, _ in sites:
         erase(site.node.graph, site.weight, down_to=set())
     finish(gm, [*shared, *(result.graph for result in results.values())])
@@ -75,12 +74,13 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide_weight: ProvideWeight) -> fx
 def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:
     """dequantize(int8_bmm(quantize(a), quantize(b))), b with one symmetric scale per row of K."""
     node, spec = product.node, scheme.x
+    assert spec is not None
     graph, stem = node.graph, node.name
     with graph.inserting_before(node):
         a, b = (results.get(n, n) for n in (product.a, product.b))
-        q, scale, zero_point = _codes(graph, emit_view(product.a_view, a), spec, stem)
+        q, scale, zero_point = quantized(graph, emit_view(product.a_view, a), spec, stem)
         b = emit_view(product.b_view, b)
-        b_q, b_scale = _codes(graph, b, QSpec(bits=scheme.w.bits), f"{stem}_right", parts=2)
+        b_q, b_scale = quantized(graph, b, QSpec(bits=scheme.w.bits), f"{stem}_right", parts=2)
         acc = emit(graph, ops.int8_bmm.default, (q, zero_point, b_q), f"{stem}_acc")
         columns = emit_view((("mT", ()),), b_scale)
         arguments = (acc, scale, None, columns, None, "none", product.dtype)
@@ -92,7 +92,7 @@ def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node])
             terms = (result, results.get(product.added, product.added))
             result = graph.call_function(torch.add, terms, {"alpha": product.beta})
     for made in (acc, y, result):
-        _inherit(made, node)
+        inherit(made, node)
     result.meta = dict(node.meta)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
@@ -112,15 +112,6 @@ def _attend(attention: Attention, results: dict[fx.Node, fx.Node]) -> fx.Node:
     return y
 
 
-def _codes(graph: fx.Graph, x: fx.Node, spec: QSpec, stem: str, parts: int = 3) -> Codes:
-    arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
-    triple = emit(graph, ops.quantize.default, arguments, f"{stem}_quantize")
-    return tuple(
-        emit(graph, operator.getitem, (triple, i), f"{stem}_{part}")
-        for i, part in enumerate(("q", "scale", "zero_point")[:parts])
-    )
-
-
 def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
     """Checks and recompiles what was edited: `gm` and the bodies that own these graphs."""
     for graph in {gm.graph: None, **dict.fromkeys(graphs)}:
@@ -129,48 +120,57 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
         graph.owning_module.recompile()
 
 
-def _replace(
-    site: Site, scheme: Scheme, provide_weight: ProvideWeight, quantized: _SharedQuantize
-) -> fx.Node:
-    graph = site.node.graph
-    packed = provide_weight(site, scheme.w)
-    bias = site.bias
-    if bias is not None and quantized.position.get(bias, -1) > quantized.position[site.node]:
+def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
+    """The int8 form of a site takes its place; returns its output."""
+    assert entry.scheme is not None
+    graph, bias = site.node.graph, site.bias
+    form = form_of(entry.scheme, entry.recipe, site, provide)
+    if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
-    codes = quantized.of(site, scheme.x)
+    codes = inputs.of(site, form)
     with graph.inserting_before(site.node):
-        emitted = (_trained if site.trains else _inferred)(site, scheme, codes, packed, bias)
+        emitted = _emitted(site, form, codes, bias)
         y = emit_view(site.y_view, emitted[-1])
     for node in (*emitted, y):
-        _inherit(node, site.node)
+        inherit(node, site.node)
     y.meta = dict(site.out.meta)
     site.out.replace_all_uses_with(y)
     erase(graph, site.out, down_to={site.x, site.weight} | ({bias} if bias else set()))
     return y
 
 
-def _inferred(
-    site: Site, scheme: Scheme, codes: Codes, packed: PackedNodes, bias: fx.Node | None
-) -> list[fx.Node]:
+def _emitted(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
+    if site.trains:
+        return _trained(site, form, codes, bias)
+    graph, stem, packed = site.node.graph, site.node.name, form.packed
+    rest = (bias, site.activation, _out_dtype(site))
+    if form.scheme.x is None:
+        arguments = (*codes, packed.blocks, packed.scale, *rest)
+        return [emit(graph, ops.int8_weight_linear.default, arguments, f"{stem}_int8")]
+    if form.scheme.grouped:
+        arguments = (*codes, packed.blocks, packed.scale, packed.zero_point, *rest)
+        return [emit(graph, ops.int8_linear_groups.default, arguments, f"{stem}_int8")]
     q, scale, zero_point = codes
-    graph, stem, n = site.node.graph, site.node.name, _out_features(site, packed)
+    n = _out_features(site, packed)
     acc = emit(graph, ops.int8_mm.default, (q, zero_point, packed.blocks, n), f"{stem}_acc")
-    arguments = (acc, scale, None, packed.scale, bias, site.activation, _out_dtype(site))
+    arguments = (acc, scale, None, packed.scale, *rest)
     return [acc, emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")]
 
 
-def _trained(
-    site: Site, scheme: Scheme, codes: Codes, packed: PackedNodes, bias: fx.Node | None
-) -> list[fx.Node]:
-    graph, w, seed = site.node.graph, None, None
+def _trained(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
+    graph, w, seed, spec = site.node.graph, None, None, form.scheme.w
+    x_spec = form.scheme.x
+    assert x_spec is not None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
-    if scheme.backward == "int8":
+    if form.scheme.backward == "int8":
         seed = graph.call_function(torch.randint, (0, 2**62, (1,)))
-    how = (list(scheme.w.axes), scheme.x.bits, scheme.w.bits, scheme.x.symmetric, seed)
-    steps = (None, None)  # dynamic scales
+    axes = PER_TENSOR if spec.axes == PER_COLUMN else spec.axes
+    how = (list(axes), x_spec.bits, spec.bits, x_spec.symmetric, seed, _out_dtype(site))
+    steps = (form.scale, None)  # None: chosen per call
+    packed = (form.packed.blocks, form.packed.scale)
     x = emit_view(site.x_view, site.x)
-    arguments = (x, w, bias, *steps, *codes, *packed, *how, _out_dtype(site))
+    arguments = (x, w, bias, *steps, *codes, *packed, *how, *form.transform)
     return [emit(graph, ops.int8_linear_ste.default, arguments, f"{site.node.name}_int8")]
 
 
@@ -186,55 +186,6 @@ def _out_dtype(site: Site) -> torch.dtype:
     if site.out_dtype is not None:
         return site.out_dtype
     return getattr(value(site.weight), "dtype", torch.float32)
-
-
-def _records(x: fx.Node) -> bool:
-    """Whether a gradient may flow to x; the codes of x are not a way for it."""
-    return bool(getattr(value(x), "requires_grad", True))
-
-
-def _inherit(node: fx.Node, source: fx.Node) -> None:
-    for key in ("nn_module_stack", "stack_trace", "source_fn_stack"):
-        if key in source.meta:
-            node.meta[key] = source.meta[key]
-
-
-class _SharedQuantize:
-    """One quantize node for all sites that read the same x, unless x may change between them."""
-
-    def __init__(self, graph: fx.Graph, replaced: dict[fx.Node, fx.Node]) -> None:
-        self.graph = graph
-        self.position = {node: i for i, node in enumerate(graph.nodes)}
-        self.write_positions = [i for n, i in self.position.items() if writes(n)]
-        self.replaced = dict(replaced)  # the former output of a site -> its int8 form
-        self.made: dict[tuple[fx.Node, View, QSpec], tuple[int, Codes]] = {}
-
-    def up_to_date(self, site: Site) -> Site:
-        """The site, reading the int8 form of what other sites produced."""
-        bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
-        return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
-
-    def of(self, site: Site, spec: QSpec) -> Codes:
-        """(q, scale, zero_point) of the site's input, valid where the site stands."""
-        here = self.position[site.node]
-        key = (site.x, site.x_view, spec)
-        if key in self.made:
-            there, nodes = self.made[key]
-            if not any(there < i < here for i in self.write_positions):
-                return nodes
-        with self.graph.inserting_before(site.node):
-            gradients = site.trains or _records(site.x)
-            x = self.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
-            x = emit_view(site.x_view, x)
-            nodes = _codes(self.graph, x, spec, site.x.name)
-            _inherit(nodes[0].all_input_nodes[0], site.node)
-        self.made[key] = (here, nodes)
-        return nodes
-
-
-def emit(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:
-    """A function call at the graph's insertion point, named for readers."""
-    return graph.create_node("call_function", target, args, name=name)
 
 
 def erase(graph: fx.Graph, node: fx.Node, down_to: set[fx.Node]) -> None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from qfx.recipe import Recipe
 from qfx.scheme import BACKWARD, PER_TENSOR, QSpec, Scheme
 
+ASYMMETRIC = QSpec(symmetric=False)
 # Candidates of each preset, the most accurate first; the plan picks by measured cost.
 PRESETS: dict[str, tuple[Scheme, ...]] = {
-    "w8a8": (Scheme(x=QSpec(symmetric=False)), Scheme()),
+    "w8a8": (Scheme(x=ASYMMETRIC), Scheme()),
     "w8a8-symmetric": (Scheme(),),
-    "w8a8-asymmetric": (Scheme(x=QSpec(symmetric=False)),),
-    "w8a8-tensor": (Scheme(x=QSpec(symmetric=False, axes=PER_TENSOR)),),
+    "w8a8-asymmetric": (Scheme(x=ASYMMETRIC),),
+    "w8a8-tensor": (Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),),
+    "w8a8-static": (Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),),
+    "w8": (Scheme(x=None),),
+    "w7a7": (Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),),
+    "w4a8": (Scheme(x=ASYMMETRIC, w=QSpec(bits=4, group=64)),),
 }
 INNER = ("inductor", "aot_eager", "eager")
 
@@ -25,8 +32,8 @@ INNER = ("inductor", "aot_eager", "eager")
 class Config:
     """How qfx decides.
 
-    `scheme`: a preset name (`w8a8`, `w8a8-symmetric`, `w8a8-asymmetric`, `w8a8-tensor`) or a
-    `Scheme`. `skip`, `only`: patterns for module paths and parameter names (`lm_head`,
+    `scheme`: a name of `PRESETS` or a `Scheme`. `recipe`: what calibration decided; the sites it
+    names follow it, the others `scheme`. `skip`, `only`: patterns for module paths and parameter names (`lm_head`,
     `layers.0.*`); `only` keeps nothing else, `skip` wins over it. `minimum_gain`: a site becomes
     int8 if its predicted float time divided by its int8 time is at least this; 0 quantizes all.
     `inner`: the compiler of the rewritten graph. `backward`: how gradients are computed when the
@@ -39,6 +46,7 @@ class Config:
     minimum_gain: float = 1.1
     inner: str = "inductor"
     backward: str = "float"
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         for name in ("skip", "only"):
@@ -60,6 +68,8 @@ class Config:
             raise ValueError(
                 f"unknown backward {self.backward!r}; choose from {', '.join(BACKWARD)}"
             )
+        if not isinstance(self.recipe, Recipe | None):
+            raise TypeError(f"option 'recipe' takes a qfx.Recipe, got {self.recipe!r}")
         gain = self.minimum_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise ValueError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
@@ -75,10 +85,13 @@ class Config:
 def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:
     """Splits `options` into qfx's Config and the options of the inner compiler, Inductor.
 
-    Raises ValueError for a name that neither knows, with the nearest names.
+    A path stands for the recipe in its file. Raises ValueError for a name that neither knows, with
+    the nearest names.
     """
     ours = {f.name for f in fields(Config)}
     mine = {k: v for k, v in (options or {}).items() if k in ours}
+    if isinstance(mine.get("recipe"), str | Path):
+        mine["recipe"] = Recipe.load(mine["recipe"])
     rest = {k.replace("-", "_"): v for k, v in (options or {}).items() if k not in ours}
     config = Config(**mine)
     known = torch._inductor.config.get_config_copy() if rest else {}

@@ -16,6 +16,7 @@ import qfx._C as _C
 from qfx.batch_cost import attention_table, bmm_table
 from qfx.grid import Grid, checked_grid, interpolate, kept, measured_grids, random, undisturbed
 from qfx.ops.weight import PANEL
+from qfx.packing import Packing
 from qfx.plan import Estimate
 from qfx.scheme import QSpec, Scheme
 from qfx.timing import fastest
@@ -38,7 +39,7 @@ class CostTable:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
         whole = -(-n // PANEL) * PANEL  # int8 works on whole panels of columns
         int8_s = interpolate(self.int8_s, AXES, (m, k, whole))
-        if scheme.x.symmetric:
+        if scheme.x and scheme.x.symmetric:
             int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
         return Estimate(interpolate(self.float_s, AXES, (m, k, n)), int8_s)
 
@@ -91,11 +92,11 @@ def measure(dtype: torch.dtype) -> CostTable:
 
 def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
     x, w = random(m, k, dtype), random(n, k, dtype)
-    packed = pack(w, (), QSpec())
+    packed = pack(w, (), Packing(QSpec()))
     op = torch.ops.qfx.int8_linear_dynamic
     return fastest(
         lambda: F.linear(x, w),
-        lambda: op(x, *packed, None, [1], 8, False, "none", dtype),
+        lambda: op(x, *packed.tensors, None, [1], 8, False, "none", dtype),
     )
 
 
@@ -115,7 +116,7 @@ def _training(dtype: torch.dtype, size: int = 512) -> list[float]:
     q, scale, zero_point = torch.ops.qfx.quantize(w, [1], 8, False)
     like = (scale, zero_point, None, None, "none", dtype)
     weight, again, codes = fastest(
-        lambda: pack(w, (), QSpec()),
+        lambda: pack(w, (), Packing(QSpec())),
         lambda: torch.ops.qfx.fake_quantize(w, [1], 8, True, dtype),
         lambda: torch.ops.qfx.dequantize(q, *like),
     )

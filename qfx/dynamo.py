@@ -24,8 +24,8 @@ from qfx.frame import known_names, prefixes
 from qfx.fuse import fuse
 from qfx.match import match
 from qfx.opened import open_operators
-from qfx.plan import Plan, check_patterns, decide, guard_sizes
-from qfx.provide import Slot, as_placeholders
+from qfx.plan import Plan, check_names, decide, guard_sizes
+from qfx.provide import NewInputs, as_placeholders
 
 log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
@@ -40,37 +40,38 @@ def qfx(
 ) -> Compiled:
     """Compiles one captured graph with its matmuls in int8 where that is legal and faster.
 
-    `options`: the fields of `qfx.Config` (`scheme`, `skip`, `only`, `minimum_gain`, `inner`); other
-    names go to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown option or for a
-    pattern that matches nothing. What stays float is reported by `qfx.explain` with its reason.
+    `options`: the fields of `qfx.Config` (`scheme`, `recipe`, `skip`, `only`, `minimum_gain`,
+    `inner`...); other names go to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown option or for a
+    pattern or recipe that does not match the model. What stays float is reported by `qfx.explain` with its reason.
     """
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
     copy = clone(gm)
     try:
-        plan, slots = _int8(copy, config)
+        plan, added = _int8(copy, config)
     except FAULTS as fault:
         _warn_of_fault(fault)
         return inner(clone(gm), example_inputs)
     _record(plan, copy)
-    if not slots:
+    if not added:
         return inner(copy, example_inputs)
-    feed = drop_unused_inputs(copy, slots)
+    feed = drop_unused_inputs(copy, added)
     return with_packed_weights(inner(copy, fed_examples(feed, example_inputs)), feed)
 
 
-def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, list[Slot]]:
+def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, NewInputs]:
     plan = plan_of(gm, config)
     guard_sizes(plan)
-    slots: list[Slot] = []
-    fuse(rewrite(gm, plan, as_placeholders(gm, slots)))
-    return plan, slots
+    added = NewInputs()
+    fuse(rewrite(gm, plan, as_placeholders(gm, added)))
+    return plan, added
 
 
 def plan_of(gm: fx.GraphModule, config: Config) -> Plan:
-    """Match and decide. Raises ValueError for a pattern that matches nothing."""
+    """Match and decide. Raises ValueError for a pattern that matches nothing, or a recipe of
+    another model."""
     matches = match(open_operators(gm), prefixes())
-    check_patterns(config, known_names(matches))
+    check_names(config, known_names(matches))
     return decide(matches, config, MachineCost())
 
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
 from qfx import _C
-from qfx.provide import Slot
-from qfx.scheme import QSpec
+from qfx.packing import Constant, Packing
+from qfx.provide import NewInputs
 from qfx.views import View
-from qfx.weights import CACHE, Packed, pack
+from qfx.weights import CACHE, pack
 
 
 class Source(NamedTuple):
@@ -29,11 +30,11 @@ class Source(NamedTuple):
 
     argument: int
     view: View
-    spec: QSpec
+    packing: Packing
 
 
 class Part(NamedTuple):
-    """One tensor of a packed weight."""
+    """One tensor of a packed weight; after all sources come the constants."""
 
     source: int
     part: int
@@ -45,25 +46,28 @@ class Feed:
 
     inputs: tuple[int | Part, ...]
     sources: tuple[Source, ...]
+    constants: tuple[Constant, ...] = ()
 
-    def gather(self, arguments: Sequence[Any], packed: Sequence[Packed]) -> list[Any]:
-        """The inputs of the rewritten graph."""
+    def gather(self, arguments: Sequence[Any], packed: Sequence[Sequence[Tensor]]) -> list[Any]:
+        """The inputs of the rewritten graph. `packed`: the tensors of each source, the constants"""
         return [
             arguments[i] if isinstance(i, int) else packed[i.source][i.part] for i in self.inputs
         ]
 
     def order(self) -> list[int]:
         """The same for `_C.Gather`: arguments, or -1 - i for the i-th of all packed tensors."""
-        parts = len(Packed._fields)
-        return [i if isinstance(i, int) else -1 - i.source * parts - i.part for i in self.inputs]
+        before = list(accumulate((len(s.packing.parts) for s in self.sources), initial=0))
+        return [i if isinstance(i, int) else -1 - before[i.source] - i.part for i in self.inputs]
 
 
-def drop_unused_inputs(gm: fx.GraphModule, slots: Sequence[Slot]) -> Feed:
+def drop_unused_inputs(gm: fx.GraphModule, added: NewInputs) -> Feed:
     """Removes the graph inputs that only int8 sites read; says where the others come from."""
-    parts = {node: Part(s, p) for s, slot in enumerate(slots) for p, node in enumerate(slot.nodes)}
+    slots = added.slots
+    new = [*(slot.nodes.nodes for slot in slots), tuple(added.constants)]
+    parts = {node: Part(s, p) for s, nodes in enumerate(new) for p, node in enumerate(nodes)}
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     position = {n: i for i, n in enumerate(n for n in placeholders if n not in parts)}
-    sources = tuple(Source(position[s.weight], s.view, s.spec) for s in slots)
+    sources = tuple(Source(position[s.weight], s.view, s.packing) for s in slots)
     inputs: list[int | Part] = []
     for node in placeholders:
         if node in parts:
@@ -74,22 +78,27 @@ def drop_unused_inputs(gm: fx.GraphModule, slots: Sequence[Slot]) -> Feed:
             gm.graph.erase_node(node)
             node.meta.clear()  # the graph still knows the node, and this refers to the parameter
     gm.recompile()
-    return Feed(tuple(inputs), sources)
+    return Feed(tuple(inputs), sources, tuple(added.constants.values()))
 
 
 def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
-    """Example inputs of the rewritten graph, the packed ones fake where there is a fake mode."""
+    """Example inputs of the rewritten graph, the new ones fake where there is a fake mode."""
     fake_mode = detect_fake_mode(examples)
     packed = []
     for source in feed.sources:
         weight = examples[source.argument]
         if isinstance(weight, FakeTensor) or fake_mode is None:
-            packed.append(CACHE.get(weight, source.view, source.spec))
+            packed.append(CACHE.get(weight, source.view, source.packing).tensors)
         else:
             with fake_mode:
                 fake = fake_mode.from_tensor(weight, static_shapes=True)
-                packed.append(pack(fake, source.view, source.spec))
-    return feed.gather(examples, packed)
+                packed.append(pack(fake, source.view, source.packing).tensors)
+    constants = [constant.tensor() for constant in feed.constants]
+    return feed.gather(examples, [*packed, _as_fake(constants, fake_mode)])
+
+
+def _as_fake(tensors: Sequence[Tensor], mode: FakeTensorMode | None) -> Sequence[Tensor]:
+    return [mode.from_tensor(t, static_shapes=True) for t in tensors] if mode else tensors
 
 
 def _refuse_tangents(arguments: Sequence[Any]) -> None:
@@ -106,24 +115,26 @@ class _Known(NamedTuple):
 
     generation: int
     weights: _C.Snapshot
-    packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them
+    packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them; the wrapper the constants
 
 
 def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..., Any]:
     """Calls `compiled` with the original arguments, float weights replaced by packed ones."""
     holders = [source.argument for source in feed.sources]
+    constants = tuple(constant.tensor() for constant in feed.constants)
     gather = _C.Gather(feed.order())
     known: _Known | None = None
 
     def from_cache(arguments: tuple[Any, ...]) -> Sequence[Any]:
         nonlocal known
-        fake = isinstance(arguments[holders[0]], FakeTensor)
+        fake = next((a.fake_mode for a in arguments if isinstance(a, FakeTensor)), None)
         generation = CACHE.generation
         weights = None if fake else _C.Snapshot(arguments, holders)  # before they are read
-        found = [CACHE.get(arguments[s.argument], s.view, s.spec) for s in feed.sources]
+        packed = [CACHE.get(arguments[s.argument], s.view, s.packing) for s in feed.sources]
+        found = [*(p.tensors for p in packed), _as_fake(constants, fake)]
         if weights is not None:
-            packed = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
-            known = _Known(generation, weights, packed)
+            given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
+            known = _Known(generation, weights, given)
         return feed.gather(arguments, found)
 
     def as_before(arguments: tuple[Any, ...]) -> Sequence[Any] | None:

@@ -72,7 +72,7 @@ def modules() -> list[nn.Module]:
 
 def known_names(matches: Iterable[Match]) -> set[str]:
     """Every name a pattern may mean: the graph's own, and those of the modules around it."""
-    known = {name for m in matches for name in names(m)}
+    known = {name for m in matches for name in (*names(m), m.name)}
     for module in modules():
         known.update(name for name, _ in module.named_modules() if name)
         known.update(name for name, _ in module.named_parameters(remove_duplicate=False))

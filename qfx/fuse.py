@@ -1,7 +1,9 @@
 """Fuse: the canonical graph -> the fewest and fastest operators, with the same bits.
 
+quantize(rotate(float32(x)))      ->  quantize(x) with the transform; quantize_static alike
 dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one site
-                                  ->  int8_linear(quantize(x))    x shared by several
+                                  ->  int8_linear(quantize(x))    x shared by several, or static
+quantize_static(int8_linear(q))   ->  int8_linear_requantize(q)   nobody else reads the floats
 dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
 """
 
@@ -13,22 +15,37 @@ from typing import Any
 import torch
 from torch import fx
 
-from qfx.canonical import emit, erase, finish
+from qfx.canonical import erase, finish
+from qfx.coded import emit
 from qfx.fault import at
 
 ops = torch.ops.qfx
+_QUANTIZES = (ops.quantize.default, ops.quantize_static.default)
+_CODES = (*_QUANTIZES, ops.int8_linear_requantize.default)
 
 
 def fuse(gm: fx.GraphModule) -> fx.GraphModule:
     """Edits the canonical graph of `qfx.canonical.rewrite` to its fused form and returns it."""
     graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
     for graph in graphs:
-        for node in list(graph.nodes):
-            if _calls(node, ops.dequantize.default):
-                with at(node):
-                    _fuse_linear(graph, node)
+        for targets, rule in _RULES:
+            for node in list(graph.nodes):
+                if not node._erased and _calls(node, *targets):
+                    with at(node):
+                        rule(graph, node)
     finish(gm, graphs)
     return gm
+
+
+def _fuse_transform(graph: fx.Graph, quantize: fx.Node) -> None:
+    """quantize(rotate(float32(x), factor, rotation))  ->  quantize(x, factor, rotation)"""
+    rotate: Any = quantize.args[0]
+    if not _calls(rotate, ops.rotate.default):
+        return
+    cast, factor, rotation = rotate.args
+    source = cast.args[0] if _calls(cast, torch.ops.aten.to) else cast
+    quantize.args = (source, *quantize.args[1:], factor, rotation)
+    erase(graph, rotate, down_to={source})
 
 
 def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
@@ -42,21 +59,39 @@ def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
     q, q_zero_point, packed, _ = acc.args
     triple: Any = q.args[0] if _calls(q, operator.getitem) else None
     parts = [q, scale, q_zero_point]
-    if not _calls(triple, ops.quantize.default) or not all(
+    if not _calls(triple, *_CODES) or not all(
         _calls(p, operator.getitem) and p.args == (triple, i) for i, p in enumerate(parts)
     ):
         return
-    epilogue = (packed, w_scale, bias)
-    if len(q.users) == 1:
-        x, *spec = triple.args
-        call = (ops.int8_linear_dynamic.default, (x, *epilogue, *spec, activation, out_dtype))
+    operands, replaced = (*parts, packed, w_scale, bias, activation), dequantize
+    then = _static_reader(dequantize) if out_dtype == torch.float32 else None
+    if then is not None:
+        replaced = then
+        call = (ops.int8_linear_requantize.default, (*operands, *then.args[1:]))
+    elif len(q.users) == 1 and _calls(triple, ops.quantize.default):
+        x, axes, bits, symmetric, *transform = triple.args
+        how = (axes, bits, symmetric, activation, out_dtype, *transform)
+        call = (ops.int8_linear_dynamic.default, (x, packed, w_scale, bias, *how))
     else:
-        call = (ops.int8_linear.default, (*parts, *epilogue, activation, out_dtype))
+        call = (ops.int8_linear.default, (*operands, out_dtype))
     with graph.inserting_before(acc):
         fused = emit(graph, *call, f"{dequantize.name.removesuffix('_dequantize')}_int8")
-    fused.meta = dict(dequantize.meta)
-    dequantize.replace_all_uses_with(fused)
-    erase(graph, dequantize, down_to={triple.args[0]})
+    fused.meta = dict(replaced.meta)
+    replaced.replace_all_uses_with(fused)
+    erase(graph, replaced, down_to={triple.args[0]})
+
+
+def _static_reader(dequantize: fx.Node) -> fx.Node | None:
+    """The static quantization, without a transform, that alone reads the result."""
+    node = dequantize
+    while len(node.users) == 1:
+        (user,) = node.users
+        if _calls(user, ops.quantize_static.default) and user.args[0] is node:
+            return user if len(user.args) == 5 else None
+        if not _calls(user, torch.detach):
+            return None
+        node = user
+    return None
 
 
 def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
@@ -76,5 +111,11 @@ def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
     erase(graph, dequantize, down_to={a, b})
 
 
-def _calls(node: Any, target: object) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is target
+def _calls(node: Any, *targets: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+_RULES: tuple[tuple[tuple[Any, ...], Any], ...] = (
+    (_QUANTIZES, _fuse_transform),
+    ((ops.dequantize.default,), _fuse_linear),
+)

@@ -76,7 +76,15 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
 
 _INT8_ALREADY = tuple(
     spelled
-    for name in ("int8_linear", "int8_linear_dynamic", "int8_linear_ste", "int8_mm")
+    for name in (
+        "int8_linear",
+        "int8_linear_dynamic",
+        "int8_linear_groups",
+        "int8_linear_requantize",
+        "int8_linear_ste",
+        "int8_mm",
+        "int8_weight_linear",
+    )
     for packet in [getattr(torch.ops.qfx, name)]
     for spelled in (packet, packet.default)
 )

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import qfx._C as _C
 from qfx.attention import Attention
+from qfx.canonical import rewrite
 from qfx.capture import attribute
+from qfx.fuse import fuse
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan, hint
 from qfx.products import Product
+from qfx.provide import as_constants
 from qfx.site import Site, Unmatched
 from qfx.timing import medians
 from qfx.views import apply
-from qfx.weights import pack
 
 _ROUNDS = 3
 
@@ -84,23 +86,19 @@ class Observer(fx.Interpreter):
 
     def _run_int8(self, entry: Entry, site: Site) -> tuple[Tensor, float, float]:
         assert entry.scheme is not None
-        spec, w = entry.scheme.x, self._constant(site.weight)
-        x = apply(site.x_view, self.env[site.x])
+        given, w = self.env[site.x], self._constant(site.weight)
+        x = apply(site.x_view, given)
         bias = None if site.bias is None else self._constant(site.bias)
         dtype = site.out_dtype or w.dtype
         w_nk = apply(site.view, w).to(dtype)
-        packed = pack(w, site.view, entry.scheme.w)
         activation = ACTIVATIONS[site.activation]
-        same = (list(spec.axes), spec.bits, spec.symmetric, site.activation, dtype)
+        alone = int8_form(entry, site, given, w, bias).forward
 
         def in_float() -> Tensor:
             return activation(F.linear(x.to(dtype), w_nk, None if bias is None else bias.to(dtype)))
 
-        def in_int8() -> Tensor:
-            return torch.ops.qfx.int8_linear_dynamic(x, *packed, bias, *same)
-
-        float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
-        return apply(site.y_view, in_int8()), float_s, int8_s
+        float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
+        return alone(given), float_s, int8_s
 
     def _run_product(self, entry: Entry, product: Product, result: Tensor) -> None:
         if entry.scheme is None:
@@ -135,6 +133,26 @@ class Observer(fx.Interpreter):
         if self.constants[node] is None:  # it stands later in the graph
             self.constants[node] = attribute(node)
         return self.constants[node]  # type: ignore[return-value]
+
+
+def int8_form(
+    entry: Entry, site: Site, x: Tensor, w: Tensor, bias: Tensor | None
+) -> fx.GraphModule:
+    """A graph of x alone that computes the entry's site on these constants, as a rewrite does."""
+    graph = fx.Graph()
+    holder = nn.Module()
+    holder.register_buffer("w", w.detach())
+    holder.register_buffer("b", None if bias is None else bias.detach())
+    source = graph.placeholder("x")
+    weight, b = graph.get_attr("w"), None if bias is None else graph.get_attr("b")
+    matmul = graph.call_function(F.linear, (source, weight, b))
+    graph.output(matmul)
+    for node, tensor in ((source, x), (weight, w)):
+        node.meta["val"] = tensor.detach()
+    alone = replace(site, node=matmul, out=matmul, x=source, weight=weight, bias=b, trains=False)
+    gm = fx.GraphModule(holder, graph)
+    rewrite(gm, Plan((replace(entry, match=alone),)), as_constants(gm))
+    return fuse(gm)
 
 
 def sqnr(signal: Tensor, noisy: Tensor) -> float:

@@ -6,6 +6,7 @@ The only place with policy. A plan is a value and prints as a table; no kernel i
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,12 +14,14 @@ from typing import Protocol
 import sympy
 import torch
 from tabulate import tabulate
+from torch import fx
 
 from qfx.attention import Attention
 from qfx.breakeven import condition, guard
 from qfx.config import Config
 from qfx.products import Product
-from qfx.scheme import Scheme
+from qfx.recipe import Recipe, SiteRecipe
+from qfx.scheme import QSpec, Scheme
 from qfx.site import Match, Site, Unmatched
 
 # A more accurate scheme is taken when it costs at most this much more time.
@@ -66,6 +69,7 @@ class Entry:
     reason: str
     estimate: Estimate | None = None
     where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
+    recipe: SiteRecipe | None = None  # what calibration found for the scheme
 
     @property
     def shape(self) -> str:
@@ -102,10 +106,13 @@ class Plan:
 
 def decide(matches: Sequence[Match], config: Config, cost: CostModel | None) -> Plan:
     """The plan of one graph. `cost` None: no measurements are at hand, every legal site is int8."""
-    return Plan(tuple(_entry(match, config, cost) for match in matches))
+    found = recipes(config.recipe, matches)
+    return Plan(tuple(_entry(match, config, cost, found.get(match.node)) for match in matches))
 
 
-def _entry(match: Match, config: Config, cost: CostModel | None) -> Entry:
+def _entry(
+    match: Match, config: Config, cost: CostModel | None, recipe: SiteRecipe | None
+) -> Entry:
     if isinstance(match, Unmatched):
         return Entry(match, None, match.reason)
     for pattern in config.skip:
@@ -115,13 +122,32 @@ def _entry(match: Match, config: Config, cost: CostModel | None) -> Entry:
         return Entry(match, None, f"not among only={list(config.only)}")
     if isinstance(match, Product | Attention):
         return _product_by_cost(match, config, cost)
-    return _by_cost(match, config, cost)
+    return _by_recipe(match, recipe) if recipe else _by_cost(match, config, cost)
+
+
+def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
+    why_not = recipe.scheme and _impossible(site, recipe.scheme)
+    if recipe.scheme is None or why_not:
+        return Entry(site, None, why_not or recipe.reason or "left float by the recipe")
+    return Entry(site, recipe.scheme, recipe.reason or "by the recipe", recipe=recipe)
+
+
+def _impossible(site: Site, scheme: Scheme) -> str | None:
+    """Why this site cannot have this scheme, or None."""
+    if site.trains and scheme.why_no_gradient:
+        return scheme.why_no_gradient
+    if scheme.grouped and not site.k:
+        return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
+    return None
 
 
 def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel | None) -> Entry:
     """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
     attends, wanted = isinstance(match, Attention), max(config.minimum_gain, 1.0)
     what = "an attention" if attends else "a matmul of two activations"
+    scheme = config.schemes[0]
+    if not scheme.fits_activations:
+        return Entry(match, None, f"{what}, and {scheme} is for weights")
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
     if cost is None or batch is None or m is None or k is None or n is None:
         return Entry(match, None, f"{what} whose gain was not predicted")
@@ -130,18 +156,24 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
-    return Entry(match, config.schemes[0], f"int8 predicted {estimate.gain:.2f}x float", estimate)
+    scheme = replace(scheme, rotation=0)
+    return Entry(match, scheme, f"int8 predicted {estimate.gain:.2f}x float", estimate)
 
 
 def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
     m, dtype = hint(site.m), site.out_dtype or torch.float32
+    schemes = config.schemes
+    if why_not := _impossible(site, schemes[0]):
+        return Entry(site, None, why_not)
+    if schemes[0].calibrated:
+        return Entry(site, None, f"{schemes[0]}: the recipe does not name it")
     if cost is None or m is None or site.k is None or site.n is None:
-        return Entry(site, config.schemes[0], "int8; its gain was not predicted")
-    estimates = [_estimate(site, m, dtype, s, cost) for s in config.schemes]
+        return Entry(site, schemes[0], "int8; its gain was not predicted")
+    estimates = [_estimate(site, m, dtype, s, cost) for s in schemes]
     fastest = min(e.int8_s for e in estimates)
     scheme, estimate = next(
         (s, e)
-        for s, e in zip(config.schemes, estimates, strict=True)
+        for s, e in zip(schemes, estimates, strict=True)
         if e.int8_s <= fastest * (1 + ACCURACY_BUDGET)
     )
     where = _where(site, config, cost, scheme)
@@ -152,8 +184,8 @@ def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
         )
         return Entry(site, None, reason + only, estimate, where)
     reason = f"int8 predicted {estimate.gain:.2f}x float"
-    if len(config.schemes) > 1:
-        reason += _why_symmetry(scheme, estimates[0].int8_s / estimates[-1].int8_s - 1)
+    if len(schemes) > 1 and scheme.x is not None:
+        reason += _why_symmetry(scheme.x, estimates[0].int8_s / estimates[-1].int8_s - 1)
     return Entry(site, scheme, reason + only, estimate, where)
 
 
@@ -186,8 +218,8 @@ def guard_sizes(plan: Plan) -> None:
             guard(entry.match.m, entry.where)
 
 
-def _why_symmetry(scheme: Scheme, extra: float) -> str:
-    if scheme.x.symmetric:
+def _why_symmetry(x: QSpec, extra: float) -> str:
+    if x.symmetric:
         return f", symmetric: a zero point would cost {extra:.1%} time"
     return f", zero point for {max(extra, 0):.1%} time"
 
@@ -215,13 +247,47 @@ def fits(pattern: str, candidates: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
 
 
-def check_patterns(config: Config, known: Iterable[str]) -> None:
-    """Raises ValueError for a skip or only pattern that fits none of the `known` names."""
+def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:
+    """The recipe of each site it names, by the site's matmul.
+
+    Raises ValueError for a site that has another N or K in the model.
+    """
+    given = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
+    calls = Counter[str]()
+    found = {}
+    for site in (m for m in matches if isinstance(m, Site)):
+        named = given.get((site.name, calls[site.name]))
+        calls[site.name] += 1
+        if named is None:
+            continue
+        if (site.n or named.n, site.k or named.k) != (named.n, named.k):
+            raise ValueError(
+                f"recipe: {named} has K={named.k} and N={named.n} there, but K={site.k} and "
+                f"N={site.n} in the model"
+            )
+        found[site.node] = named
+    return found
+
+
+def check_names(config: Config, known: Iterable[str]) -> None:
+    """Raises ValueError for a pattern or a recipe's site that fits none of the `known` names, and
+    for a scheme that lacks its recipe."""
     known = sorted(set(known))
+    listed = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
     for option in ("skip", "only"):
         for pattern in getattr(config, option):
             if not fits(pattern, known):
-                listed = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
                 raise ValueError(
                     f"{option}: the pattern {pattern!r} matches nothing; there is: {listed}"
                 )
+    if config.recipe is None and config.schemes[0].calibrated:
+        raise ValueError(
+            f"the scheme {config.scheme} has static scales, which only a recipe holds: give one, "
+            'options={"recipe": qfx.calibrate(model, batches)}'
+        )
+    missing = [s.name for s in config.recipe.sites if s.name not in known] if config.recipe else []
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise ValueError(
+            f"recipe: the model has no {', '.join(missing[:5])}{more}; there is: {listed}"
+        )

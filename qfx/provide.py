@@ -1,31 +1,29 @@
-"""Where the packed weights of a rewritten graph live: its buffers, its inputs, or the graph itself;
-and how they get into the bodies of higher-order operators.
+"""Where the packed weights and the constants of a rewritten graph live: its buffers, its inputs, or
+the graph itself; and how they get into the bodies of higher-order operators.
 
-Each function returns a `ProvideWeight` for `qfx.canonical.rewrite`; a weight that several sites use
-in the same way is packed once.
+`as_placeholders` and `as_constants` make the `Provide` of `qfx.canonical.rewrite`; a weight that
+several sites use in the same way is packed once, and equal constants are one.
 """
 
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from qfx.bodies import Given, siblings
-from qfx.canonical import PackedNodes, ProvideWeight
+from qfx.bodies import Given, callers, family, siblings
 from qfx.capture import OUTER, attribute, roots
-from qfx.scheme import PER_TENSOR, QSpec
+from qfx.coded import PackedNodes, Provide, ProvideConstant, ProvideWeight
+from qfx.packing import Constant, Packing, parts_of
+from qfx.scheme import PER_ROW
 from qfx.sharding import gathered_weights
 from qfx.site import Site
 from qfx.views import View, emit_view, token
 from qfx.weights import pack
-
-ops = torch.ops.qfx
 
 
 class Slot(NamedTuple):
@@ -33,12 +31,23 @@ class Slot(NamedTuple):
 
     weight: fx.Node
     view: View
-    spec: QSpec
+    packing: Packing
     nodes: PackedNodes
 
 
-def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
-    """New graph inputs; appends to `slots` what the caller must feed them with.
+@dataclass
+class NewInputs:
+    """What the caller of a rewritten graph must feed it with, beside its former inputs."""
+
+    slots: list[Slot] = field(default_factory=list)
+    constants: dict[fx.Node, Constant] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.constants)
+
+
+def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
+    """New graph inputs, noted in `added`.
 
     Weights that train, that FSDP gathers anew for each call, and constants inside the graph are
     packed in the graph.
@@ -49,48 +58,78 @@ def as_placeholders(gm: fx.GraphModule, slots: list[Slot]) -> ProvideWeight:
         inputs = all(root.op == "placeholder" for root in roots(site.weight))
         return inputs and not site.weight_trains and not gathered(site)
 
-    def make(site: Site, spec: QSpec) -> PackedNodes:
-        if not cached(site):
-            return in_graph(site, spec)
-        last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
-        nodes = []
-        for part in PackedNodes._fields:
-            with gm.graph.inserting_after(last):
-                last = gm.graph.placeholder(_name(site.weight.name, site.view, spec, part))
-            last._dynamo_source = None  # type: ignore[attr-defined]  # AOTAutograd reads it
-            last.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
-            nodes.append(last)
-        slots.append(Slot(site.weight, site.view, spec, PackedNodes(*nodes)))
-        return slots[-1].nodes
+    def new_input(name: str) -> fx.Node:
+        node = _new_input(gm.graph, name)
+        node._dynamo_source = None  # type: ignore[attr-defined]  # AOTAutograd reads it
+        node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+        return node
 
-    return threaded(once_per_weight(make), cached)
+    def make(site: Site, packing: Packing) -> PackedNodes:
+        parts = _names(site.weight.name, site.view, packing)
+        nodes = PackedNodes(**{part: new_input(name) for part, name in parts.items()})
+        added.slots.append(Slot(site.weight, site.view, packing, nodes))
+        return nodes
+
+    def constant(value: Constant, name: str) -> fx.Node:
+        node = new_input(name)
+        added.constants[node] = value
+        return node
+
+    return _provide(gm, make, cached, constant)
 
 
-def as_constants(gm: fx.GraphModule) -> ProvideWeight:
+def as_constants(gm: fx.GraphModule) -> Provide:
     """Buffers of `gm`, packed now, for the constants of a graph; graph inputs are packed in it."""
 
-    def constant(site: Site) -> bool:
+    def held(site: Site) -> bool:
         held = all(root.op == "get_attr" for root in roots(site.weight))
         return held and not site.weight_trains
 
-    def make(site: Site, spec: QSpec) -> PackedNodes:
-        if not constant(site):
-            return in_graph(site, spec)
-        packed = pack(attribute(site.weight), site.view, spec)
-        nodes = []
-        for part, tensor in zip(PackedNodes._fields, packed, strict=True):
-            name = _free_name(gm, _name(str(site.weight.target), site.view, spec, part))
-            gm.register_buffer(name, tensor)
-            with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
-                nodes.append(gm.graph.get_attr(name))
-        return PackedNodes(*nodes)
+    def buffer(name: str, tensor: Tensor) -> fx.Node:
+        name = _free_name(gm, name)
+        gm.register_buffer(name, tensor)
+        with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+            return gm.graph.get_attr(name)
 
-    return threaded(once_per_weight(make), constant)
+    def make(site: Site, packing: Packing) -> PackedNodes:
+        packed = pack(attribute(site.weight), site.view, packing).tensors
+        names = _names(str(site.weight.target), site.view, packing)
+        parts = zip(names.items(), packed, strict=True)
+        return PackedNodes(**{part: buffer(name, tensor) for (part, name), tensor in parts})
+
+    return _provide(gm, make, held, lambda value, name: buffer(name, value.tensor()))
 
 
-def _name(weight: str, view: View, spec: QSpec, part: str) -> str:
-    words = (weight.replace(".", "_").rstrip("_"), token(view), str(spec), part)
-    return "_".join(word for word in words if word)
+def _provide(
+    gm: fx.GraphModule,
+    make: ProvideWeight,
+    outside: Callable[[Site], bool],
+    make_constant: Callable[[Constant, str], fx.Node],
+) -> Provide:
+    constant = _handed_down(gm, make_constant)
+
+    def packed_in(site: Site, packing: Packing) -> PackedNodes:
+        return in_graph(site, packing, constant)
+
+    def in_root(site: Site, packing: Packing) -> PackedNodes:
+        return (make if outside(site) else packed_in)(site, packing)
+
+    inside = once_per_weight(packed_in)
+    return Provide(threaded(once_per_weight(in_root), inside, outside), constant)
+
+
+def _new_input(graph: fx.Graph, name: str) -> fx.Node:
+    """A placeholder after all others."""
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(last):
+        return graph.placeholder(name)
+
+
+def _names(weight: str, view: View, packing: Packing) -> dict[str, str]:
+    """The names of the parts of a packed weight."""
+    words = (weight.replace(".", "_").rstrip("_"), token(view), str(packing))
+    stem = "_".join(word for word in words if word)
+    return {part: f"{stem}_{part}" for part in packing.parts}
 
 
 def _free_name(gm: fx.GraphModule, name: str) -> str:
@@ -99,79 +138,83 @@ def _free_name(gm: fx.GraphModule, name: str) -> str:
     return next(n for n in itertools.chain([name], numbered) if not hasattr(gm, n))
 
 
-def in_graph(site: Site, spec: QSpec) -> PackedNodes:
+def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedNodes:
     """Quantizes and packs at every call, just before the site that needs it first."""
-    graph = site.node.graph
+    graph, factor = site.node.graph, None
+    if packing.factor is not None:
+        factor = constant(graph, Constant(packing.factor), f"{site.node.name}_factor")
     with graph.inserting_before(site.node):
-        w_nk = emit_view(site.view, site.weight)
-        w_nk = graph.call_function(torch.detach, (w_nk,))
-        arguments = (w_nk, list(spec.axes), spec.bits, spec.symmetric)
-        triple = graph.call_function(ops.quantize.default, arguments)
-        q = graph.call_function(operator.getitem, (triple, 0))
-        scale = graph.call_function(operator.getitem, (triple, 1))
-        scale = graph.call_function(torch.reshape, (scale, (-1,)))
-        if spec.axes == PER_TENSOR:
-            scale = graph.call_function(
-                torch.ops.aten.expand.default, (scale, (_rows(site, graph),))
-            )
-        return PackedNodes(graph.call_function(ops.pack_weight.default, (q,)), scale)
+        w_nk = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        w, by = (None if v is None else fx.Proxy(v, tracer) for v in (w_nk, factor))
+        n = site.n
+        if n is None and packing.spec.axes != PER_ROW:
+            n = torch.ops.aten.sym_size.int(w, 0)
+        parts = parts_of(w, packing, by, n, site.k)
+        return PackedNodes(**{part: proxy.node for part, proxy in parts.items()})
 
 
-def _rows(site: Site, graph: fx.Graph) -> int | fx.Node:
-    if site.n is not None:
-        return site.n
-    w_nk = emit_view(site.view, site.weight)
-    return graph.call_function(torch.ops.aten.sym_size.int, (w_nk, 0))
+def once_per_weight(make: ProvideWeight) -> ProvideWeight:
+    made: dict[tuple[fx.Node, View, Packing], PackedNodes] = {}
 
-
-def once_per_weight(make: Callable[[Site, QSpec], PackedNodes]) -> ProvideWeight:
-    made: dict[tuple[fx.Node, View, QSpec], PackedNodes] = {}
-
-    def provide(site: Site, spec: QSpec) -> PackedNodes:
-        key = (site.weight, site.view, spec)
+    def provide(site: Site, packing: Packing) -> PackedNodes:
+        key = (site.weight, site.view, packing)
         if key not in made:
-            made[key] = make(site, spec)
+            made[key] = make(site, packing)
         return made[key]
 
     return provide
 
 
-def threaded(provide: ProvideWeight, outside: Callable[[Site], bool]) -> ProvideWeight:
+def threaded(
+    provide: ProvideWeight, inside: ProvideWeight, outside: Callable[[Site], bool]
+) -> ProvideWeight:
     """Extends `provide`, which serves the root graph, to the sites of bodies.
 
     The weights of sites that may have them packed `outside` are: each call on the way down gets
     their parts as operands. Others are packed inside the body.
     """
-    made: dict[tuple[fx.Node, View, QSpec], PackedNodes] = {}
+    made: dict[tuple[fx.Node, View, Packing], PackedNodes] = {}
 
-    def in_root_or_body(site: Site, spec: QSpec) -> PackedNodes:
+    def in_root_or_body(site: Site, packing: Packing) -> PackedNodes:
         if not site.weight.meta.get(OUTER):
-            return provide(site, spec)
+            return provide(site, packing)
         if not outside(site):
-            return inside(site, spec)
-        return down(site, spec)
+            return inside(site, packing)
+        return down(site, packing)
 
-    def down(site: Site, spec: QSpec) -> PackedNodes:
-        key = (site.weight, site.view, spec)
+    def down(site: Site, packing: Packing) -> PackedNodes:
+        key = (site.weight, site.view, packing)
         if key not in made:
             links: list[Given] = site.weight.meta[OUTER]
-            parts = [in_root_or_body(replace(site, weight=g.operand), spec) for g in links]
+            parts = [in_root_or_body(replace(site, weight=g.operand), packing) for g in links]
             for given, packed in zip(links, parts, strict=True):
-                for node in packed:
+                for node in packed.nodes:
                     given.call.append(node)
             for weight in siblings(site.weight):
-                made[weight, site.view, spec] = _new_inputs(weight, site.view, spec)
+                names = _names(weight.name, site.view, packing).items()
+                made[weight, site.view, packing] = PackedNodes(
+                    **{part: _new_input(weight.graph, name) for part, name in names}
+                )
         return made[key]
 
-    inside = once_per_weight(in_graph)
     return in_root_or_body
 
 
-def _new_inputs(weight: fx.Node, view: View, spec: QSpec) -> PackedNodes:
-    """Placeholders of the parts, after all others of the weight's graph."""
-    last, nodes = [n for n in weight.graph.nodes if n.op == "placeholder"][-1], []
-    for part in PackedNodes._fields:
-        with weight.graph.inserting_after(last):
-            last = weight.graph.placeholder(_name(weight.name, view, spec, part))
-        nodes.append(last)
-    return PackedNodes(*nodes)
+def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -> ProvideConstant:
+    """Extends `make`, which serves the root graph, to bodies: operands of the calls on the way."""
+    made: dict[tuple[fx.Graph, Constant], fx.Node] = {}
+    calling = callers(gm)
+
+    def provide(graph: fx.Graph, value: Constant, name: str) -> fx.Node:
+        key = (graph, value)
+        if key not in made and graph is gm.graph:
+            made[key] = make(value, name)
+        elif key not in made:
+            graphs, calls = family(graph, calling)
+            for call in calls:
+                call.append(provide(call.node.graph, value, name))
+            made.update({(g, value): _new_input(g, name) for g in graphs})
+        return made[key]
+
+    return provide

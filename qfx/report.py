@@ -19,7 +19,7 @@ from qfx.frame import prefixes, running_path
 from qfx.match import match
 from qfx.observe import Observer, Row, sqnr
 from qfx.opened import open_operators
-from qfx.plan import check_patterns, decide
+from qfx.plan import check_names, decide
 from qfx.site import Site
 
 __all__ = ["Report", "Row", "explain", "sqnr"]
@@ -97,7 +97,7 @@ def explain(
             stacklevel=2,
         )
     if isinstance(model, nn.Module):
-        _check(config, model)
+        _check(config, model, session.seen)
     rows = [row for graph in session.graphs for row in graph.rows()]
     if isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule):
         rows += _unseen(model, session.seen)
@@ -140,7 +140,7 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..
         session.graphs.append(observer)
         weights = [root for m in matches if isinstance(m, Site) for root in roots(m.weight)]
         session.seen.update(parameter_name(w, here) for w in weights)
-        session.seen.update(m.path for m in matches)
+        session.seen.update(name for m in matches for name in (m.path, m.name))
         return observer.run(*arguments)
 
     return torch._dynamo.disable(run)
@@ -158,8 +158,7 @@ def _uncompiled_module(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def _check(config: Config, model: nn.Module) -> None:
-    modules = [name for name, _ in model.named_modules() if name]
-    check_patterns(
-        config, modules + [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    )
+def _check(config: Config, model: nn.Module, seen: set[str]) -> None:
+    modules = {name for name, _ in model.named_modules() if name}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    check_names(config, modules | parameters | seen)

@@ -96,14 +96,18 @@ class Scheme:
         return self.x is not None and self.x.static
 
     @property
+    def fits_activations(self) -> bool:
+        """Whether products of two activations can be quantized alike, with scales per call."""
+        plain = not self.grouped and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)
+        return self.x is not None and not self.x.static and plain
+
+    @property
     def why_no_gradient(self) -> str | None:
         """Why sites of this scheme stay float where gradients are recorded, or None."""
         if self.x is None:
             return f"{self}: float activations times int8 weights have no gradient"
         if self.grouped:
             return f"{self}: weights with groups or zero points have no gradient"
-        if self.w.axes == PER_COLUMN:
-            return f"{self}: a factor that follows the weight has no gradient"
         return None
 
     def __str__(self) -> str:

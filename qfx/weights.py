@@ -19,26 +19,34 @@ from torch._subclasses import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from qfx.scheme import PER_TENSOR, QSpec
+from qfx.packing import Packing, parts_of
 from qfx.views import View, apply
 
 
 class Packed(NamedTuple):
-    """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N]."""
+    """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N], or [N, G]
+    with groups or zero points, `zero_point` int32 [N, G], `factor` float32 [K] for the activation.
+    """
 
     blocks: Tensor
     scale: Tensor
+    zero_point: Tensor | None = None
+    factor: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that are there, in the order of `Packing.parts`."""
+        return tuple(tensor for tensor in self if tensor is not None)
 
 
-def pack(weight: Tensor, view: View, spec: QSpec) -> Packed:
-    """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (Q1) (Q3)"""
+def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
+    """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (R1) (Q1) (Q3)"""
     with torch.no_grad():
-        w_nk = apply(view, weight.detach())
-        q, scale, _ = torch.ops.qfx.quantize(w_nk, list(spec.axes), spec.bits, spec.symmetric)
-        scale = scale.reshape(-1)
-        if spec.axes == PER_TENSOR:
-            scale = scale.expand(w_nk.shape[0]).contiguous()
-        return Packed(torch.ops.qfx.pack_weight(q), scale)
+        w_nk, factor = apply(view, weight.detach()), None
+        if packing.factor is not None:
+            factor = torch.tensor(packing.factor, dtype=torch.float32, device=weight.device)
+        parts = parts_of(w_nk, packing, factor, *w_nk.shape)
+        return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
 
 
 class Stamp(NamedTuple):
@@ -75,10 +83,11 @@ class Cache:
         self._lock = threading.Lock()
         self._owners: dict[int, tuple[StorageWeakRef, dict[Any, _Entry]]] = {}
 
-    def get(self, weight: Tensor, view: View, spec: QSpec) -> Packed:
+    def get(self, weight: Tensor, view: View, packing: Packing) -> Packed:
         """The packed weight, valid for the weight's value now."""
         if isinstance(weight, FakeTensor):
-            return pack(weight, view, spec)
+            with weight.fake_mode:
+                return pack(weight, view, packing)
         if (
             weight.device.type != "meta"
             and weight.numel()
@@ -89,22 +98,23 @@ class Cache:
             )
         now = stamp(weight)
         place = (weight.storage_offset(), weight.shape, weight.stride(), weight.dtype)
-        key = (*place, view, spec)
+        key = (*place, view, packing)
         with self._lock:
             entries = self._entries(weight)
             entry = entries.get(key)
             if entry is None:
-                entry = entries[key] = _Entry(now, self._pack(weight, view, spec))
+                entry = entries[key] = _Entry(now, self._pack(weight, view, packing))
             elif entry.stale or entry.stamp != now:
-                for old, new in zip(entry.packed, self._pack(weight, view, spec), strict=True):
+                again = self._pack(weight, view, packing)
+                for old, new in zip(entry.packed.tensors, again.tensors, strict=True):
                     old.copy_(new)
                 entry.stamp, entry.stale = now, False
             return entry.packed
 
-    def _pack(self, weight: Tensor, view: View, spec: QSpec) -> Packed:
+    def _pack(self, weight: Tensor, view: View, packing: Packing) -> Packed:
         self.packs += 1
         with torch.inference_mode(False):  # the buffers must take part in later in-place refreshes
-            return pack(weight, view, spec)
+            return pack(weight, view, packing)
 
     def _entries(self, weight: Tensor) -> dict[Any, _Entry]:
         storage = weight.untyped_storage()

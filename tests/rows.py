@@ -22,6 +22,7 @@ class Row:
     """One operator on one problem. `leading` are the axes before K; the rest as in the schemas.
 
     `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
+    `group`: elements of K that share a scale of the weight, where the operator knows of groups.
     """
 
     op: str
@@ -37,16 +38,18 @@ class Row:
     bias: bool = True
     factor: bool = False
     rotation: int = 0
+    group: int = 0
 
     def __str__(self) -> str:
         shape = "x".join(map(str, (*self.leading, self.k, self.n)))
         kind = (
             f"{'s' if self.symmetric else 'a'}{self.bits}{'t' if self.axes == PER_TENSOR else 'r'}"
         )
+        group = f"-g{self.group}" if self.group else ""
         types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
         transform = f"{'-factor' * self.factor}{f'-h{self.rotation}' if self.rotation else ''}"
         bias = "-bias" * self.bias
-        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{bias}{transform}"
+        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{bias}{transform}{group}"
 
     def arguments(self, seed: int = 0) -> tuple[Any, ...]:
         """Random arguments of the operator, in schema order."""
@@ -116,6 +119,15 @@ def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     q = (_codes(g, *row.leading, row.k), _scales(g, *_scale_shape(row)), _zeros(row, g))
     tail = (_bias(row, g), row.activation, row.out_dtype)
     return (*q, _packed(row, g), _scales(g, row.n), *tail)
+
+
+def _linear_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    q, scale, zero, packed, _, *tail = _linear(row, g)
+    packed = REFERENCES["pack_weight"](_codes(g, row.n, row.k), row.group)
+    groups = -(-row.k // row.group) if row.group else min(row.k, 1)
+    w_scale = _scales(g, row.n, groups)
+    w_zero = None if row.symmetric else _codes(g, row.n, groups).int()
+    return (q, scale, zero, packed, w_scale, w_zero, *tail)
 
 
 def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -188,7 +200,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize_stochastic": lambda r, g: (_x(r, g), _seed(g), list(r.axes), r.bits),
     "fake_quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, r.out_dtype),
     "dequantize": _dequantize,
-    "pack_weight": lambda r, g: (_codes(g, r.n, r.k),),
+    "pack_weight": lambda r, g: (_codes(g, r.n, r.k), r.group),
     "unpack_weight": lambda r, g: (_packed(r, g), r.n, r.k),
     "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
     "int8_bmm": _bmm,
@@ -205,6 +217,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.out_dtype,
     ),
     "int8_linear": _linear,
+    "int8_linear_groups": _linear_groups,
     "int8_linear_requantize": _requantize,
     "int8_weight_linear": lambda r, g: (
         _x(r, g),
@@ -239,15 +252,18 @@ _SHAPES = (
     {"leading": (3,), "k": 0, "n": 8},
     {"leading": (3,), "k": 8, "n": 0},
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
-    {"leading": (500,), "k": 60000, "n": 2},  # more rows than are arranged at a time
+    {"leading": (500,), "k": 60000, "n": 2, "group": 4096},  # more rows than are arranged at a time
 )
 _QUANTIZED = (
     "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
     "int8_bmm_dynamic",
 )  # fmt: skip
-_ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear")
+_ROWWISE = (
+    *_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear", "int8_linear_groups",
+)  # fmt: skip
 _FLOAT_OUT = (
-    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_weight_linear", "binary_linear",
+    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
+    "int8_weight_linear", "binary_linear",
 )  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
@@ -281,6 +297,25 @@ ROWS += [
     )
     for dtype in types
     for axes in (PER_ROW, PER_TENSOR)
+    for symmetric in (True, False)
+]
+ROWS += [
+    Row(op, leading=(m,), k=k, n=n, symmetric=symmetric, group=group, bias=False)
+    for op in ("pack_weight", "int8_linear_groups")
+    # whole and short last groups, several in a block of K or one in several, tails of N
+    for m, k, n, group in (
+        (1, 64, 32, 64),
+        (1, 1000, 70, 64),
+        (2, 700, 33, 128),
+        (13, 65, 31, 64),
+        (25, 600, 97, 192),
+        (37, 1100, 40, 576),
+        (241, 1290, 64, 1024),
+        (5, 0, 8, 64),
+        (3, 8, 0, 64),
+        (0, 100, 5, 64),
+        (40, 300, 64, 512),
+    )
     for symmetric in (True, False)
 ]
 ROWS += [

@@ -18,10 +18,11 @@ from torch._subclasses import FakeTensorMode
 import qfx
 from qfx import _C
 from qfx.feed import Feed, Part, Source, with_packed_weights
+from qfx.packing import Packing
 from qfx.weights import CACHE
 
 X = torch.randn(3, 8)
-SPEC = qfx.QSpec()
+SPEC = Packing(qfx.QSpec())
 
 
 def _wrapper(weights: int) -> Callable[..., Any]:
@@ -187,9 +188,9 @@ def test_gather_refuses_what_is_not_there() -> None:
 def test_the_order_is_what_gather_of_a_feed_does() -> None:
     feed = Feed((2, Part(1, 0), 0, Part(0, 1)), (Source(1, (), SPEC), Source(3, (), SPEC)))
     found = [CACHE.get(torch.randn(8, 8), (), SPEC) for _ in feed.sources]
-    references = tuple(weakref.ref(tensor) for packed in found for tensor in packed)
+    references = tuple(weakref.ref(tensor) for packed in found for tensor in packed.tensors)
     arguments = ("a", "b", "c", "d")
-    expected = feed.gather(arguments, found)
+    expected = feed.gather(arguments, [packed.tensors for packed in found])
     inputs = _C.Gather(feed.order())(arguments, references)
     assert [id(i) for i in inputs] == [id(e) for e in expected]
 

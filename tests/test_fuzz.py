@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx import canonical, match, weights
+from qfx import coded, match, weights
 from qfx.plan import Estimate
 from tests.conftest import on_threads
 from tests.draft import program, shortest
@@ -143,15 +143,16 @@ def _scale_too_large(patch: pytest.MonkeyPatch) -> None:
     pack = weights.pack
 
     def wrong(*arguments: Any) -> weights.Packed:
-        blocks, scale = pack(*arguments)
-        return weights.Packed(blocks, scale * torch.where(torch.arange(len(scale)) == 0, 1.5, 1))
+        packed = pack(*arguments)
+        first = torch.arange(len(packed.scale)) == 0
+        return packed._replace(scale=(packed.scale.t() * torch.where(first, 1.5, 1)).t())
 
     patch.setattr(weights, "pack", wrong)
 
 
 def _writes_unseen(patch: pytest.MonkeyPatch) -> None:
     """Codes are shared across writes to what they are codes of."""
-    patch.setattr(canonical, "writes", lambda node: False)
+    patch.setattr(coded, "writes", lambda node: False)
 
 
 def _written_weights_unseen(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ OPS = sorted(
     if schema.name.startswith("qfx::")
 )
 FLOAT_OUT = (
-    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_weight_linear", "binary_linear",
+    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
+    "int8_weight_linear", "binary_linear",
 )  # fmt: skip
 INTEGERS_OUT = ("binary_pack", "binary_mm")  # autograd takes these for constants
 QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quantize")

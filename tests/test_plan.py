@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 import qfx
 from qfx.config import parse_options
 from qfx.match import match
-from qfx.plan import Estimate, Plan, check_patterns, decide, fits
+from qfx.plan import Estimate, Plan, check_names, decide, fits
 from tests.models import FEATURES, Block
 
 
@@ -87,7 +87,7 @@ def test_fits(pattern: str, name: str, expected: bool) -> None:
 
 def test_pattern_that_matches_nothing_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"skip: the pattern 'lmhead' matches nothing.*lm_head"):
-        check_patterns(qfx.Config(skip=("lmhead",)), ["lm_head", "q"])
+        check_names(qfx.Config(skip=("lmhead",)), ["lm_head", "q"])
 
 
 def test_slower_sites_stay_float_with_the_numbers() -> None:
@@ -146,12 +146,27 @@ def test_options_of_inductor_are_passed_on() -> None:
     assert rest == {"cpp_wrapper": True, "cpp.threads": 1}
 
 
+TENSOR = qfx.QSpec(axes=qfx.PER_TENSOR)
+STATIC, COLUMN = (qfx.QSpec(axes=axes, static=True) for axes in (qfx.PER_TENSOR, qfx.PER_COLUMN))
+
+
 @pytest.mark.parametrize(
     ("make", "phrase"),
     [
         (lambda: qfx.QSpec(bits=9), r"bits=9 is outside 2\.\.8"),
-        (lambda: qfx.QSpec(axes=(0,)), r"axes=\(0,\)"),
-        (lambda: qfx.Scheme(w=qfx.QSpec(symmetric=False)), "weight must be symmetric"),
+        (lambda: qfx.QSpec(axes=(2,)), r"axes=\(2,\) is neither"),
+        (lambda: qfx.QSpec(group=63), "group=63 is no multiple of 64"),
+        (lambda: qfx.QSpec(group=64, axes=qfx.PER_TENSOR), "group=64 cuts rows"),
+        (lambda: qfx.QSpec(static=True), "per tensor or per column, not per row"),
+        (lambda: qfx.Scheme(rotation=32), "rotation=32 is none of 0, 16, 64"),
+        (lambda: qfx.Scheme(backward="int4"), "backward='int4' is none of float, int8"),
+        (lambda: qfx.Scheme(x=qfx.QSpec(group=64)), "only weights can have groups.*s8g64"),
+        (lambda: qfx.Scheme(w=STATIC), "its scale cannot be static"),
+        (lambda: qfx.Scheme(w=replace(TENSOR, symmetric=False)), "a8t has zero points"),
+        (lambda: qfx.Scheme(x=None, w=qfx.QSpec(group=64)), "one scale for each row.*s8g64"),
+        (lambda: qfx.Scheme(x=None, w=qfx.QSpec(symmetric=False)), "no zero point, not a8r"),
+        (lambda: qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_COLUMN)), "per column is static"),
+        (lambda: qfx.Scheme(x=COLUMN, w=qfx.QSpec(axes=qfx.PER_COLUMN)), "only one operand"),
     ],
 )
 def test_impossible_schemes(make: object, phrase: str) -> None:
@@ -162,6 +177,12 @@ def test_impossible_schemes(make: object, phrase: str) -> None:
 def test_values_are_hashable_and_print_as_one_token() -> None:
     scheme = qfx.Scheme(x=qfx.QSpec(bits=4, symmetric=False, axes=qfx.PER_TENSOR))
     assert str(scheme) == "xa4t_ws8r"
+    grouped = qfx.QSpec(bits=4, symmetric=False, group=128)
+    assert str(qfx.Scheme(x=STATIC, w=grouped, backward="int8", rotation=16)) == (
+        "xs8T_wa4g128_g8_h16"
+    )
+    assert str(qfx.Scheme(x=None)) == "ws8r"
+    assert str(qfx.Scheme(x=COLUMN)) == "xs8C_ws8r"
     assert hash(qfx.Config(scheme=scheme)) == hash(qfx.Config(scheme=scheme))
 
 

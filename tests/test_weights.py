@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
+from qfx.packing import Packing
 from qfx.weights import CACHE
 from tests.models import compiled, int8_by_hand
 
@@ -151,7 +152,7 @@ def test_another_optimizer_does_not_repack() -> None:
 def test_packed_buffers_keep_their_address() -> None:
     model = Model()
     f = compiled(model)
-    spec = qfx.QSpec()
+    spec = Packing(qfx.QSpec())
     with torch.no_grad():
         f(X)
         address = CACHE.get(model.a.weight, (), spec).blocks.data_ptr()
@@ -186,7 +187,7 @@ def test_dead_weights_are_forgotten() -> None:
 def test_the_cache_does_not_hinder_swap_tensors() -> None:
     """`swap_tensors`, which `module.to` may use, refuses tensors that have weak references."""
     weight, other = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
-    spec = qfx.QSpec()
+    spec = Packing(qfx.QSpec())
     CACHE.get(weight, (), spec)
     torch.utils.swap_tensors(weight, other)
     expected = qfx.weights.pack(weight, (), spec)
@@ -197,7 +198,7 @@ def test_freed_weight_is_an_error() -> None:
     weight = nn.Parameter(torch.randn(4, 4))
     weight.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match=r"shape \[4, 4\] has no storage"):
-        CACHE.get(weight, (), qfx.QSpec())
+        CACHE.get(weight, (), Packing(qfx.QSpec()))
 
 
 def test_threads_share_the_cache() -> None:
@@ -206,7 +207,7 @@ def test_threads_share_the_cache() -> None:
     weight = nn.Parameter(torch.randn(64, 64))
     before = CACHE.packs
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: CACHE.get(weight, (), qfx.QSpec()), range(32)))
+        list(pool.map(lambda _: CACHE.get(weight, (), Packing(qfx.QSpec())), range(32)))
     assert CACHE.packs == before + 1
 
 
@@ -261,7 +262,7 @@ def test_a_weight_that_a_checkpoint_only_reads_is_packed() -> None:
 def test_parameters_that_share_memory_but_count_versions_apart() -> None:
     first = nn.Parameter(torch.randn(8, 8))
     second = nn.Parameter(first.data)
-    spec = qfx.QSpec()
+    spec = Packing(qfx.QSpec())
     with torch.no_grad():
         second.mul_(2)
         CACHE.get(second, (), spec)

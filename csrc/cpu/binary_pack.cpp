@@ -19,7 +19,7 @@ int64_t packed_bits_size(int64_t n, int64_t k) {
 }
 
 uint8_t* begin_packed_bits(int64_t n, int64_t k, int8_t* out) {
-  PackedHeader header = {{}, kVersion, kLayoutK32N32, 0, n, k, {}};
+  PackedHeader header = {{}, kVersion, kLayoutK32N32, 0, n, k, 0, {}};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   std::memcpy(out, &header, sizeof(header));
   return reinterpret_cast<uint8_t*>(out) + sizeof(header);

@@ -7,6 +7,7 @@ set(QFX_CORE
   binary_ref.cpp
   dispatch.cpp
   gemm.cpp
+  group_product.cpp
   isa.cpp
   pack.cpp
   pack_floats.cpp

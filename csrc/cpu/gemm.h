@@ -43,6 +43,25 @@ Rows make_rows(const Format& format, int64_t count, const PackedWeight& w);
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
                  const Rows& rows);
 
+// A block of rows, whose codes stay in L2 while it meets panel after panel.
+struct RowBlock {
+  int64_t begin, end;
+
+  int64_t rows() const { return end - begin; }
+};
+
+inline constexpr int64_t kRowsPerBlock = 240;  // in tiles of 3 to 6, 12 or 30
+inline constexpr int64_t kBlockK = 512;        // a panel block of 32 x 512 bytes stays in L1
+
+// What is to be done with a block of rows and panel p, by several threads at once.
+class PanelWork {
+ public:
+  virtual ~PanelWork() = default;
+  virtual void run(const RowBlock& block, int64_t p) const = 0;
+};
+
+void for_each_panel(const Rows& rows, const PackedWeight& w, const PanelWork& work);
+
 // Receives finished tiles; called from several threads at once for different tiles.
 class TileSink {
  public:
@@ -53,6 +72,9 @@ class TileSink {
   virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p,
                     const Panel& panel) const = 0;
 };
+
+// Rows of a tile: as tall as the kernels allow, and all of about the same height.
+int64_t tile_height(int64_t rows, int64_t tallest);
 
 // Rows of the tiles that a GEMM of this many rows is cut into.
 int64_t tile_rows_for(const Format& format, int64_t rows);

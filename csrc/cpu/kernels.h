@@ -100,6 +100,23 @@ struct EpilogueArgs {
   int64_t ldo;
 };
 
+// Rows of the products of `groups` groups of K, which have a scale of the weight each, and a zero
+// point: from raw sums to sums of floats. See groups.h. (E3)
+struct GroupArgs {
+  const int32_t* raw;  // [groups][rows][32]
+  int64_t groups;
+  int rows;
+  const int32_t *row_add, *row_sum;  // of group g and row m at [g * row_step + m]
+  int64_t row_step;
+  const int32_t* row_mul;  // [rows]
+  const int32_t* colsum;   // [groups][32]
+  const float* scale;      // of group g and column n at [g * scale_step + n]
+  int64_t scale_step;
+  const int32_t* zero;  // the same with zero_step, or null
+  int64_t zero_step;
+  float* sums;  // [rows][32], added to
+};
+
 // tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32. A prefetching tile
 // asks for as many bytes from `ahead` on as it reads from b; they need not be there.
 using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
@@ -146,6 +163,7 @@ struct RowKernels {
   void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
                            int32_t* colsum);
   void (*epilogue)(const EpilogueArgs* args);
+  void (*add_groups)(const GroupArgs* args);
   float (*score)(const ScoreArgs* args);
   int64_t (*probabilities)(const int32_t* scores, int64_t step, int64_t width, float top,
                            int8_t* high, int8_t* low);

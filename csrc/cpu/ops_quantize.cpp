@@ -260,17 +260,20 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   return y;
 }
 
-Tensor pack_weight(Tensor w) {
+Tensor pack_weight(Tensor w, int64_t group) {
   constexpr const char* op = "pack_weight";
   check_dtype(op, "w", w, {ScalarType::Char});
   STD_TORCH_CHECK(w.dim() == 2, op, ": w has shape ", shape_of(w), ", expected [N, K]");
   const int64_t n = w.size(0), k = w.size(1);
   STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
                   ", where the int32 accumulator of a dot product could overflow");
-  Tensor packed = empty_on_cpu({packed_size(n, k)}, ScalarType::Char);
+  STD_TORCH_CHECK(group >= 0 && group % kKMultiple == 0, op, ": group=", group,
+                  ", expected 0 (one scale for all of K) or a multiple of ", kKMultiple);
+  const int64_t size = packed_size(n, k, group);
+  Tensor packed = empty_on_cpu({size}, ScalarType::Char);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
-  prefer_huge_pages(out, packed_size(n, k));  // a hint: a refusal changes nothing
-  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1), out);
+  prefer_huge_pages(out, size);  // a hint: a refusal changes nothing
+  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1), out, group);
   return packed;
 }
 

@@ -56,6 +56,19 @@ uint32_t magnitude_of(const int8_t* block, int64_t size) {
   return static_cast<uint32_t>(std::max<int>(high, -low));
 }
 
+// The column sums of each group of k of a packed panel.
+void sum_groups(const int8_t* block, int64_t k, int64_t group, int32_t* sums) {
+  for (int64_t begin = 0; begin < k; begin += group, sums += kPanel) {
+    std::fill_n(sums, kPanel, 0);
+    const int8_t* quads = block + begin * kPanel;
+    for (int64_t i = begin; i < std::min(begin + group, k); i += kGroup, quads += kPanel * kGroup) {
+      for (int64_t n = 0; n < kPanel; ++n) {
+        for (int64_t j = 0; j < kGroup; ++j) sums[n] += quads[n * kGroup + j];
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
@@ -79,29 +92,32 @@ void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, i
   }
 }
 
-int64_t packed_size(int64_t n, int64_t k) {
-  const int64_t padded_n = round_up(n, kPanel);
-  return static_cast<int64_t>(sizeof(PackedHeader)) + 4 * padded_n + padded_n * padded_k(k);
+int64_t packed_size(int64_t n, int64_t k, int64_t group) {
+  const int64_t padded_n = round_up(n, kPanel), sums = group > 0 ? 1 + (k + group - 1) / group : 1;
+  return static_cast<int64_t>(sizeof(PackedHeader)) + 4 * padded_n * sums + padded_n * padded_k(k);
 }
 
-void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out) {
+void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out,
+          int64_t group) {
   std::atomic<uint32_t> magnitude = 0;
   const int64_t padded_n = round_up(n, kPanel);
   int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(PackedHeader));
   int8_t* blocks = out + sizeof(PackedHeader) + 4 * padded_n;
+  int32_t* group_sums = reinterpret_cast<int32_t*>(blocks + padded_n * padded_k(k));
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   parallel(padded_n / kPanel, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin * kPanel; p < end * kPanel; p += kPanel) {
       int8_t* block = blocks + p * padded_k(k);
       pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
                  colsum + p, block);
+      if (group > 0) sum_groups(block, k, group, group_sums + p * ((k + group - 1) / group));
       const uint32_t here = magnitude_of(block, kPanel * padded_k(k));
       uint32_t seen = magnitude;
       while (seen < here && !magnitude.compare_exchange_weak(seen, here)) {
       }
     }
   });
-  PackedHeader header = {{}, kVersion, kLayoutK4N32, magnitude, n, k, {}};
+  PackedHeader header = {{}, kVersion, kLayoutK4N32, magnitude, n, k, group, {}};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   std::memcpy(out, &header, sizeof(header));
 }
@@ -132,18 +148,26 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
   if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
     return "its header says N=" + std::to_string(header.n) + " K=" + std::to_string(header.k);
   }
-  if (size != packed_size(header.n, header.k)) {
-    return "it has " + std::to_string(size) + " bytes, N=" + std::to_string(header.n) +
-           " K=" + std::to_string(header.k) + " takes " +
-           std::to_string(packed_size(header.n, header.k));
+  if (header.group < 0 || header.group > limit || header.group % kKMultiple != 0) {
+    return "its header says groups of " + std::to_string(header.group);
   }
-  const int8_t* colsum = data + sizeof(header);
+  const int64_t expected = packed_size(header.n, header.k, header.group);
+  if (size != expected) {
+    return "it has " + std::to_string(size) + " bytes, N=" + std::to_string(header.n) +
+           " K=" + std::to_string(header.k) + " takes " + std::to_string(expected);
+  }
+  const int64_t padded_n = round_up(header.n, kPanel), depth = padded_k(header.k);
+  const int32_t* colsum = reinterpret_cast<const int32_t*>(data + sizeof(header));
+  const int8_t* blocks = data + sizeof(header) + 4 * padded_n;
+  const bool grouped = header.group > 0;
   *weight = {header.n,
              header.k,
-             padded_k(header.k),
+             depth,
              header.magnitude <= kNarrow,
-             reinterpret_cast<const int32_t*>(colsum),
-             colsum + 4 * round_up(header.n, kPanel)};
+             colsum,
+             blocks,
+             grouped ? header.group : std::max<int64_t>(depth, kKMultiple),
+             grouped ? reinterpret_cast<const int32_t*>(blocks + padded_n * depth) : colsum};
   return "";
 }
 

@@ -1,7 +1,10 @@
 // The packed weight, layout K4N32, version 2, one flat buffer:
 //     header 64 bytes, colsum int32 [Np], blocks int8 [Np/32][Kp/4][32][4]
 //     W[n][k] = blocks[n / 32][k / 4][n % 32][k % 4],   colsum[n] = sum_k W[n][k]
-// Np is N rounded up to 32, Kp is K rounded up to 64; the padding is zero.
+// Np is N rounded up to 32, Kp is K rounded up to 64; the padding is zero. Packed for scales that
+// each serve `group` consecutive k, a multiple of 64, it ends with the column sums of each of the G
+// = ceil(K / group) groups:
+//     group_sums int32 [Np/32][G][32]
 #pragma once
 
 #include <cstdint>
@@ -25,7 +28,8 @@ struct PackedHeader {
   uint32_t version, layout;
   uint32_t magnitude;  // max |W|, which decides what is exact on processors without VNNI
   int64_t n, k;
-  char zeros[32];
+  int64_t group;  // elements of K that share a scale, 0 for all
+  char zeros[24];
 };
 static_assert(sizeof(PackedHeader) == 64);
 
@@ -37,16 +41,20 @@ struct PackedWeight {
   bool narrow;
   const int32_t* colsum;
   const int8_t* blocks;
+  int64_t group = 0;  // elements of K that share a scale: all of them are one group too
+  const int32_t* group_sums = nullptr;
 
+  int64_t groups() const { return (k + group - 1) / group; }
   int64_t panels() const { return (n + kPanel - 1) / kPanel; }
   const int8_t* panel(int64_t p) const { return blocks + p * kPanel * padded_k; }
 };
 
 // Bytes of a packed [n, k] weight.
-int64_t packed_size(int64_t n, int64_t k);
+int64_t packed_size(int64_t n, int64_t k, int64_t group = 0);
 
-// Packs w[n * stride_n + k * stride_k] into out[packed_size(n, k)].
-void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out);
+// Packs w[n * stride_n + k * stride_k] into out[packed_size(n, k, group)].
+void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out,
+          int64_t group = 0);
 
 // One panel: columns <= 32 of w into colsum[32] and block[Kp/4][32][4], padding included.
 void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,

@@ -32,10 +32,6 @@ Operands operands_of(const PackedWeight& w, bool narrow_codes) {
   return w.narrow ? Operands::kNarrowWeight : Operands::kWide;
 }
 
-int columns_of(const PackedWeight& w, int64_t p) {
-  return static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
-}
-
 }  // namespace
 
 void IntegerSink::load_panel(int64_t p, Panel* panel) const { load_colsum(w, p, panel); }
@@ -75,12 +71,17 @@ void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
   kernels.row->epilogue(&args);
 }
 
-Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-                   const int32_t* zero_points, int64_t zero_stride, int64_t count) {
+const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                              int64_t count) {
   const Format& wide = format_for(kernels, operands_of(w, false), count);
   const Format& narrow = format_for(kernels, operands_of(w, true), count);
   const bool same = &wide == &narrow || !all_narrow(q, count * w.k);
-  const Rows rows = make_rows(same ? wide : narrow, count, w);
+  return same ? wide : narrow;
+}
+
+Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                   const int32_t* zero_points, int64_t zero_stride, int64_t count) {
+  const Rows rows = make_rows(format_of_codes(kernels, w, q, count), count, w);
   parallel(count, count * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       arrange_row(w, q + m * w.k, zero_points[m * zero_stride], m, rows);

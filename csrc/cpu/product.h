@@ -59,6 +59,15 @@ struct FloatSink final : TileSink {
   void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
 };
 
+// The columns of panel p that the weight has.
+inline int columns_of(const PackedWeight& w, int64_t p) {
+  return static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
+}
+
+// The fastest format that holds the codes q [count, K].
+const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                              int64_t count);
+
 // Arranges codes q [M, K] for the kernels, in the fastest format that holds them.
 Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                    const int32_t* zero_points, int64_t zero_stride, int64_t count);

@@ -5,6 +5,7 @@
 
 #include "cpu/activation.h"
 #include "cpu/columns.h"
+#include "cpu/groups.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
 #include "cpu/rotate.h"
@@ -124,6 +125,7 @@ constexpr RowKernels kRowKernels = {
     .range_of_columns = range_of_columns,
     .quantize_columns = quantize_columns,
     .epilogue = epilogue,
+    .add_groups = add_groups,
     .score = score_row,
     .probabilities = probabilities_of_row,
     .mix = mix_row,

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.functions import Quantized, dequantize, quantize
+from qfx.functions import Quantized, dequantize
 from qfx.nn.functional import first_order
-from qfx.ops.quantize import SMALLEST_SCALE, code_range
+from qfx.ops.quantize import code_range
+from qfx.packing import Packing
 from qfx.recipe import SiteRecipe
-from qfx.scheme import PER_COLUMN, PER_TENSOR, Scheme
+from qfx.scheme import PER_TENSOR, QSpec, Scheme
+from qfx.weights import pack
 
 ops = torch.ops.qfx
 
@@ -33,51 +35,35 @@ class Frozen(NamedTuple):
     x_zero_point: Tensor | None = None
 
 
-@torch.no_grad()
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
     """The weight [N, K] quantized and packed, and the scheme. (R1) (Q1)-(Q4)"""
     site = how if isinstance(how, SiteRecipe) else None
-    scheme = how.scheme if isinstance(how, SiteRecipe) else how
-    _check(weight, scheme, site)
-    assert scheme is not None
-    factor = _number(site and site.factor, torch.float32, weight)
-    spec = scheme.w
-    if spec.axes == PER_COLUMN:
-        factor = column_factor(weight, spec.bits)
-        spec = replace(spec, axes=PER_TENSOR)
-    w_nk = weight.detach() if factor is None else weight.detach().float() / factor
-    if block := scheme.block(weight.shape[1]):
-        w_nk = ops.rotate(w_nk, None, block)
-    codes, scale, zero_point, _ = quantize(w_nk, spec)
-    if not spec.group and spec.symmetric:
-        scale = scale.reshape(-1).expand(weight.shape[0]).contiguous()
-    x_scale = _number(site and site.scale, torch.float32, weight)
-    x_zero_point = _number(site and site.zero_point, torch.int32, weight)
-    zero = None if spec.symmetric else zero_point
-    return scheme, Frozen(ops.pack_weight(codes), scale, zero, factor, x_scale, x_zero_point)
+    scheme = _checked(weight, how)
+    factor = site.factor if site else None
+    packed = pack(weight, (), Packing(scheme.w, factor, scheme.block(weight.shape[1])))
+    if factor is not None:
+        packed = packed._replace(factor=_vector(factor, torch.float32, weight))
+    x_scale = _vector(site and site.scale, torch.float32, weight)
+    return scheme, Frozen(*packed, x_scale, _vector(site and site.zero_point, torch.int32, weight))
 
 
-def _number(value: Any, dtype: torch.dtype, like: Tensor) -> Tensor | None:
+def _vector(value: Any, dtype: torch.dtype, like: Tensor) -> Tensor | None:
     return None if value is None else torch.tensor(value, dtype=dtype, device=like.device).ravel()
 
 
-def column_factor(weight: Tensor, bits: int) -> Tensor:
-    """The scale of each column of weight [N, K], which x is multiplied by instead. (Q1) (R1)"""
-    return (weight.detach().float().abs().amax(0) / code_range(bits, True)[1]).clamp_min(
-        SMALLEST_SCALE
-    )
-
-
-def _check(weight: Tensor, scheme: Scheme | None, site: SiteRecipe | None) -> None:
+def _checked(weight: Tensor, how: Scheme | SiteRecipe) -> Scheme:
+    if isinstance(how, Scheme):
+        if how.calibrated:
+            raise ValueError(f"Linear: {how} has static scales: give the SiteRecipe that has them")
+        return how
+    if how.scheme is None:
+        raise ValueError(f"Linear: the recipe of {how} says that it stays float")
     n, k = weight.shape
-    if scheme is None:
-        raise ValueError(f"Linear: the recipe of {site} says that it stays float")
-    if site is None and scheme.calibrated:
-        raise ValueError(f"Linear: {scheme} needs the static scale of a recipe: give a SiteRecipe")
-    if site is not None and (site.n, site.k) != (n, k):
+    if (how.n, how.k) != (n, k):
         raise ValueError(
-            f"Linear: the recipe of {site} is for N={site.n} K={site.k}, the weight has N={n} K={k}"
+            f"Linear: the recipe of {how} is for N={how.n} K={how.k}, the weight has N={n} K={k}"
         )
+    return how.scheme
 
 
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
@@ -172,8 +158,7 @@ def weight_values(
     codes: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme, dtype: torch.dtype
 ) -> Tensor:
     """w^ [N, K], which multiplies the transformed x. (Q5)"""
+    rows = QSpec(group=scheme.w.group)
     if zero_point is None:
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    spec = scheme.w
-    spec = replace(spec, axes=PER_TENSOR) if spec.axes == PER_COLUMN else spec
-    return dequantize(Quantized(codes, scale, zero_point, spec), dtype)
+    return dequantize(Quantized(codes, scale, zero_point, rows), dtype)

@@ -91,6 +91,9 @@ class Linear(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in ("scale", "zero_point"):  # the kernels read them column by column
+            if getattr(self, name) is not None:
+                destination[prefix + name] = getattr(self, name).contiguous()
         destination[prefix + "codes"] = self.codes
 
     def _load_from_state_dict(
@@ -115,7 +118,7 @@ class Linear(nn.Module):
                 f"{prefix}codes is {codes.dtype} {list(codes.shape)}, expected int8 {list(shape)}"
             )
         else:
-            self.packed = ops.pack_weight(codes.to(self.packed.device))
+            self.packed = ops.pack_weight(codes.to(self.packed.device), self.scheme.w.group)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -124,7 +127,7 @@ class Linear(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.packed = ops.pack_weight(self.packed)
+        self.packed = ops.pack_weight(self.packed, self.scheme.w.group)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         kept = {name: b for name, b in self._buffers.items() if b is not None}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qfx.config import Config
-from qfx.plan import check_patterns, fits
+from qfx.plan import check_names, fits
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -22,7 +22,7 @@ def chosen(model: nn.Module, config: Config, who: str) -> dict[str, nn.Linear]:
     """
     modules = model.named_modules(remove_duplicate=False)
     linears = {n: m for n, m in modules if type(m) is nn.Linear and n}
-    check_patterns(config, linears)
+    check_names(config, linears)
     if not linears:
         raise ValueError(f"{who}: the model has no nn.Linear inside it")
     return {

@@ -5,6 +5,7 @@ from qfx.ops import (
     attention,
     binary,
     bmm,
+    groups,
     linear,
     quantize,
     rotation,
@@ -16,7 +17,6 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "binary", "bmm", "linear", "quantize", "rotation", "ste",
-    "stochastic", "weight",
-    "weight_only",
+    "FAKES", "REFERENCES", "attention", "binary", "bmm", "groups", "linear", "quantize", "rotation",
+    "ste", "stochastic", "weight", "weight_only",
 ]  # fmt: skip

@@ -1,10 +1,12 @@
 """pack_weight and unpack_weight: the layout the GEMM kernels read.
 
 Layout K4N32, version 2, one flat int8 tensor:
-    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 max|W|, i64 N, i64 K, zeros
+    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 max|W|, i64 N, i64 K, i64 group, zeros
     colsum int32 [Np], colsum[n] = sum_k W[n, k]          Np = N rounded up to 32
     blocks int8 [Np/32, Kp/4, 32, 4], zero padded         Kp = K rounded up to 64
     W[n, k] = blocks[n // 32, k // 4, n % 32, k % 4]
+    group_sums int32 [Np/32, G, 32], only if group > 0    G = ceil(K / group)
+    group_sums[n // 32, g, n % 32] = sum_k W[n, k], k // group = g
 """
 
 from __future__ import annotations
@@ -25,38 +27,57 @@ def _padded(n: int, k: int) -> tuple[int, int]:
     return -(-n // PANEL) * PANEL, -(-k // K_MULTIPLE) * K_MULTIPLE
 
 
-def packed_size(n: int, k: int) -> int:
+def packed_size(n: int, k: int, group: int = 0) -> int:
     """Bytes of a packed [n, k] weight."""
     n_padded, k_padded = _padded(n, k)
-    return HEADER_BYTES + 4 * n_padded + n_padded * k_padded
+    sums = 1 + -(-k // group) if group else 1
+    return HEADER_BYTES + 4 * n_padded * sums + n_padded * k_padded
 
 
 @reference
-def pack_weight(w: Tensor) -> Tensor:
-    """w int8 [N, K] -> the layout above."""
+def pack_weight(w: Tensor, group: int = 0) -> Tensor:
+    """w int8 [N, K] -> the layout above. `group`: elements of K that share a scale, a multiple of
+    64, for int8_linear_groups; 0 where all share one."""
     n, k = w.shape
     n_padded, k_padded = _padded(n, k)
     magnitude = int(w.int().abs().max()) if w.numel() else 0
-    header = struct.pack("<4sIIIqq", MAGIC, VERSION, LAYOUT_K4N32, magnitude, n, k).ljust(
-        HEADER_BYTES, b"\0"
-    )
+    fields = (MAGIC, VERSION, LAYOUT_K4N32, magnitude, n, k, group)
+    header = struct.pack("<4sIIIqqq", *fields).ljust(HEADER_BYTES, b"\0")
     padded = F.pad(w, (0, k_padded - k, 0, n_padded - n))
     colsum = padded.sum(1, dtype=torch.int32)
     blocks = padded.reshape(n_padded // PANEL, PANEL, k_padded // GROUP, GROUP).transpose(1, 2)
     head = torch.frombuffer(bytearray(header), dtype=torch.int8)
-    return torch.cat([head, colsum.view(torch.int8), blocks.reshape(-1)])
+    return torch.cat(
+        [head, colsum.view(torch.int8), blocks.reshape(-1), *_group_sums(padded, k, group)]
+    )
+
+
+def _group_sums(padded: Tensor, k: int, group: int) -> list[Tensor]:
+    if group == 0:
+        return []
+    panels = padded.reshape(padded.shape[0] // PANEL, PANEL, padded.shape[1])
+    groups = [panels[..., i : i + group].sum(-1, dtype=torch.int32) for i in range(0, k, group)]
+    return [torch.stack(groups, 1).reshape(-1).view(torch.int8)] if groups else []
+
+
+def group_of(packed: Tensor, k: int) -> int:
+    """Elements of K that share a scale of a packed weight, rounded up to 64 where all do."""
+    (group,) = struct.unpack_from("<q", bytes(packed[:HEADER_BYTES].view(torch.uint8).tolist()), 32)
+    return int(group) or max(_padded(0, k)[1], K_MULTIPLE)
 
 
 @fake("pack_weight")
-def _(w: Tensor) -> Tensor:
-    return w.new_empty(packed_size(*w.shape))
+def _(w: Tensor, group: int = 0) -> Tensor:
+    n, k = w.shape
+    return w.new_empty(packed_size(n, k, group))
 
 
 @reference
 def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
     """The inverse of pack_weight: int8 [n, k]."""
     n_padded, k_padded = _padded(n, k)
-    blocks = packed[HEADER_BYTES + 4 * n_padded :]
+    start = HEADER_BYTES + 4 * n_padded
+    blocks = packed[start : start + n_padded * k_padded]
     blocks = blocks.reshape(n_padded // PANEL, k_padded // GROUP, PANEL, GROUP).transpose(1, 2)
     return blocks.reshape(n_padded, k_padded)[:n, :k].contiguous()
 

@@ -1,0 +1,98 @@
+"""Values that say how a rewritten site's operands are made: Packing and Constant.
+
+`parts_of` is the one definition of a packed weight. It runs on tensors, and on `fx.Proxy` to emit
+the same operators into a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import SMALLEST_SCALE, code_range
+from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec
+
+ops = torch.ops.qfx
+aten = torch.ops.aten
+
+
+class Constant(NamedTuple):
+    """A vector that a recipe gives the graph: a factor, a static scale or a zero point."""
+
+    values: tuple[float, ...]
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    def tensor(self) -> Tensor:
+        return torch.tensor(self.values, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`."""
+
+    spec: QSpec
+    factor: tuple[float, ...] | None = None
+    rotation: int = 0
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of its tensors: fields of `qfx.weights.Packed`."""
+        zero_point = () if self.spec.symmetric else ("zero_point",)
+        factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
+        return ("blocks", "scale", *zero_point, *factor)
+
+    @property
+    def grouped(self) -> bool:
+        return bool(self.spec.group) or not self.spec.symmetric
+
+    def __str__(self) -> str:
+        transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
+        return f"{self.spec}{transform}"
+
+
+def parts_of(w_nk: Any, packing: Packing, factor: Any, n: Any, k: int | None) -> dict[str, Any]:
+    """The parts of a packed weight, from w_nk and `factor` [K] or None. (R1) (Q1)-(Q3)"""
+    spec, found = packing.spec, {}
+    if spec.axes == PER_COLUMN:
+        factor = found["factor"] = _column_factor(w_nk, spec.bits)
+    if factor is not None:
+        w_nk = torch.div(aten.to.dtype(w_nk, torch.float32), factor)
+    if packing.grouped:
+        assert k is not None
+        return found | _grouped(w_nk, packing, k)
+    axes = [0, 1] if spec.axes == PER_COLUMN else list(spec.axes)
+    rotation = (None, packing.rotation) if packing.rotation else ()
+    triple = ops.quantize.default(w_nk, axes, spec.bits, True, *rotation)
+    scale = torch.reshape(triple[1], (-1,))
+    if tuple(axes) == PER_TENSOR:
+        scale = aten.expand.default(scale, (n,))
+    return {"blocks": ops.pack_weight.default(triple[0]), "scale": scale} | found
+
+
+def _column_factor(w_nk: Any, bits: int) -> Any:
+    """factor_k = max_n |w_nk| / qmax: what makes the weight one of a single scale."""
+    largest = aten.amax.default(aten.abs.default(aten.to.dtype(w_nk, torch.float32)), [0])
+    return aten.clamp_min.default(torch.div(largest, code_range(bits, True)[1]), SMALLEST_SCALE)
+
+
+def _grouped(w_nk: Any, packing: Packing, k: int) -> dict[str, Any]:
+    """One scale, and zero point, for each group of a row, [N, G] column by column. (E3)"""
+    spec = packing.spec
+    size = spec.group or k
+    padding = -k % size
+    if packing.rotation:
+        w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, packing.rotation)
+    padded = aten.constant_pad_nd.default(w_nk, [0, padding])
+    rows = torch.reshape(padded, (-1, size))
+    triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)
+    codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
+    names = ("scale",) if spec.symmetric else ("scale", "zero_point")
+    found = {"blocks": ops.pack_weight.default(codes, spec.group)}
+    for i, name in enumerate(names, 1):
+        rows_g = torch.reshape(triple[i], (-1, (k + padding) // size))
+        found[name] = torch.t(aten.contiguous.default(torch.t(rows_g)))
+    return found
