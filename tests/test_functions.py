@@ -27,9 +27,7 @@ GRANULARITIES = st.sampled_from(
         {"axes": qfx.PER_ROW, "group": 64},
     ]
 )
-SPECS = st.builds(
-    lambda how, bits, symmetric: qfx.QSpec(bits, symmetric, **how), GRANULARITIES, BITS, st.booleans()
-)  # fmt: skip
+SPECS = st.builds(lambda how, *kind: qfx.QSpec(*kind, **how), GRANULARITIES, BITS, st.booleans())
 
 
 def sharing(t: Tensor, spec: qfx.QSpec) -> Iterator[Tensor]:

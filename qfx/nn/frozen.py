@@ -36,11 +36,12 @@ class Frozen(NamedTuple):
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
-    """The weight [N, K] quantized and packed, and the scheme. (R1) (Q1)-(Q4)"""
+    """The weight [N, K] quantized and packed, and the scheme with the rotation in use. (R1)"""
     site = how if isinstance(how, SiteRecipe) else None
     scheme = _checked(weight, how)
+    scheme = replace(scheme, rotation=scheme.block(weight.shape[1]))
     factor = site.factor if site else None
-    packed = pack(weight, (), Packing(scheme.w, factor, scheme.block(weight.shape[1])))
+    packed = pack(weight, (), Packing(scheme.w, factor, scheme.rotation))
     if factor is not None:
         packed = packed._replace(factor=_vector(factor, torch.float32, weight))
     x_scale = _vector(site and site.scale, torch.float32, weight)
@@ -67,41 +68,38 @@ def _checked(weight: Tensor, how: Scheme | SiteRecipe) -> Scheme:
 
 
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
-    """x [..., K] -> [..., N], of the type of x."""
+    """x [..., K] -> [..., N], of the type of x. `scheme` as `freeze` returned it."""
+    turned = frozen.factor is not None or scheme.rotation != 0
+    transform = (frozen.factor, scheme.rotation) if turned else ()  # (R1)
     leaves = (x,) if bias is None else (x, bias)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in leaves)):
-        return _run(x, bias, frozen, scheme)
+        return _run(x, bias, frozen, scheme, transform)
     if scheme.x is not None and not scheme.grouped:
-        return _trained(x, bias, frozen, scheme)
-    if transform := _transform(x, frozen, scheme):
-        x = ops.rotate(x, *transform)
-    frozen, scheme = frozen._replace(factor=None), replace(scheme, rotation=0)
+        return _trained(x, bias, frozen, scheme, transform)
+    x = ops.rotate(x, *transform) if transform else x
     return _Carried.apply(x, bias, scheme, *frozen)  # type: ignore[no-any-return]
 
 
-def _transform(x: Tensor, frozen: Frozen, scheme: Scheme) -> tuple[Any, ...]:
-    """The arguments of (R1) for an operator, none where it is the identity."""
-    block = scheme.block(x.shape[-1])
-    return () if frozen.factor is None and not block else (frozen.factor, block)
-
-
-def _run(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
-    transform, spec = _transform(x, frozen, scheme), scheme.x
-    weight, end = (frozen.packed, frozen.scale), (bias, "none", x.dtype)
+def _run(
+    x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme, transform: tuple[Any, ...]
+) -> Tensor:
+    weight, end, spec = (frozen.packed, frozen.scale), (bias, "none", x.dtype), scheme.x
     if spec is None:
         turned = ops.rotate(x, *transform) if transform else x
         return ops.int8_weight_linear(turned, *weight, *end)  # type: ignore[no-any-return]
     if scheme.grouped:
-        codes = _codes(x, frozen, scheme)
+        codes = _codes(x, frozen, scheme, transform)
         return ops.int8_linear_groups(*codes, *weight, frozen.zero_point, *end)  # type: ignore
     if spec.static:
-        return ops.int8_linear(*_codes(x, frozen, scheme), *weight, *end)  # type: ignore
+        return ops.int8_linear(*_codes(x, frozen, scheme, transform), *weight, *end)  # type: ignore
     how = (list(spec.axes), spec.bits, spec.symmetric)
     return ops.int8_linear_dynamic(x, *weight, bias, *how, *end[1:], *transform)  # type: ignore
 
 
-def _codes(x: Tensor, frozen: Frozen, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor]:
-    spec, transform = scheme.x, _transform(x, frozen, scheme)
+def _codes(
+    x: Tensor, frozen: Frozen, scheme: Scheme, transform: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    spec = scheme.x
     assert spec is not None
     how = (spec.bits, spec.symmetric, *transform)
     if not spec.static:
@@ -110,7 +108,9 @@ def _codes(x: Tensor, frozen: Frozen, scheme: Scheme) -> tuple[Tensor, Tensor, T
     return ops.quantize_static(x, *given, *how)  # type: ignore[no-any-return]
 
 
-def _trained(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
+def _trained(
+    x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme, transform: tuple[Any, ...]
+) -> Tensor:
     spec, seed = scheme.x, None
     assert spec is not None
     if scheme.backward == "int8":
@@ -118,16 +118,16 @@ def _trained(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> 
     weight = (frozen.packed, frozen.scale)
     how = (list(PER_TENSOR), spec.bits, scheme.w.bits, spec.symmetric, seed, x.dtype)
     carriers = (x, None, bias, frozen.x_scale, None)
-    codes, transform = _codes(x.detach(), frozen, scheme), _transform(x, frozen, scheme)
+    codes = _codes(x.detach(), frozen, scheme, transform)
     return ops.int8_linear_ste(*carriers, *codes, *weight, *how, *transform)  # type: ignore
 
 
 class _Carried(torch.autograd.Function):
-    """The gradient for operators that have none of their own: weight-only, groups, zero points."""
+    """Of x', for operators without a gradient of their own: weight-only, groups, zero points."""
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, scheme: Scheme, *frozen: Any) -> Tensor:
-        return _run(x, bias, Frozen(*frozen), scheme)
+        return _run(x, bias, Frozen(*frozen), scheme, ())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
