@@ -43,7 +43,7 @@ def main() -> float:
     print(f"float {accuracy(model, x[1200:], y[1200:]):.2f}")
     qfx.prepare_qat(model, x[:256], config=qfx.Config(scheme=TWO_BITS), shift=True)
     print(f"2 bits {accuracy(model, x[1200:], y[1200:]):.2f}")
-    train(model.train(), x[:1200], y[:1200], 1e-3, 10)
+    train(model.train(), x[:1200], y[:1200], 2e-3, 30)
     return accuracy(model, x[1200:], y[1200:])
 
 
