@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import fx
 
 from qfx.canonical import rewrite as to_canonical
@@ -13,7 +11,6 @@ from qfx.dynamo import plan_of
 from qfx.fuse import fuse
 from qfx.plan import Plan
 from qfx.provide import as_constants
-from qfx.site import Match, Site
 
 
 def rewrite(
@@ -34,14 +31,8 @@ def rewrite(
     for a recipe of another model.
     """
     copy = clone(gm)
-    plan = plan_of(copy, config or Config())
-    if training:
-        plan = Plan(tuple(replace(e, match=_training(e.match)) for e in plan.entries))
+    plan = plan_of(copy, config or Config(), training)
     to_canonical(copy, plan, as_constants(copy))
     if not canonical:
         fuse(copy)
     return clone(copy), plan  # the clone leaves behind what the graph no longer uses
-
-
-def _training(match: Match) -> Match:
-    return replace(match, trains=True) if isinstance(match, Site) else match

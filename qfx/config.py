@@ -33,11 +33,12 @@ class Config:
     """How qfx decides.
 
     `scheme`: a name of `PRESETS` or a `Scheme`. `recipe`: what calibration decided; the sites it
-    names follow it, the others `scheme`. `skip`, `only`: patterns for module paths and parameter names (`lm_head`,
-    `layers.0.*`); `only` keeps nothing else, `skip` wins over it. `minimum_gain`: a site becomes
-    int8 if its predicted float time divided by its int8 time is at least this; 0 quantizes all.
-    `inner`: the compiler of the rewritten graph. `backward`: how gradients are computed when the
-    model trains, "float" or "int8" with stochastic rounding. Raises ValueError or TypeError.
+    names follow it, the others `scheme`. `skip`, `only`: patterns for module paths and parameter
+    names (`lm_head`, `layers.0.*`); `only` keeps nothing else, `skip` wins over it and over the
+    recipe. `minimum_gain`: a site becomes int8 if its predicted float time divided by its int8
+    time is at least this; 0 quantizes all. `inner`: the compiler of the rewritten graph.
+    `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
+    rounding. Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"

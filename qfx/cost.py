@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import qfx._C as _C
 from qfx.batch_cost import attention_table, bmm_table
+from qfx.form_cost import form, form_table
 from qfx.grid import Grid, checked_grid, interpolate, kept, measured_grids, random, undisturbed
 from qfx.ops.weight import PANEL
 from qfx.packing import Packing
@@ -34,6 +35,7 @@ class CostTable:
     symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
     weight_s: float  # seconds per element to quantize and pack a weight, and again for backward
     codes_s: float  # seconds per element to dequantize activations in the backward
+    rotation_s: float  # seconds per element that rotating the activations adds
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
@@ -41,7 +43,12 @@ class CostTable:
         int8_s = interpolate(self.int8_s, AXES, (m, k, whole))
         if scheme.x and scheme.x.symmetric:
             int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
+        int8_s += self.transform(m, k, scheme)
         return Estimate(interpolate(self.float_s, AXES, (m, k, n)), int8_s)
+
+    def transform(self, m: int, k: int, scheme: Scheme) -> float:
+        """Seconds to rotate x [m, k]; the smaller block counts as the larger one."""
+        return self.rotation_s * m * k if scheme.block(k) else 0.0
 
     def training(self, m: int, k: int, n: int) -> float:
         """Seconds that a training step adds to the int8 forward of a weight that trains."""
@@ -52,7 +59,13 @@ class MachineCost:
     """The cost model of this machine: one table per dtype, thread count and instruction set."""
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
-        return table(dtype, torch.get_num_threads(), _C.isa()).estimate(m, k, n, dtype, scheme)
+        machine = (dtype, torch.get_num_threads(), _C.isa())
+        name = form(scheme)
+        if name is None:
+            return table(*machine).estimate(m, k, n, dtype, scheme)
+        found = form_table(name, *machine).estimate(m, k, n)
+        transform = table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
+        return Estimate(found.float_s, found.int8_s + transform)
 
     def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
         return table(dtype, torch.get_num_threads(), _C.isa()).training(m, k, n)
@@ -74,10 +87,13 @@ def table(dtype: torch.dtype, threads: int, isa: str) -> CostTable:
     return kept("cost", (dtype, threads, isa), _from_json, lambda: measure(dtype))
 
 
+_OTHERS = ("symmetric_saving", "weight_s", "codes_s", "rotation_s")
+
+
 def _from_json(text: str) -> CostTable:
     raw = json.loads(text)
     float_s, int8_s = (checked_grid(raw[name], AXES) for name in ("float_s", "int8_s"))
-    others = (float(raw[name]) for name in ("symmetric_saving", "weight_s", "codes_s"))
+    others = (float(raw[name]) for name in _OTHERS)
     return CostTable(float_s, int8_s, *others)
 
 
@@ -87,7 +103,8 @@ def measure(dtype: torch.dtype) -> CostTable:
         float_s, int8_s = measured_grids(AXES, lambda m, k, n: _cell(m, k, n, dtype))
         saving = _symmetric_saving(dtype)
         training = _training(dtype)
-    return CostTable(float_s, int8_s, saving, *training)
+        rotation = _rotation(dtype)
+    return CostTable(float_s, int8_s, saving, *training, rotation)
 
 
 def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
@@ -108,6 +125,16 @@ def _symmetric_saving(dtype: torch.dtype, m: int = 1024, k: int = 64) -> float:
         lambda: torch.ops.qfx.quantize(x, [1], 8, True),
     )
     return max(asymmetric - symmetric, 0.0) / m
+
+
+def _rotation(dtype: torch.dtype, m: int = 256, k: int = 512) -> float:
+    """What rotated blocks of 64 add to the pass that quantizes."""
+    x = random(m, k, dtype)
+    plain, rotated = fastest(
+        lambda: torch.ops.qfx.quantize(x, [1], 8, True),
+        lambda: torch.ops.qfx.quantize(x, [1], 8, True, None, 64),
+    )
+    return max(rotated - plain, 0.0) / (m * k)
 
 
 def _training(dtype: torch.dtype, size: int = 512) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from qfx.match import match
 from qfx.opened import open_operators
 from qfx.plan import Plan, check_names, decide, guard_sizes
 from qfx.provide import NewInputs, as_placeholders
+from qfx.site import Site
 
 log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
@@ -40,9 +42,10 @@ def qfx(
 ) -> Compiled:
     """Compiles one captured graph with its matmuls in int8 where that is legal and faster.
 
-    `options`: the fields of `qfx.Config` (`scheme`, `recipe`, `skip`, `only`, `minimum_gain`,
-    `inner`...); other names go to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown option or for a
-    pattern or recipe that does not match the model. What stays float is reported by `qfx.explain` with its reason.
+    `options`: the fields of `qfx.Config` (`scheme`, `recipe`, `skip`, `only`, `minimum_gain`...);
+    other names go to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown option,
+    and for a pattern or a recipe that does not match the model. What stays float is reported by
+    `qfx.explain` with its reason.
     """
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
@@ -67,10 +70,12 @@ def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, NewInputs]:
     return plan, added
 
 
-def plan_of(gm: fx.GraphModule, config: Config) -> Plan:
-    """Match and decide. Raises ValueError for a pattern that matches nothing, or a recipe of
-    another model."""
+def plan_of(gm: fx.GraphModule, config: Config, training: bool = False) -> Plan:
+    """Match and decide; `training`: gradients are recorded at every site. Raises ValueError for a
+    pattern that matches nothing, or a recipe of another model."""
     matches = match(open_operators(gm), prefixes())
+    if training:
+        matches = tuple(replace(m, trains=True) if isinstance(m, Site) else m for m in matches)
     check_names(config, known_names(matches))
     return decide(matches, config, MachineCost())
 

@@ -26,7 +26,7 @@ import qfx._C as _C
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5  # of the files, and of what is measured
+FORMAT = 6  # of the files, and of what is measured
 Axes = tuple[tuple[int, ...], ...]
 Grid = tuple[tuple[tuple[float, ...], ...], ...]  # seconds, by the sizes of the axes
 Table = TypeVar("Table")

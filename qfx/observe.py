@@ -104,6 +104,7 @@ class Observer(fx.Interpreter):
         if entry.scheme is None:
             return
         spec, a, b = entry.scheme.x, self.env[product.a], self.env[product.b]
+        assert spec is not None
         a, b = apply(product.a_view, a), apply(product.b_view, b)
         how = (list(spec.axes), spec.bits, spec.symmetric, entry.scheme.w.bits, product.dtype)
         exact = a @ b.mT

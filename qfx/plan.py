@@ -147,7 +147,7 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     what = "an attention" if attends else "a matmul of two activations"
     scheme = config.schemes[0]
     if not scheme.fits_activations:
-        return Entry(match, None, f"{what}, and {scheme} is for weights")
+        return Entry(match, None, f"{what}, which {scheme} does not serve")
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
     if cost is None or batch is None or m is None or k is None or n is None:
         return Entry(match, None, f"{what} whose gain was not predicted")

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from qfx.batch_cost import ATTENTION_AXES, BMM_AXES, BatchTable
 from qfx.cost import AXES, CostTable
+from qfx.form_cost import AXES as FORM_AXES
+from qfx.form_cost import FormTable
 from qfx.grid import Axes, Grid
 
 THREADS = 2
@@ -86,8 +88,14 @@ def _grid(per_mac: float, overhead: float, axes: Axes = AXES) -> Grid:
 
 
 FIXED_COST = CostTable(
-    _grid(1e-10, 1e-6), _grid(0.4e-10, 5e-6), symmetric_saving=0.0, weight_s=1e-9, codes_s=5e-10
+    _grid(1e-10, 1e-6),
+    _grid(0.4e-10, 5e-6),
+    symmetric_saving=0.0,
+    weight_s=1e-9,
+    codes_s=5e-10,
+    rotation_s=1e-10,
 )
+FIXED_FORM_COST = FormTable(_grid(1e-10, 1e-6, FORM_AXES), _grid(0.5e-10, 5e-6, FORM_AXES))
 
 
 def _batches(axes: Axes) -> BatchTable:
@@ -105,6 +113,7 @@ def fixed_cost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if "real_cost" not in request.keywords:
         monkeypatch.setattr("qfx.cost.table", lambda dtype, threads, isa: FIXED_COST)
         monkeypatch.setattr("qfx.cost.bmm_table", lambda dtype, threads, isa: FIXED_BMM_COST)
+        monkeypatch.setattr("qfx.cost.form_table", lambda name, *machine: FIXED_FORM_COST)
         monkeypatch.setattr(
             "qfx.cost.attention_table", lambda dtype, threads, isa: FIXED_ATTENTION_COST
         )

@@ -23,7 +23,10 @@ import qfx
 from tests.bounds import Known
 from tests.graphs import Interpreter, Program
 
-LINEAR = ("qfx::int8_linear", "qfx::int8_linear_dynamic", "qfx::int8_linear_ste")
+LINEAR = tuple(
+    f"qfx::int8_{name}"
+    for name in ("linear", "linear_dynamic", "linear_groups", "linear_ste", "weight_linear")
+)
 BMM = ("qfx::int8_bmm", "qfx::int8_bmm_dynamic")
 
 

@@ -159,7 +159,8 @@ class Interpreter:
         x, w, *rest = operands
         k = math.prod(w.v.shape[axis] for axis in bound.w_axes)
         if self.scheme is not None and step.dtype in QUANTIZED:
-            x = widened(self.scheme.x, x, bound.x_axes)
+            if self.scheme.x is not None:
+                x = widened(self.scheme.x, x, bound.x_axes)
             w = widened(self.scheme.w, w, bound.w_axes)
         bias = rest[0] if rest else Known(*torch.zeros(2, 1).double())
         return product(u, step.function(), x, w, bias, k)

@@ -10,9 +10,19 @@ from torch import Tensor
 
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import WHY_FIRST_ORDER
-from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
+from qfx.scheme import PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
+
+
+def specs(scheme: Scheme, where: str) -> tuple[QSpec, QSpec]:
+    """Of x and w. Raises ValueError for what has no gradient in a function or module."""
+    if scheme.x is None or not scheme.fits_activations or scheme.rotation:
+        raise ValueError(
+            f"{where}: the scheme {scheme} is for graphs that qfx rewrites; here both operands "
+            "have one scale for each row or for all, and no rotation"
+        )
+    return scheme.x, scheme.w
 
 
 def linear(
@@ -21,23 +31,9 @@ def linear(
     """x [..., K] @ weight [N, K].T + bias [N] in int8, scales chosen dynamically by `scheme`.
 
     Differentiable once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second
-    derivatives, `vmap` and forward mode raise. Source of the formulas: docs/numerics.md. ValueError
-    for a scheme with groups, zero points or static scales, per column, rotated or weight-only.
+    derivatives, `vmap` and forward mode raise. Source of the formulas: docs/numerics.md.
     """
-    scheme = scheme or Scheme()
-    plain_activation(scheme, "linear")
-    return _Linear.apply(x, weight, bias, scheme)[0]  # type: ignore[no-any-return]
-
-
-def plain_activation(scheme: Scheme, who: str) -> QSpec:
-    """`scheme.x`. Raises ValueError, in the name of `who`, for more than (Q1)-(Q3)."""
-    x, w = scheme.x, scheme.w
-    if x is None or x.static or scheme.grouped or w.axes == PER_COLUMN or scheme.rotation:
-        raise ValueError(
-            f"{who}: the scheme {scheme} does not train; take scales per row or per tensor, "
-            "symmetric weights, and no static scale, group or rotation"
-        )
-    return x
+    return _Linear.apply(x, weight, bias, scheme or Scheme())[0]  # type: ignore[no-any-return]
 
 
 class _Linear(torch.autograd.Function):
@@ -45,7 +41,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Any:
-        spec = plain_activation(scheme, "linear")
+        spec, _ = specs(scheme, "qfx.nn.functional.linear")
         q, scale, zero_point = ops.quantize(x, list(spec.axes), spec.bits, spec.symmetric)
         packed, w_scale = _packed(weight, scheme)
         y = ops.int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", x.dtype)
@@ -117,13 +113,13 @@ def lsq_linear(
     step, if it is known already. Source: Esser et al., Learned Step Size Quantization, 2020; the
     gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
     """
-    spec = plain_activation(scheme, "lsq_linear")
+    spec, w_spec = specs(scheme, "lsq_linear")
     if x_step is None:
         codes = ops.quantize(x.detach(), list(spec.axes), spec.bits, spec.symmetric)
     else:
         codes = ops.quantize_static(x.detach(), x_step.detach(), None, spec.bits, spec.symmetric)
     packed = packed or lsq_packed(weight, w_step, scheme)
-    how = (list(scheme.w.axes), spec.bits, scheme.w.bits, spec.symmetric, seed, x.dtype)
+    how = (list(w_spec.axes), spec.bits, w_spec.bits, spec.symmetric, seed, x.dtype)
     return ops.int8_linear_ste(x, weight, bias, x_step, w_step, *codes, *packed, *how)
 
 

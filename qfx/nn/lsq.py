@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.functional import (
-    best_step,
-    lsq_linear,
-    lsq_packed,
-    plain_activation,
-    scaled_gradient,
-)
+from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
 from qfx.scheme import PER_TENSOR, Scheme
 from qfx.weights import Memo
 
@@ -53,10 +47,11 @@ class LSQLinear(nn.Module):
     def _take(self, linear: nn.Linear, scheme: Scheme, shift: bool) -> None:
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.scheme, self.weight, self.bias = scheme, linear.weight, linear.bias
-        step = best_step(linear.weight, scheme.w.bits, True, scheme.w.axes)
+        spec, w_spec = specs(scheme, "LSQLinear")
+        step = best_step(linear.weight, w_spec.bits, True, w_spec.axes)
         self.w_log_step = nn.Parameter(step.log())
         device = linear.weight.device
-        learned = plain_activation(scheme, "LSQLinear").axes == PER_TENSOR
+        learned = spec.axes == PER_TENSOR
         self.x_log_step = (
             nn.Parameter(torch.full((1,), torch.nan, device=device)) if learned else None
         )
@@ -72,7 +67,7 @@ class LSQLinear(nn.Module):
     def observe(self, x: Tensor) -> None:
         """Fits the step of activations to x [..., K], by least mean square error."""
         if self.x_log_step is not None:
-            spec = plain_activation(self.scheme, "LSQLinear")
+            spec, _ = specs(self.scheme, "LSQLinear")
             shifted = x if self.shift is None else x + self.shift
             self.x_log_step.copy_(
                 best_step(shifted, spec.bits, spec.symmetric, PER_TENSOR).log().reshape(1)
@@ -86,7 +81,7 @@ class LSQLinear(nn.Module):
         w_step = scaled_gradient(self.w_log_step.exp(), shared, self.scheme.w.bits)
         x_step = None
         if self.x_log_step is not None:
-            bits = plain_activation(self.scheme, "LSQLinear").bits
+            bits = specs(self.scheme, "LSQLinear")[0].bits
             x_step = scaled_gradient(self.x_log_step.exp(), k, bits)
         seed = None
         if self.scheme.backward == "int8":

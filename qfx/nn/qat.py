@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace as changed
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from qfx.config import Config
 from qfx.nn.binary import BinaryLinear
-from qfx.nn.functional import plain_activation
+from qfx.nn.functional import specs
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import chosen, replace
 from qfx.scheme import PER_TENSOR
@@ -28,16 +29,17 @@ def prepare_qat(
 
     Weights and biases stay the same parameters; new ones are the steps (`w_log_step`,
     `x_log_step`) and shifts, so make the optimizer afterwards: `model.parameters()` has them.
-    `config`: `scheme` (a `Scheme`, or the first of a preset), `skip` and `only` (patterns of module
-    names), `backward`. The example inputs are run once in float, to fit the steps of activations
-    where the scheme is per tensor. Raises ValueError without them in that case, for a pattern that
-    fits nothing, and where a linear to be replaced did not run.
+    `config`: `scheme` (a `Scheme`, or the first of a preset; without its rotation), `skip` and
+    `only` (patterns of module names), `backward`. The example inputs are run once in float, to fit
+    the steps of activations where the scheme is per tensor. Raises ValueError without them in that
+    case, for a pattern that fits nothing, and where a linear to be replaced did not run.
     """
     config = config or Config()
-    scheme = config.schemes[0]
+    scheme = changed(config.schemes[0], rotation=0)
+    spec, _ = specs(scheme, "prepare_qat")
     linears = chosen(model, config, "prepare_qat")
     given = bool(example_inputs or example_keywords)
-    if plain_activation(scheme, "prepare_qat").axes == PER_TENSOR and not given:
+    if spec.axes == PER_TENSOR and not given:
         raise ValueError(
             f"prepare_qat: the scheme {scheme} learns the step of activations, which is fitted to "
             "data first: give example inputs, prepare_qat(model, x, ...)"

@@ -1,0 +1,334 @@
+"""Every kind of scheme through the pass: the canonical, fused and compiled forms have the same bits,
+and results and gradients are within what the data imply (B2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import qfx
+from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
+from qfx.config import PRESETS
+from qfx.ops import REFERENCES
+from tests.bounds import U32, UNIT, Known, product, quantization_error
+from tests.conftest import same_bits
+from tests.models import compiled
+from tests.strategies import step_error
+
+K, N = 192, 40
+ASYMMETRIC = QSpec(symmetric=False)
+STATIC = QSpec(axes=PER_TENSOR, static=True)
+STATIC_ASYMMETRIC = replace(STATIC, symmetric=False)
+COLUMN = QSpec(axes=PER_COLUMN)
+STATIC_COLUMN = replace(COLUMN, static=True)
+GROUPS4 = QSpec(bits=4, group=64)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A scheme, and whether a recipe gives it a factor; a static one always has a recipe."""
+
+    scheme: Scheme
+    factor: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.scheme}{'-factor' * self.factor}"
+
+
+ROWS = [Row(s) for p in PRESETS.values() for s in p if not s.calibrated]
+ROWS += [
+    Row(Scheme(rotation=64)),
+    Row(Scheme(x=ASYMMETRIC, rotation=16)),
+    Row(Scheme(rotation=64), factor=True),
+    Row(Scheme(x=QSpec(axes=PER_TENSOR), w=QSpec(axes=PER_TENSOR)), factor=True),
+    Row(Scheme(w=COLUMN)),
+    Row(Scheme(x=ASYMMETRIC, w=COLUMN, rotation=64)),
+    Row(Scheme(x=None, rotation=64), factor=True),
+    Row(Scheme(x=None, w=COLUMN)),
+    Row(Scheme(x=None, w=QSpec(bits=4, axes=PER_TENSOR))),
+    Row(Scheme(w=ASYMMETRIC)),
+    Row(Scheme(x=ASYMMETRIC, w=QSpec(bits=4, symmetric=False, group=128), rotation=64)),
+    Row(Scheme(w=GROUPS4, rotation=16), factor=True),
+    Row(Scheme(x=STATIC)),
+    Row(Scheme(x=STATIC_ASYMMETRIC)),
+    Row(Scheme(x=STATIC, rotation=64)),
+    Row(Scheme(x=STATIC_ASYMMETRIC, rotation=64), factor=True),
+    Row(Scheme(x=STATIC_COLUMN), factor=True),
+    Row(Scheme(x=STATIC_ASYMMETRIC, w=GROUPS4), factor=True),
+    Row(Scheme(backward="int8", rotation=64)),
+]
+ROWS = list(dict.fromkeys(ROWS))
+
+
+def rotation_matrix(block: int) -> Tensor:
+    """R.T of (R1) in float64, [K, K]."""
+    if not block:
+        return torch.eye(K).double()
+    one = REFERENCES["rotate"](torch.eye(block), None, block).double()
+    return torch.block_diag(*[one] * (K // block))
+
+
+class Case:
+    """One linear with what a row says, and what it does exactly."""
+
+    def __init__(self, row: Row, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.row, self.scheme, self.dtype = row, row.scheme, dtype
+        self.model = nn.Linear(K, N).to(dtype)
+        self.x = torch.randn(5, K)
+        self.x[:, 3] *= 30
+        self.x = self.x.to(dtype)
+        self.given = torch.rand(K) + 0.5 if row.factor else None
+        self.turn = rotation_matrix(self.scheme.block(K))
+        self.factor = self._factor()
+        x, w = (t.detach().double() for t in (self.x, self.model.weight))
+        self.x_exact = self._rotated(x * self.factor)
+        self.w_exact = self._rotated(w / self.factor)
+        self.scale = float(torch.tensor(self._range() / 120)) if self.scheme.calibrated else None
+        asymmetric = self.scheme.calibrated and self.scheme.x and not self.scheme.x.symmetric
+        self.zero = -3 if asymmetric else None
+
+    def _factor(self) -> Tensor:
+        if self.scheme.w.axes == PER_COLUMN:
+            largest = self.model.weight.detach().float().abs().amax(0)
+            return (largest / (2 ** (self.scheme.w.bits - 1) - 1)).double()
+        return torch.ones(K).double() if self.given is None else self.given.double()
+
+    def _range(self) -> float:
+        return float(self.x_exact.v.abs().max())
+
+    def _rotated(self, v: Tensor) -> Known:
+        """(B4), and one rounding for a division."""
+        rounding = (v.abs() @ self.turn.abs()) * 9 * U32
+        return Known(v @ self.turn, rounding)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        if self.given is None and self.scale is None:
+            return None
+        factor = None if self.given is None else tuple(self.given.tolist())
+        rest = (N, K, self.scheme, factor, self.scale, self.zero)
+        return Recipe((SiteRecipe("linear", 0, *rest),))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        recipe = self.recipe
+        return {"recipe": recipe} if recipe else {"scheme": self.scheme}
+
+    def errors(self) -> tuple[Tensor, Tensor]:
+        """How far the operands' codes are from the exact operands."""
+        x, w = self.x_exact, self.w_exact
+        e_x = torch.zeros_like(x.v) if self.scheme.x is None else self._of_x(self.scheme.x)
+        spec = self.scheme.w
+        if spec.axes == PER_COLUMN:
+            spec = replace(spec, axes=PER_TENSOR)
+        size = spec.group or K
+        cut = [Known(v, e) for v, e in zip(w.v.split(size, 1), w.e.split(size, 1), strict=True)]
+        e_w = torch.cat([quantization_error(replace(spec, group=0), part, (1,)) for part in cut], 1)
+        return x.e + e_x, w.e + e_w
+
+    def _of_x(self, spec: QSpec) -> Tensor:
+        if not spec.static:
+            return quantization_error(spec, self.x_exact, (1,))
+        assert self.scale is not None  # chosen so that nothing is clipped
+        return step_error(torch.tensor(self.scale), 8, spec.symmetric).expand(5, K)
+
+    def bound(self) -> Tensor:
+        e_x, e_w = self.errors()
+        x, w = Known(self.x_exact.v, e_x), Known(self.w_exact.v, e_w)
+        bias = Known(self.model.bias.detach().double(), torch.zeros(N).double())
+        return product(UNIT[self.dtype], lambda a, b, c: a @ b.t() + c, x, w, bias, K)
+
+
+class Alone(nn.Module):
+    """A linear under a name."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_forms_have_the_same_bits_within_the_bound(row: Row, dtype: torch.dtype) -> None:
+    case = Case(row, dtype)
+    model = Alone(case.model)
+    config = qfx.Config(minimum_gain=0, **case.options)
+    gm = qfx.trace(model, case.x)
+    (canonical, plan), (fused, _) = (qfx.rewrite(gm, config, canonical=c) for c in (True, False))
+    assert [e.scheme for e in plan.entries] == [row.scheme]
+    with torch.no_grad():
+        y = fused(case.x)
+        assert same_bits(canonical(case.x), y)
+        assert same_bits(compiled(model, **case.options)(case.x), y)
+        exact = F.linear(*(t.double() for t in (case.x, case.model.weight, case.model.bias)))
+    assert ((y.double() - exact).abs() <= case.bound()).all()
+    assert not torch.equal(y, model(case.x))
+
+
+TRAINING = [
+    row for row in ROWS if not row.scheme.why_no_gradient and not row.scheme.backward == "int8"
+]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("row", TRAINING, ids=str)
+def test_gradients_are_within_the_bound_of_their_operands(row: Row, frozen: bool) -> None:
+    """dx = G w^ and dw = G^T x^, both taken back through the transform. (T1) (R1)"""
+    case = Case(row, torch.float32)
+    model = Alone(case.model)
+    model.linear.weight.requires_grad_(not frozen)
+    g = torch.randn(5, N)
+    found = []
+    for f in (compiled(model, **case.options), _rewritten(model, case)):
+        x = case.x.clone().requires_grad_()
+        f(x).backward(g)
+        found.append([x.grad, model.linear.weight.grad])
+        model.linear.weight.grad = None
+    dx, dw = found[0]
+    assert dx is not None and (frozen or torch.equal(dw, found[1][1]))
+    assert torch.equal(dx, found[1][0])
+    e_x, e_w = case.errors()
+    weight, magnitudes = case.model.weight.detach().double(), g.double().abs()
+    terms = magnitudes @ (case.w_exact.v.abs() + e_w)
+    bound = (magnitudes @ e_w + (N + 32) * U32 * terms) @ case.turn.abs().t() * case.factor
+    assert ((dx.double() - g.double() @ weight).abs() <= bound).all()
+    if not frozen:
+        terms = magnitudes.t() @ (case.x_exact.v.abs() + e_x)
+        bound = (magnitudes.t() @ e_x + (N + 32) * U32 * terms) @ case.turn.abs().t() / case.factor
+        assert ((dw.double() - g.double().t() @ case.x.double()).abs() <= bound).all()
+
+
+def _rewritten(model: nn.Module, case: Case) -> nn.Module:
+    config = qfx.Config(minimum_gain=0, **case.options)
+    return qfx.rewrite(qfx.trace(model, case.x), config, training=True)[0]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.scheme.why_no_gradient], ids=str)
+def test_what_has_no_gradient_stays_float_where_gradients_are_recorded(row: Row) -> None:
+    case = Case(row, torch.float32)
+    model = Alone(case.model)
+    assert torch.equal(compiled(model, **case.options)(case.x), model(case.x))
+    config = qfx.Config(minimum_gain=0, **case.options)
+    _, plan = qfx.rewrite(qfx.trace(model, case.x), config, training=True)
+    assert plan.entries[0].reason == row.scheme.why_no_gradient
+
+
+class Chain(nn.Module):
+    """Two readers of x, a product, and a chain whose middle nobody else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(self.q(x) * self.k(x))))
+
+
+def chain_recipe(scheme: Scheme, scale: float | None = 0.02, factor: float | None = None) -> Recipe:
+    """The same scheme for all linears of a Chain, q and k with one factor."""
+    sizes = {"q": (64, 64), "k": (64, 64), "up": (128, 64), "down": (32, 128)}
+    factors = {n: None if factor is None else (factor,) * k for n, (_, k) in sizes.items()}
+    given = ((n, 0, *size, scheme, factors[n], scale) for n, size in sizes.items())
+    return Recipe(tuple(SiteRecipe(*site) for site in given))
+
+
+def _operators(gm: torch.fx.GraphModule) -> list[str]:
+    return [n.target._opname for n in gm.graph.nodes if "qfx" in str(n.target)]
+
+
+X = torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_static_chain_stays_in_codes() -> None:
+    torch.manual_seed(0)
+    model = Chain()
+    config = qfx.Config(recipe=chain_recipe(Scheme(x=STATIC)))
+    (first, _), (second, _) = (
+        qfx.rewrite(qfx.trace(model, X), config, canonical=c) for c in (True, False)
+    )
+    assert _operators(second) == [
+        *("quantize_static", "int8_linear", "int8_linear"),  # q and k share codes
+        *("quantize_static", "int8_linear_requantize", "int8_linear"),
+    ]
+    with torch.no_grad():
+        assert same_bits(first(X), second(X))
+        assert same_bits(compiled(model, recipe=config.recipe)(X), second(X))
+    assert [n for n, _ in second.named_buffers() if "static" in n] == ["linear_static_scale"]
+
+
+SHARING = {
+    "the same": (Scheme(rotation=16), Scheme(rotation=16), 1),
+    "another rotation": (Scheme(rotation=16), Scheme(rotation=64), 2),
+    "another symmetry": (Scheme(rotation=16), Scheme(x=ASYMMETRIC, rotation=16), 2),
+    "another weight": (Scheme(rotation=16), Scheme(w=QSpec(bits=4), rotation=16), 1),
+    "a factor of the weight": (Scheme(w=COLUMN), Scheme(w=COLUMN), 2),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_codes_are_shared_by_all_that_makes_them(name: str) -> None:
+    q, k, expected = SHARING[name]
+    sites = tuple(SiteRecipe(n, 0, 64, 64, s) for n, s in (("q", q), ("k", k)))
+    config = qfx.Config(recipe=Recipe(sites), only=("q", "k"))
+    gm, _ = qfx.rewrite(qfx.trace(Chain(), X), config, canonical=True)
+    assert _operators(gm).count("quantize") == expected
+
+
+@pytest.mark.parametrize("factors", [(1.5, 1.5, 1), (1.5, 1.25, 2)])
+def test_codes_are_shared_where_factors_are_equal(factors: tuple[float, float, int]) -> None:
+    *values, expected = factors
+    sites = tuple(
+        SiteRecipe(n, 0, 64, 64, Scheme(), (value,) * 64)
+        for n, value in zip("qk", values, strict=True)
+    )
+    config = qfx.Config(recipe=Recipe(sites), only=("q", "k"))
+    gm, _ = qfx.rewrite(qfx.trace(Chain(), X), config)
+    assert sum("quantize" in name for name in _operators(gm)) == (1 if expected == 1 else 0)
+    assert len([n for n, _ in gm.named_buffers() if "factor" in n]) == expected
+
+
+@pytest.mark.parametrize(
+    "scheme", [Scheme(x=STATIC, rotation=64), Scheme(x=STATIC, w=GROUPS4)], ids=str
+)
+def test_constants_reach_the_bodies_of_checkpoints(scheme: Scheme) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = Chain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inside, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    model = Checkpointed()
+    plain = chain_recipe(scheme, factor=1.5)
+    named = Recipe(tuple(replace(s, name=f"inside.{s.name}") for s in plain.sites))
+    with torch.no_grad():
+        expected = compiled(model.inside, recipe=plain)(X)
+        assert same_bits(compiled(model, recipe=named)(X), expected)
+        assert not torch.equal(expected, model(X))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_explain_runs_the_same_operators(row: Row) -> None:
+    case = Case(row, torch.float32)
+    model = Alone(case.model)
+    (found,) = qfx.explain(model, case.x, options={"minimum_gain": 0, **case.options}).rows
+    with torch.no_grad():
+        noisy = compiled(model, **case.options)(case.x)
+        assert found.sqnr_db == qfx.report.sqnr(model(case.x), noisy)
+    assert found.scheme == str(row.scheme) and found.measured
