@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 import qfx
 from qfx.observe import sqnr
@@ -262,6 +263,29 @@ def test_half_types(row: str, dtype: torch.dtype) -> None:
     assert x.grad is not None and x.grad.dtype == dtype and x.grad.isfinite().all()
 
 
+@BY_ROWS
+def test_made_on_meta_and_loaded(row: str) -> None:
+    """How large models are made: shapes first, then the very tensors of the file."""
+    first = made(row)
+    with torch.device("meta"):
+        linear = nn.Linear(K, N)
+        second = qfx.nn.Linear.from_float(linear, SCHEMES[row])
+        assert second(torch.empty(5, K)).shape == (5, N)
+    assert held(second.to("meta")) == held(first)
+    second.load_state_dict(first.state_dict(), assign=True)
+    assert second.packed.device.type == "cpu"
+    assert torch.equal(outputs(second), outputs(first))
+
+
+@BY_ROWS
+def test_exported_with_any_number_of_rows(row: str) -> None:
+    module, example = made(row), (X.flatten(0, 1),)
+    rows = ({0: torch.export.Dim("rows")},)
+    with torch.no_grad():
+        program = torch.export.export(nn.Sequential(module), example, dynamic_shapes=rows)
+    assert torch.equal(outputs(program.module(), X[0]), outputs(module, X[0]))
+
+
 def test_codes_of_another_shape_are_refused() -> None:
     module = made("xs8r_ws8r")
     state = module.state_dict()
@@ -335,6 +359,18 @@ def test_inductor_compiles_it() -> None:
 
 
 # --- quantize_ ---
+
+
+def test_distributed_checkpoints_know_the_codes() -> None:
+    first, second = qfx.quantize_(_model()), qfx.quantize_(_model().apply(_negated))
+    assert not torch.equal(outputs(first), outputs(second))
+    set_model_state_dict(second, get_model_state_dict(first))
+    assert torch.equal(outputs(first), outputs(second))
+
+
+def _negated(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        module.weight.detach().neg_()
 
 
 def _model() -> nn.Sequential:

@@ -118,7 +118,9 @@ class Linear(nn.Module):
                 f"{prefix}codes is {codes.dtype} {list(codes.shape)}, expected int8 {list(shape)}"
             )
         else:
-            self.packed = ops.pack_weight(codes.to(self.packed.device), self.scheme.w.group)
+            assign = metadata.get("assign_to_params_buffers", False)
+            codes = codes if assign else codes.to(self.packed.device)
+            self.packed = ops.pack_weight(codes, self.scheme.w.group)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
