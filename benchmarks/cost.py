@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from benchmarks.common import keep_memory, machine, save
 from qfx import _C, cost
+from qfx.packing import Packing
 from qfx.scheme import QSpec, Scheme
 from qfx.timing import medians
 from qfx.weights import pack
@@ -52,7 +53,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     """One row: microseconds measured and predicted, and the relative errors of the prediction."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(rows, shape.k, generator=generator) for rows in (shape.m, shape.n))
-    packed = pack(w, (), QSpec())
+    packed = pack(w, (), Packing(QSpec())).tensors
     float_s, int8_s = medians(
         lambda: F.linear(x, w),
         lambda: torch.ops.qfx.int8_linear_dynamic(

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import qfx
 from benchmarks.common import Candidate, Timing, interleaved, machine, save
 from qfx.feed import Feed, Part, Source, with_packed_weights
-from qfx.weights import Packed
+from qfx.packing import Packing
 
 WIDTH = 64  # small: a layer's arithmetic is far below the cost of a call
 MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
@@ -43,8 +43,9 @@ def nothing(*_: Any) -> None:
 
 def wrapper_row(weights: int, rounds: int) -> dict[str, Any]:
     """Microseconds a call of the wrapper, beyond a call of what it wraps."""
-    parts = [Part(s, p) for s in range(weights) for p in range(len(Packed._fields))]
-    sources = tuple(Source(1 + i, (), qfx.QSpec()) for i in range(weights))
+    packing = Packing(qfx.QSpec())
+    parts = [Part(s, p) for s in range(weights) for p in range(len(packing.parts))]
+    sources = tuple(Source(1 + i, (), packing) for i in range(weights))
     wrapper = with_packed_weights(nothing, Feed((0, *parts), sources))
     arguments = (torch.randn(1, 8), *(nn.Parameter(torch.randn(8, 8)) for _ in range(weights)))
     candidates = {

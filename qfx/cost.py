@@ -102,9 +102,9 @@ def measure(dtype: torch.dtype) -> CostTable:
     with undisturbed():
         float_s, int8_s = measured_grids(AXES, lambda m, k, n: _cell(m, k, n, dtype))
         saving = _symmetric_saving(dtype)
-        training = _training(dtype)
+        weight, codes = _training(dtype)
         rotation = _rotation(dtype)
-    return CostTable(float_s, int8_s, saving, *training, rotation)
+    return CostTable(float_s, int8_s, saving, weight, codes, rotation)
 
 
 def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:

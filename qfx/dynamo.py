@@ -21,7 +21,7 @@ from qfx.cost import MachineCost
 from qfx.fault import FAULTS
 from qfx.feed import drop_unused_inputs, with_packed_weights
 from qfx.feed import example_inputs as fed_examples
-from qfx.frame import known_names, prefixes
+from qfx.frame import SELF, known_names, only_for, prefixes
 from qfx.fuse import fuse
 from qfx.match import match
 from qfx.opened import open_operators
@@ -59,7 +59,9 @@ def qfx(
     if not added:
         return inner(copy, example_inputs)
     feed = drop_unused_inputs(copy, added)
-    return with_packed_weights(inner(copy, fed_examples(feed, example_inputs)), feed)
+    run = with_packed_weights(inner(copy, fed_examples(feed, example_inputs)), feed)
+    layer = prefixes().get(SELF)
+    return only_for(layer, run) if layer and any(e.recipe for e in plan.entries) else run
 
 
 def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, NewInputs]:

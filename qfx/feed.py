@@ -97,6 +97,10 @@ def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
     return feed.gather(examples, [*packed, _as_fake(constants, fake_mode)])
 
 
+def _fake_mode(arguments: Sequence[Any]) -> FakeTensorMode | None:
+    return next((a.fake_mode for a in arguments if isinstance(a, FakeTensor)), None)
+
+
 def _as_fake(tensors: Sequence[Tensor], mode: FakeTensorMode | None) -> Sequence[Tensor]:
     return [mode.from_tensor(t, static_shapes=True) for t in tensors] if mode else tensors
 
@@ -127,7 +131,7 @@ def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..
 
     def from_cache(arguments: tuple[Any, ...]) -> Sequence[Any]:
         nonlocal known
-        fake = next((a.fake_mode for a in arguments if isinstance(a, FakeTensor)), None)
+        fake = _fake_mode(arguments)
         generation = CACHE.generation
         weights = None if fake else _C.Snapshot(arguments, holders)  # before they are read
         packed = [CACHE.get(arguments[s.argument], s.view, s.packing) for s in feed.sources]
@@ -140,6 +144,8 @@ def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..
     def as_before(arguments: tuple[Any, ...]) -> Sequence[Any] | None:
         last = known
         if last is None or last.generation != CACHE.generation:
+            return None
+        if not holders and _fake_mode(arguments):
             return None
         return gather(arguments, last.packed) if last.weights.unchanged(arguments) else None
 

@@ -8,8 +8,10 @@ complete them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
 from torch import nn
 
 from qfx.plan import names
@@ -68,6 +70,33 @@ def _path(module: nn.Module, running: list[nn.Module]) -> str:
 def modules() -> list[nn.Module]:
     """The modules that the compiled frame can name, and those whose methods are running."""
     return [*_frame_modules().values(), *_running_modules()]
+
+
+SELF = "L['self']"  # the module whose method Dynamo captured
+
+
+def only_for(path: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, but an error where Dynamo lets another layer than `path` use it.
+
+    Layers that are alike share compiled code where a graph break makes each a frame of its own.
+    What a recipe says is of one layer. Each weight that comes is looked at once.
+    """
+    seen: set[tuple[int, ...]] = set()
+
+    @torch._dynamo.disable
+    def checked(*arguments: Any) -> Any:
+        weights = tuple(id(a) for a in arguments if isinstance(a, nn.Parameter))
+        if weights not in seen:
+            if (now := running_path()) != path:
+                raise RuntimeError(
+                    f"recipe: Dynamo runs the code compiled for {path!r} also for {now!r}, whose "
+                    "recipe is another; compile the model as one graph (fullgraph=True says what "
+                    "breaks it), or without a recipe"
+                )
+            seen.add(weights)
+        return run(*arguments)
+
+    return checked
 
 
 def known_names(matches: Iterable[Match]) -> set[str]:

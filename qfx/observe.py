@@ -14,6 +14,7 @@ import qfx._C as _C
 from qfx.attention import Attention
 from qfx.canonical import rewrite
 from qfx.capture import attribute
+from qfx.form_cost import form
 from qfx.fuse import fuse
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan, hint
@@ -164,9 +165,12 @@ def sqnr(signal: Tensor, noisy: Tensor) -> float:
 
 
 def _kernel(entry: Entry) -> str:
-    """The GEMM kernel of the site: tile and instruction set."""
+    """The GEMM kernel of the site: tile and instruction set; the latter alone of other forms."""
+    assert entry.scheme is not None
     m = None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
-    return _C.isa() if m is None else _C.kernel_for(m).removeprefix("s8s8_gemm_")
+    return (
+        _C.isa() if m is None or form(entry.scheme) else _C.kernel_for(m).removeprefix("s8s8_gemm_")
+    )
 
 
 def _row(

@@ -74,7 +74,7 @@ def parts_of(w_nk: Any, packing: Packing, factor: Any, n: Any, k: int | None) ->
 
 
 def _column_factor(w_nk: Any, bits: int) -> Any:
-    """factor_k = max_n |w_nk| / qmax: what makes the weight one of a single scale."""
+    """factor_k = max_n |w_nk| / qmax: what makes the weight one of a single scale. (R2)"""
     largest = aten.amax.default(aten.abs.default(aten.to.dtype(w_nk, torch.float32)), [0])
     return aten.clamp_min.default(torch.div(largest, code_range(bits, True)[1]), SMALLEST_SCALE)
 

@@ -15,7 +15,7 @@ from torch import fx, nn
 from qfx.capture import clone, parameter_name, roots, trace
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
-from qfx.frame import prefixes, running_path
+from qfx.frame import SELF, prefixes, running_path
 from qfx.match import match
 from qfx.observe import Observer, Row, sqnr
 from qfx.opened import open_operators
@@ -123,7 +123,6 @@ class _Session(NamedTuple):
     seen: set[str]  # names of modules and parameters
 
 
-_SELF = "L['self']"  # the module whose method Dynamo captured
 _SESSION: ContextVar[_Session] = ContextVar("session")
 
 
@@ -134,7 +133,7 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..
     def run(*arguments: Any) -> Any:
         session = _SESSION.get()
         # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
-        here = {root: running_path() if root == _SELF else path for root, path in names.items()}
+        here = {root: running_path() if root == SELF else path for root, path in names.items()}
         matches = match(graph, here)
         observer = Observer(graph, decide(matches, session.config, MachineCost()))
         session.graphs.append(observer)

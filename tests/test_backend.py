@@ -203,7 +203,7 @@ def test_a_fault_of_the_pass_leaves_the_graph_float(monkeypatch: pytest.MonkeyPa
     def broken(*args: object) -> None:
         raise KeyError("what was that")
 
-    monkeypatch.setattr("qfx.fuse._fuse_linear", broken)
+    monkeypatch.setattr("qfx.fuse.emit", broken)
     model = Block()
     phrase = "left it float, at node linear_dequantize: KeyError: 'what was that'"
     with torch.no_grad(), pytest.warns(UserWarning, match=phrase):

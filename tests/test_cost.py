@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qfx
-from qfx import batch_cost, cost
+from qfx import batch_cost, cost, form_cost
 from qfx.ops.weight import PANEL
-from tests.conftest import FIXED_COST
+from tests.conftest import FIXED_COST, FIXED_FORM_COST
 
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
 
@@ -118,6 +118,43 @@ def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatc
     with torch.autocast("cpu", torch.bfloat16):
         cost.measure(torch.float32)
     assert seen and not any(seen)
+
+
+# --- forms that are no single int8 GEMM, and rotation ---
+
+
+def test_rotation_costs_its_elements_where_a_block_fits() -> None:
+    plain, rotated = qfx.Scheme(), qfx.Scheme(rotation=64)
+    for k, added in ((1024, 256 * 1024 * 1e-10), (1023, 0.0)):
+        first, second = (
+            FIXED_COST.estimate(256, k, 512, torch.float32, s).int8_s for s in (plain, rotated)
+        )
+        assert math.isclose(second - first, added, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", form_cost.FORMS.values(), ids=str)
+def test_forms_have_tables_of_their_own(scheme: qfx.Scheme) -> None:
+    problem = (64, 512, 256, torch.float32)
+    found = cost.MachineCost().estimate(*problem, scheme)
+    assert found == FIXED_FORM_COST.estimate(*problem[:3])
+    rotated = cost.MachineCost().estimate(*problem, replace(scheme, rotation=64))
+    assert math.isclose(rotated.int8_s - found.int8_s, 64 * 512 * 1e-10, rel_tol=1e-6)
+
+
+@pytest.mark.real_cost
+@pytest.mark.parametrize("name", form_cost.FORMS)
+def test_a_form_is_measured_when_asked_for_and_kept(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form_cost, "AXES", ((1, 4), (64, 128), (8, 16)))
+    form_cost.form_table.cache_clear()
+    measured = form_cost.form_table(name, torch.float32, 1, "ref")
+    assert torch.tensor(measured.float_s).shape == torch.tensor(measured.int8_s).shape == (2, 2, 2)
+    monkeypatch.setattr(form_cost, "measure_form", lambda *what: pytest.fail("measured again"))
+    form_cost.form_table.cache_clear()
+    assert form_cost.form_table(name, torch.float32, 1, "ref") == measured
+    form_cost.form_table.cache_clear()
+    assert len(list(folder.iterdir())) == 1
 
 
 # --- batched products ---

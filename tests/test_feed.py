@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 import qfx
 from qfx import _C
 from qfx.feed import Feed, Part, Source, with_packed_weights
-from qfx.packing import Packing
+from qfx.packing import Constant, Packing
 from qfx.weights import CACHE
 
 X = torch.randn(3, 8)
@@ -196,6 +196,28 @@ def test_the_order_is_what_gather_of_a_feed_does() -> None:
 
 
 # --- the wrapper ---
+
+
+FACTOR, ZERO = Constant((0.5, 2.0)), Constant((3,), torch.int32)
+
+
+@pytest.mark.parametrize("weights", [0, 2])
+def test_constants_are_fed_after_packed_weights_and_stay(weights: int) -> None:
+    parts = [Part(source, part) for source in range(weights) for part in range(2)]
+    sources = tuple(Source(1 + i, (), SPEC) for i in range(weights))
+    constants = (Part(weights, 1), Part(weights, 0))
+    feed = Feed((0, *parts, *constants), sources, (FACTOR, ZERO))
+    f = with_packed_weights(lambda *inputs: inputs, feed)
+    given = [torch.randn(8, 8) for _ in range(weights)]
+    for _ in range(2):
+        *_, zero, factor = first = f(X, *given)
+        assert (zero.tolist(), zero.dtype) == ([3], torch.int32)
+        assert (factor.tolist(), factor.dtype) == ([0.5, 2.0], torch.float32)
+    assert [id(t) for t in f(X, *given)] == [id(t) for t in first]
+    mode = FakeTensorMode()
+    with mode:
+        fake = f(*map(mode.from_tensor, (X, *given)))
+    assert all(isinstance(t, torch._subclasses.FakeTensor) for t in fake)
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ def test_a_file_is_read_as_an_option(tmp_path: Path) -> None:
     path, recipe = tmp_path / "recipe.json", chain_recipe(Scheme(rotation=64), None)
     recipe.save(path)
     assert Recipe.load(path) == recipe
-    for given in (recipe, path, str(path)):
-        assert parse_options({"recipe": given})[0].recipe == recipe
+    for option in (recipe, path, str(path)):
+        assert parse_options({"recipe": option})[0].recipe == recipe
 
 
 def test_a_recipe_prints_as_a_table() -> None:
@@ -158,7 +158,7 @@ def test_a_recipe_of_another_model_is_an_error(phrase: str) -> None:
 
 
 def test_another_type_is_an_error() -> None:
-    with pytest.raises(TypeError, match="takes a qfx.Recipe, got 3"):
+    with pytest.raises(TypeError, match=r"takes a qfx\.Recipe, got 3"):
         parse_options({"recipe": 3})
 
 
@@ -194,6 +194,32 @@ def test_calls_of_one_module_have_their_own_recipes() -> None:
     assert [e.recipe and e.recipe.scale for e in plan.entries] == [0.1, 1.1]
     scales = {n: b.item() for n, b in gm.named_buffers() if "static" in n}
     assert sorted(scales.values()) == pytest.approx([0.1, 1.1])
+
+
+class Loop(nn.Module):
+    """A graph break in a loop: Dynamo captures the layers' frame once and runs it for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Chain() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = []
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            found.append(layer(x))
+        return torch.stack(found)
+
+
+def test_a_layer_does_not_get_the_recipe_of_another() -> None:
+    sites = [
+        replace(s, name=f"layers.{i}.{s.name}", scale=0.01 * (1 + i))
+        for i in (0, 1)
+        for s in RECIPE.sites
+    ]
+    f = compiled(Loop(), recipe=Recipe(tuple(sites)))
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"'layers\.0' also for 'layers\.1'"):
+        f(X)
 
 
 # --- recipes and caches ---

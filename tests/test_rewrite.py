@@ -78,22 +78,19 @@ linear_2_int8 = int8_linear_dynamic(mul, up_weight_s8r_blocks, up_weight_s8r_sca
         )
 
 
-SCHEMES = st.builds(
-    qfx.Scheme,
-    st.builds(
-        qfx.QSpec,
-        st.integers(2, 8),
-        st.booleans(),
-        st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR]),
-    ),
-    st.builds(
-        qfx.QSpec,
-        st.integers(2, 8),
-        st.just(True),
-        st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR]),
-    ),
+BITS, ROTATIONS = st.integers(2, 8), st.sampled_from([0, 16, 64])
+ANY_AXES = st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR, qfx.PER_COLUMN])
+ACTIVATIONS = st.builds(
+    qfx.QSpec, BITS, st.booleans(), st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR])
 )
-SIZES = st.sampled_from([1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 47])
+ONE_SCALE = st.builds(qfx.QSpec, BITS, st.just(True), ANY_AXES)
+GROUPS = st.builds(
+    qfx.QSpec, BITS, st.booleans(), st.just(qfx.PER_ROW), st.sampled_from([0, 64, 128])
+)
+SCHEMES = st.builds(
+    qfx.Scheme, ACTIVATIONS, ONE_SCALE | GROUPS, st.just("float"), ROTATIONS
+) | st.builds(qfx.Scheme, st.none(), ONE_SCALE, st.just("float"), ROTATIONS)
+SIZES = st.sampled_from([1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 47, 64, 65, 128])
 EPILOGUES = {
     "none": lambda y: y,
     "relu": F.relu,
