@@ -34,6 +34,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.memory $(BENCH)
 	$(BIN)/python -m benchmarks.cost $(BENCH)
 	$(BIN)/python -m benchmarks.symmetry $(BENCH)
+	$(BIN)/python -m benchmarks.rotation $(BENCH)
 	$(BIN)/python -m benchmarks.bmm $(BENCH)
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from qfx.grid import (
+    ROUNDS,
     Axes,
     Grid,
     checked_grid,
-    interpolate,
+    interpolate_logs,
     kept,
     measured_grids,
     random,
@@ -47,7 +48,7 @@ class BatchTable:
         m, k, n = (max(size, points[0]) for size, points in zip((m, k, n), self.axes, strict=True))
 
         def seconds(grid: Grid, call: float) -> float:
-            matrices = max(interpolate(grid, self.axes, (m, k, n)) - call, 0.0)
+            matrices = max(interpolate_logs(grid, self.axes, (m, k, n)) - call, 0.0)
             return call + matrices * batch / BATCH
 
         return Estimate(
@@ -84,7 +85,7 @@ def _from_json(text: str) -> BatchTable:
 
 def _measure(axes: Axes, cell: Cell, dtype: torch.dtype) -> BatchTable:
     with undisturbed():
-        grids = measured_grids(axes, lambda m, k, n: cell(BATCH, m, k, n, dtype))
+        grids = measured_grids(axes, lambda k, n: lambda m: cell(BATCH, m, k, n, dtype))
         calls = cell(1, 1, 8, 8, dtype)
     return BatchTable(axes, *grids, *calls)
 
@@ -97,6 +98,7 @@ def _bmm_cell(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[fl
     return fastest(
         lambda: torch.matmul(a, b.mT),
         lambda: torch.ops.qfx.int8_bmm_dynamic(a, b, [1], 8, False, 8, dtype),
+        rounds=ROUNDS,
     )
 
 
@@ -109,4 +111,5 @@ def _attention_cell(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> l
     return fastest(
         lambda: F.scaled_dot_product_attention(q, keys, values),
         lambda: torch.ops.qfx.int8_attention(q, keys, values, None, k**-0.5, False, dtype),
+        rounds=ROUNDS,
     )

@@ -1,13 +1,16 @@
 """Cost: what a matmul takes on this machine in float and in int8, measured once, kept on disk.
 
 A grid of shapes is timed with the real operators, and the time of a site is interpolated from it.
+Its sizes are even. What uneven ones cost is measured apart: in float columns beyond a multiple of
+BLOCK, in int8 features beyond one of VECTOR.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +18,17 @@ import torch.nn.functional as F
 import qfx._C as _C
 from qfx.batch_cost import attention_table, bmm_table
 from qfx.form_cost import form, form_table
-from qfx.grid import Grid, checked_grid, interpolate, kept, measured_grids, random, undisturbed
+from qfx.grid import (
+    ROUNDS,
+    Column,
+    Grid,
+    checked_grid,
+    interpolate,
+    kept,
+    measured_grids,
+    random,
+    undisturbed,
+)
 from qfx.ops.weight import PANEL
 from qfx.packing import Packing
 from qfx.plan import Estimate
@@ -23,7 +36,9 @@ from qfx.scheme import QSpec, Scheme
 from qfx.timing import fastest
 from qfx.weights import pack
 
-AXES = ((1, 4, 16, 64, 256), (16, 128, 768, 2048), (8, 32, 128, 512, 2048))  # M, K, N
+AXES = ((1, 2, 4, 16, 64, 256), (32, 128, 1024, 2048, 4096), (32, 128, 512, 2048, 4096))  # M, K, N
+BLOCK = 16  # columns that float libraries take at once
+VECTOR = 32  # a divisor of the features that int8 kernels take at once
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,8 @@ class CostTable:
 
     float_s: Grid
     int8_s: Grid  # int8_linear_dynamic, asymmetric
+    columns: tuple[tuple[float, ...], ...]  # for each M: what 0, 1, .. BLOCK columns count for
+    uneven_s: float  # seconds per row of activations whose K is no multiple of VECTOR
     symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
     weight_s: float  # seconds per element to quantize and pack a weight, and again for backward
     codes_s: float  # seconds per element to dequantize activations in the backward
@@ -41,10 +58,15 @@ class CostTable:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
         whole = -(-n // PANEL) * PANEL  # int8 works on whole panels of columns
         int8_s = interpolate(self.int8_s, AXES, (m, k, whole))
+        if k % VECTOR:
+            int8_s += self.uneven_s * m
         if scheme.x and scheme.x.symmetric:
             int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
         int8_s += self.transform(m, k, scheme)
-        return Estimate(interpolate(self.float_s, AXES, (m, k, n)), int8_s)
+        columns = self.columns[max(bisect_right(AXES[0], m) - 1, 0)]
+        return Estimate(
+            interpolate(self.float_s, AXES, (m, k, n - n % BLOCK + columns[n % BLOCK])), int8_s
+        )
 
     def transform(self, m: int, k: int, scheme: Scheme) -> float:
         """Seconds to rotate x [m, k]; the smaller block counts as the larger one."""
@@ -83,38 +105,57 @@ class MachineCost:
 
 @lru_cache
 def table(dtype: torch.dtype, threads: int, isa: str) -> CostTable:
-    """Reads the table from the cache directory, or measures and keeps it (about a second)."""
+    """Reads the table from the cache directory, or measures and keeps it (about two seconds)."""
     return kept("cost", (dtype, threads, isa), _from_json, lambda: measure(dtype))
-
-
-_OTHERS = ("symmetric_saving", "weight_s", "codes_s", "rotation_s")
 
 
 def _from_json(text: str) -> CostTable:
     raw = json.loads(text)
     float_s, int8_s = (checked_grid(raw[name], AXES) for name in ("float_s", "int8_s"))
-    others = (float(raw[name]) for name in _OTHERS)
-    return CostTable(float_s, int8_s, *others)
+    columns = tuple(tuple(map(float, of_m)) for of_m in raw["columns"])
+    if [len(of_m) for of_m in columns] != [BLOCK] * len(AXES[0]):
+        raise ValueError("the kept table lacks columns")
+    others = ("uneven_s", "symmetric_saving", "weight_s", "codes_s", "rotation_s")
+    return CostTable(float_s, int8_s, columns, *(float(raw[name]) for name in others))
 
 
 def measure(dtype: torch.dtype) -> CostTable:
     """Times the grid with the operators themselves, float and int8 in turns."""
     with undisturbed():
-        float_s, int8_s = measured_grids(AXES, lambda m, k, n: _cell(m, k, n, dtype))
-        saving = _symmetric_saving(dtype)
+        grids = measured_grids(AXES, lambda k, n: _column(k, n, dtype))
+        columns = tuple(_columns(m, dtype) for m in AXES[0])
+        rows = (_uneven(dtype), _symmetric_saving(dtype))
         weight, codes = _training(dtype)
-        rotation = _rotation(dtype)
-    return CostTable(float_s, int8_s, saving, weight, codes, rotation)
+        return CostTable(*grids, columns, *rows, weight, codes, _rotation(dtype))
 
 
-def _cell(m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
-    x, w = random(m, k, dtype), random(n, k, dtype)
-    packed = pack(w, (), Packing(QSpec()))
-    op = torch.ops.qfx.int8_linear_dynamic
-    return fastest(
-        lambda: F.linear(x, w),
-        lambda: op(x, *packed.tensors, None, [1], 8, False, "none", dtype),
-    )
+def _column(k: int, n: int, dtype: torch.dtype) -> Column:
+    w, op = random(n, k, dtype), torch.ops.qfx.int8_linear_dynamic
+    packed = pack(w, (), Packing(QSpec())).tensors
+
+    def timed(m: int) -> list[float]:
+        x = random(m, k, dtype)
+        return fastest(
+            lambda: F.linear(x, w),
+            lambda: op(x, *packed, None, [1], 8, False, "none", dtype),
+            rounds=ROUNDS,
+        )
+
+    return timed
+
+
+def _columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> tuple[float, ...]:
+    """What 0, 1, .. columns beyond a multiple of BLOCK count for, in those of a whole block."""
+    x, weights = random(m, k, dtype), [random(n + i, k, dtype) for i in range(BLOCK + 1)]
+    none, *times = fastest(*(partial(F.linear, x, w) for w in weights))
+    whole = max(times[-1] - none, 1e-9)
+    return (0.0, *(BLOCK * max(t - none, 0.0) / whole for t in times[:-1]))
+
+
+def _uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANEL) -> float:
+    """Between two multiples of VECTOR, less what the features themselves take."""
+    even, uneven, next_even = (_column(k + i, n, dtype)(m)[1] for i in (0, 20, VECTOR))
+    return max(uneven - (even + next_even) / 2, 0.0) / m
 
 
 def _symmetric_saving(dtype: torch.dtype, m: int = 1024, k: int = 64) -> float:

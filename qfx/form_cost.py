@@ -11,7 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.grid import Grid, checked_grid, interpolate, kept, measured_grids, random, undisturbed
+from qfx.grid import (
+    ROUNDS,
+    Column,
+    Grid,
+    checked_grid,
+    interpolate,
+    kept,
+    measured_grids,
+    random,
+    undisturbed,
+)
 from qfx.packing import Packing
 from qfx.plan import Estimate
 from qfx.scheme import QSpec, Scheme
@@ -55,7 +65,7 @@ def form_table(name: str, dtype: torch.dtype, threads: int, isa: str) -> FormTab
 
 def measure_form(name: str, dtype: torch.dtype) -> FormTable:
     with undisturbed():
-        return FormTable(*measured_grids(AXES, lambda m, k, n: _cell(FORMS[name], m, k, n, dtype)))
+        return FormTable(*measured_grids(AXES, lambda k, n: _column(FORMS[name], k, n, dtype)))
 
 
 def _from_json(text: str) -> FormTable:
@@ -63,15 +73,19 @@ def _from_json(text: str) -> FormTable:
     return FormTable(*(checked_grid(raw[name], AXES) for name in ("float_s", "int8_s")))
 
 
-def _cell(scheme: Scheme, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
-    x, w, spec = random(m, k, dtype), random(n, k, dtype), scheme.x
+def _column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Column:
+    w, spec = random(n, k, dtype), scheme.x
     packed = pack(w, (), Packing(scheme.w))
     weight, rest = (packed.blocks, packed.scale), (None, "none", dtype)
 
-    def in_int8() -> Tensor:
+    def in_int8(x: Tensor) -> Tensor:
         if spec is None:
             return ops.int8_weight_linear(x, *weight, *rest)  # type: ignore[no-any-return]
         codes = ops.quantize(x, list(spec.axes), spec.bits, spec.symmetric)
         return ops.int8_linear_groups(*codes, *weight, packed.zero_point, *rest)  # type: ignore[no-any-return]
 
-    return fastest(lambda: F.linear(x, w), in_int8)
+    def timed(m: int) -> list[float]:
+        x = random(m, k, dtype)
+        return fastest(lambda: F.linear(x, w), lambda: in_int8(x), rounds=ROUNDS)
+
+    return timed

@@ -1,9 +1,15 @@
-"""Timing: calls in turns, so that a drift of the machine's speed meets them alike."""
+"""Timing: calls in turns, so that a drift of the machine's speed meets them alike.
+
+With one thread it is the thread's own time that counts: what another process takes of the core is
+not in it. Several threads wait for each other, so theirs is the time on the wall.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+import torch
 
 ROUNDS = 5
 
@@ -20,17 +26,15 @@ def medians(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
 
 def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...]]:
     """Seconds of each call in each round; short calls are repeated within a round."""
-    repeats = []
-    for call in calls:
-        call()
-        once = _seconds(call, 1)
-        repeats.append(max(1, min(200, int(2e-4 / max(once, 1e-7)))))
+    repeats = [max(1, min(200, int(2e-4 / max(_seconds(c, 1), 1e-7)))) for c in calls]
     times = [[_seconds(c, r) for c, r in zip(calls, repeats, strict=True)] for _ in range(rounds)]
     return list(zip(*times, strict=True))
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
-    start = time.perf_counter()
+    call()  # brings back to the caches what the others drove out
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     for _ in range(repeats):
         call()
-    return max((time.perf_counter() - start) / repeats, 1e-9)
+    return max((clock() - start) / repeats, 1e-9)

@@ -107,15 +107,17 @@ def mean(u: float, a: Known) -> Tensor:
     return rounded(u, a.v.mean(-1, keepdim=True), inside)
 
 
-def softmax(u: float, a: Known) -> Tensor:
-    """p~ = exp(x~) / sum exp(x~): the quotient moves by a factor of at most exp(e_i + max e)."""
+def softmax(u: float, a: Known, kept: Tensor | None = None) -> Tensor:
+    """p~ = exp(x~) / sum exp(x~): the quotient moves by a factor of at most exp(e_i + max e). What
+    is not `kept` is 0."""
     k = a.v.shape[-1]
-    span = a.most.amax(-1, keepdim=True)
-    inside = a.e + 2 * U32 * (a.most + span)  # x - max(x) rounds
+    lost = torch.zeros_like(a.v, dtype=torch.bool) if kept is None else ~kept.expand_as(a.v)
+    span = a.most.masked_fill(lost, 0).amax(-1, keepdim=True)
+    inside = (a.e + 2 * U32 * (a.most + span)).masked_fill(lost, 0)  # x - max(x) rounds
     power = inside + inside.amax(-1, keepdim=True) + (k + 8) * U32  # exp, sum, division
-    p = a.v.softmax(-1)
+    p = a.v.masked_fill(lost, -torch.inf).softmax(-1)
     moved = torch.where(power > 20, 1.0, p * torch.expm1(power.clamp_max(20))).clamp_max(1)
-    return rounded(u, p, moved)
+    return rounded(u, p, moved.masked_fill(lost, 0))
 
 
 def norm(centered: bool, eps: float) -> Rule:
@@ -178,11 +180,55 @@ def product(u: float, f: Product, x: Known, w: Known, bias: Known, k: int) -> Te
     return moved + ((k + 8) * U32 + 3 * u) * largest + TINY[u]
 
 
-def attention(u: float, q: Known, k: Known, v: Known) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v; half types may round scores and weights."""
+EIGHT_BITS = QSpec()
+PROBABILITY_STEP = 1 / 65535
+
+
+class Attention(NamedTuple):
+    """softmax(q k^T / sqrt(D)) v over the keys that count, with `int8` as floats or as codes."""
+
+    causal: bool = False
+
+    def __call__(self, u: float, q: Known, k: Known, v: Known, mask: Known | None = None) -> Tensor:
+        return _mixed(u, _probabilities(u, q, k, self._kept(q, k, mask)), v)
+
+    def in_codes(self, u: float, q: Known, k: Known, v: Known, mask: Known | None = None) -> Tensor:
+        """(A1) to (A6), or still in floats."""
+        codes = widened(EIGHT_BITS, q, (-1,)), _centered_codes(k)
+        p = _integers(_probabilities(u, *codes, self._kept(q, k, mask)))
+        return torch.maximum(self(u, q, k, v, mask), _mixed(u, p, widened(EIGHT_BITS, v, (-2,))))
+
+    def _kept(self, q: Known, k: Known, mask: Known | None) -> Tensor:
+        """[M, N]; row m of a causal one sees the keys 0..m."""
+        kept = torch.ones(q.v.shape[-2], k.v.shape[-2], dtype=torch.bool)
+        kept = kept.tril() if self.causal else kept
+        return kept if mask is None else kept & mask.v
+
+
+def _probabilities(u: float, q: Known, k: Known, kept: Tensor) -> Known:
+    """Half types may round scores and probabilities."""
     scale, none = q.v.shape[-1] ** -0.5, Known(*torch.zeros(2, 1).double())
     kt = Known(k.v.mT, k.e.mT)
     scores = product(u, lambda a, b, c: a @ b * scale + c, q, kt, none, q.v.shape[-1])
     s = Known(q.v @ kt.v * scale, scores)
-    p = Known(s.v.softmax(-1), softmax(u, s))
-    return product(u, lambda a, b, c: a @ b + c, p, v, none, k.v.shape[-2])
+    return Known(s.v.masked_fill(~kept, -torch.inf).softmax(-1), softmax(u, s, kept))
+
+
+def _mixed(u: float, p: Known, v: Known) -> Tensor:
+    none = Known(*torch.zeros(2, 1).double())
+    return product(u, lambda a, b, c: a @ b + c, p, v, none, v.v.shape[-2])
+
+
+def _centered_codes(k: Known) -> Known:
+    """(A1), (A2): the codes of keys less their mean, which softmax does not see."""
+    n = k.v.shape[-2]
+    moved = k.e + k.e.mean(-2, keepdim=True)
+    roundings = U32 * ((n + 2) * k.most.mean(-2, keepdim=True) + k.most)
+    return widened(EIGHT_BITS, Known(k.v - k.v.mean(-2, keepdim=True), moved + roundings), (-1,))
+
+
+def _integers(p: Known) -> Known:
+    """(A4): with x_i = exp(t_i - max t) and sums X, X' >= 1 of exact and rounded x,
+    |x'_i / X' - x_i / X| <= |x'_i - x_i| + p_i |X' - X|, a step's half each."""
+    half = 0.51 * PROBABILITY_STEP
+    return Known(p.v, p.e + half * (1 + p.most * p.v.shape[-1]))

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from qfx.batch_cost import ATTENTION_AXES, BMM_AXES, BatchTable
-from qfx.cost import AXES, CostTable
+from qfx.cost import AXES, BLOCK, CostTable
 from qfx.form_cost import AXES as FORM_AXES
 from qfx.form_cost import FormTable
 from qfx.grid import Axes, Grid
@@ -90,6 +90,8 @@ def _grid(per_mac: float, overhead: float, axes: Axes = AXES) -> Grid:
 FIXED_COST = CostTable(
     _grid(1e-10, 1e-6),
     _grid(0.4e-10, 5e-6),
+    columns=(tuple(range(BLOCK)),) * len(AXES[0]),
+    uneven_s=0.0,
     symmetric_saving=0.0,
     weight_s=1e-9,
     codes_s=5e-10,

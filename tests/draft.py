@@ -157,8 +157,12 @@ class Draft:
             setattr(self.real["self"], name, tensor.float())
         return name
 
-    def mask(self, shape: Sequence[int]) -> str:
-        return self._register("mask", torch.rand(shape, generator=self.generator) < 0.5)
+    def mask(self, shape: Sequence[int], full: int | None = None) -> str:
+        """With a column of ones, if any is to be `full`."""
+        mask = torch.rand(shape, generator=self.generator) < 0.5
+        if full is not None:
+            mask[..., full] = True
+        return self._register("mask", mask)
 
     def index(self, size: int) -> str:
         rows = torch.randint(size, (self.rng.choice((1, 2, 5)),), generator=self.generator)

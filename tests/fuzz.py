@@ -14,7 +14,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ LINEAR = tuple(
     for name in ("linear", "linear_dynamic", "linear_groups", "linear_ste", "weight_linear")
 )
 BMM = ("qfx::int8_bmm", "qfx::int8_bmm_dynamic")
+ATTENTION = ("qfx::int8_attention",)
 
 
 class Mismatch(AssertionError):
@@ -41,13 +42,15 @@ class BeyondBound(Mismatch):
 @dataclass
 class Seen:
     """What was checked: of `programs` programs, how many products there were, how many the grammar
-    says are int8 and were, and how many products of two activations were; `trained` programs gave
-    gradients, `refused` ones have none in eager either; and bound / value of every output."""
+    says are int8 and were, how many products of two activations and how many attentions were;
+    `trained` programs gave gradients, `refused` ones have none in eager either; and bound / value
+    of every output."""
 
     programs: int = 0
     products: int = 0
     int8: int = 0
     int8_bmm: int = 0
+    attentions: int = 0
     trained: int = 0
     refused: int = 0
     ratios: tuple[float, ...] = ()
@@ -62,8 +65,8 @@ class Seen:
     def __str__(self) -> str:
         return (
             f"{self.programs} programs: {self.int8} + {self.int8_bmm} of {self.products} matmuls "
-            f"int8; {self.trained} trained, {self.refused} without gradients in eager; "
-            f"bound / value: median {self.ratio:.3f}"
+            f"int8, {self.attentions} attentions; {self.trained} trained, "
+            f"{self.refused} without gradients in eager; bound / value: median {self.ratio:.3f}"
         )
 
 
@@ -95,7 +98,7 @@ def _check_inference(p: Program, inner: str) -> Seen:
             expected = eager(*arguments)
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="qfx")  # as faults of the pass are
-                got, int8, bmm = counting(function, copies)
+                got, ran = counting(function, copies)
             exact_float, exact = floats.call(), codes.call()
             names = [*p.outputs, *p.inputs]
             for i, name in enumerate(names):
@@ -105,13 +108,12 @@ def _check_inference(p: Program, inner: str) -> Seen:
                 _compare(where, b, a, exact[name])
             if inner == "eager":  # Inductor copies in dropout, with or without qfx
                 _same_sharing([*expected, *arguments], [*got, *copies])
-            unread = p.int8 if inner != "eager" else 0  # others drop results that nobody reads
-            if call == 1 and not p.int8 - unread <= int8 <= p.int8:  # the first call compiles
-                raise Mismatch(f"{int8} int8 matmuls, expected {p.int8}")
+            if call == 1:  # the first call compiles
+                _compare_counts(p, ran, inner)
             _halve_a_weight(p, (eager, ours), (floats, codes))
         _compare_buffers(eager, ours, codes)
     ratios = tuple(_ratio(exact[n]) for n in p.outputs)
-    return Seen(1, p.products, int8, bmm, ratios=ratios)
+    return Seen(1, p.products, ran.linear, ran.bmm, ran.attention, ratios=ratios)
 
 
 def _ratio(known: Known) -> float:
@@ -120,13 +122,31 @@ def _ratio(known: Known) -> float:
     return float(known.e.square().mean().sqrt()) / value if value else 0.0
 
 
-def counting(function: Callable[..., Any], arguments: Sequence[Tensor]) -> tuple[Any, int, int]:
-    """The result, the int8 matmuls with weights, and those of two activations."""
+class Ran(NamedTuple):
+    """Int8 matmuls with weights, those of two activations, and attentions."""
+
+    linear: int
+    bmm: int
+    attention: int
+
+
+def counting(function: Callable[..., Any], arguments: Sequence[Tensor]) -> tuple[Any, Ran]:
+    """The result, and what ran in int8."""
     with torch.autograd.profiler.profile(use_kineto=False) as trace:
         result = function(*arguments)
     events = trace.key_averages()
-    linear, bmm = (sum(e.count for e in events if e.key in names) for names in (LINEAR, BMM))
-    return result, linear, bmm
+    groups = (LINEAR, BMM, ATTENTION)
+    return result, Ran(*(sum(e.count for e in events if e.key in names) for names in groups))
+
+
+def _compare_counts(p: Program, ran: Ran, inner: str) -> None:
+    """Inductor drops results that nobody reads; an attention of symbolic features stays float."""
+    for what, count, expected, fewest in (
+        ("matmuls", ran.linear, p.int8, p.int8),
+        ("attentions", ran.attention, p.attentions, 0 if p.dynamic else p.attentions),
+    ):
+        if not (fewest if inner == "eager" else 0) <= count <= expected:
+            raise Mismatch(f"{count} int8 {what}, expected {expected}")
 
 
 def _compare(where: str, got: Tensor, expected: Tensor, exact: Known) -> None:

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 
 from tests import bounds
-from tests.bounds import Rule
+from tests.bounds import Attention, Rule
 from tests.makers import (
     Make,
     alike,
     any_of,
     attended,
+    attended_in_part,
     broadcast,
     converted,
     dim,
@@ -61,7 +62,7 @@ class Product(NamedTuple):
 class Op(NamedTuple):
     text: str
     make: Make
-    bound: Rule | Product | None = None
+    bound: Rule | Product | Attention | None = None
     writes: bool = False  # the first operand is overwritten
 
 
@@ -116,7 +117,15 @@ PRODUCTS = {
     "baddbmm": Op("{out} = torch.baddbmm({b}, {x}, {w})", three_activations, COMPUTED),
     "activations": Op("{out} = {x} @ {w}", two_activations(), COMPUTED),
     "attention": Op(
-        "{out} = F.scaled_dot_product_attention({q}, {k}, {v})", attended, bounds.attention
+        "{out} = F.scaled_dot_product_attention({q}, {k}, {v})", attended, Attention()
+    ),
+    "attention_causal": Op(
+        "{out} = F.scaled_dot_product_attention({q}, {k}, {v}, is_causal=True)",
+        attended, Attention(causal=True),
+    ),
+    "attention_masked": Op(
+        "{out} = F.scaled_dot_product_attention({q}, {k}, {v}, {mask})",
+        attended_in_part, Attention(),
     ),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qfx.scheme import Scheme
-from tests.bounds import UNIT, Known, product, widened
+from tests.bounds import UNIT, Attention, Known, product, widened
 from tests.grammar import Op, Product
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -100,6 +100,12 @@ class Program:
         return sum(s.weight is not None and f"self.{s.weight}" not in written for s in self.steps)
 
     @property
+    def attentions(self) -> int:
+        """How many are expected to become one int8 operator."""
+        attend = [s for s in self.steps if isinstance(s.op.bound, Attention)]
+        return sum(s.dtype in QUANTIZED for s in attend) * self.scheme[1].fits_activations
+
+    @property
     def products(self) -> int:
         return sum(isinstance(s.op.bound, Product) for s in self.steps)
 
@@ -115,7 +121,7 @@ class Interpreter:
     """Runs a program on float64 and bounds how far an implementation may be from that.
 
     `scheme` None: one that computes in the program's types; else one that may quantize the operands
-    of every product with a constant weight. The state lives on from call to call.
+    of every product, and attentions. The state lives on from call to call.
     """
 
     def __init__(self, program: Program, scheme: Scheme | None) -> None:
@@ -153,12 +159,15 @@ class Interpreter:
     def _error(self, step: Step) -> Tensor:
         operands = [self.known(_DTYPE.sub(_DOUBLE, o)) for o in step.operands]
         u, bound = UNIT[step.dtype], step.op.bound
+        codes = self.scheme is not None and step.dtype in QUANTIZED
+        if isinstance(bound, Attention) and codes:
+            return bound.in_codes(u, *operands)
         if not isinstance(bound, Product):
             assert bound is not None
             return bound(u, *operands)
         x, w, *rest = operands
         k = math.prod(w.v.shape[axis] for axis in bound.w_axes)
-        if self.scheme is not None and step.dtype in QUANTIZED:
+        if self.scheme is not None and codes:
             if self.scheme.x is not None:
                 x = widened(self.scheme.x, x, bound.x_axes)
             w = widened(self.scheme.w, w, bound.w_axes)

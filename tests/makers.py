@@ -186,9 +186,23 @@ def attended(d: Draft) -> Arguments | None:
     q = d.pick(lambda t: t.ndim in (3, 4))
     if q is None:
         return None
-    t = d.real[q]
-    k, v = (d.pick(lambda o: o.shape == t.shape and o.dtype == t.dtype) for _ in "kv")
+    k = d.pick(lambda o: _alike_but_for(o, d.real[q], -2))
+    v = k and d.pick(lambda o: _alike_but_for(o, d.real[k], -1))
     return d.named(q=q, k=k, v=v)
+
+
+def _alike_but_for(t: Tensor, other: Tensor, axis: int) -> bool:
+    """One type and shape, of any size along `axis`."""
+    shapes = [[s for i, s in enumerate(x.shape) if i != x.ndim + axis] for x in (t, other)]
+    return t.dtype == other.dtype and t.ndim == other.ndim and shapes[0] == shapes[1]
+
+
+def attended_in_part(d: Draft) -> Arguments | None:
+    found = attended(d)
+    if found is None:
+        return None
+    m, n = (d.real[found[name]].shape[-2] for name in "qk")
+    return {**found, "mask": d.mask((m, n), full=d.rng.randrange(n))}
 
 
 def writable(test: Callable[[Tensor], bool] = lambda t: True) -> Make:

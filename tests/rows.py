@@ -49,7 +49,7 @@ class Row:
         types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
         transform = f"{'-factor' * self.factor}{f'-h{self.rotation}' if self.rotation else ''}"
         bias = "-bias" * self.bias
-        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{bias}{transform}{group}"
+        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{bias}{group}{transform}"
 
     def arguments(self, seed: int = 0) -> tuple[Any, ...]:
         """Random arguments of the operator, in schema order."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qfx
-from qfx import batch_cost, cost, form_cost
+from qfx import batch_cost, cost, form_cost, grid
+from qfx.cost import AXES, BLOCK
 from qfx.ops.weight import PANEL
-from tests.conftest import FIXED_COST, FIXED_FORM_COST
+from qfx.timing import fastest
+from tests.conftest import FIXED_COST, FIXED_FORM_COST, on_threads
 
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
 
@@ -99,6 +103,56 @@ def test_a_symmetric_scheme_saves_the_zero_point() -> None:
     assert math.isclose(dear.int8_s - cheap.int8_s, 256 * 1e-7, rel_tol=1e-6)
 
 
+def test_uneven_sizes_cost_what_was_measured() -> None:
+    """Float columns beyond a whole block count for more, from the M on where they were found to;
+    int8 rows with features beyond a whole vector take longer."""
+    dear = tuple(float(BLOCK if i else 0) for i in range(BLOCK))
+    plain, *_ = FIXED_COST.columns
+    uneven = replace(FIXED_COST, columns=(plain, *[dear] * (len(AXES[0]) - 1)), uneven_s=1e-7)
+    for m, n, like in ((1, 65, 65), (2, 65, 80), (300, 65, 80), (300, 64, 64)):
+        found = uneven.estimate(m, 128, n, torch.float32, ASYMMETRIC).float_s
+        expected = FIXED_COST.estimate(m, 128, like, torch.float32, ASYMMETRIC).float_s
+        assert math.isclose(found, expected, rel_tol=1e-9)
+    for k, more in ((64, 0.0), (65, 1e-7)):
+        a, b = (t.estimate(300, k, 64, torch.float32, ASYMMETRIC) for t in (uneven, FIXED_COST))
+        assert math.isclose(a.int8_s - b.int8_s, 300 * more, rel_tol=1e-6)
+
+
+def test_the_lesser_time_of_two_sweeps_counts_and_large_cells_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    axes, calls = ((1, 4, 16), (8, 16), (8, 32)), itertools.count()
+    monkeypatch.setattr(grid, "LARGEST", 4 * 16 * 32)
+
+    def column(k: int, n: int) -> grid.Column:
+        disturbed = 1024 * (next(calls) < 2)  # half of the first sweep
+
+        def timed(m: int) -> tuple[float, float]:
+            assert m * k * n <= grid.LARGEST
+            return m * k * n + disturbed, 1 + 2 * m * k * n + disturbed
+
+        return timed
+
+    float_s, int8_s = grid.measured_grids(axes, column)
+    for (i, m), (j, k), (h, n) in itertools.product(*map(enumerate, axes)):
+        assert (float_s[i][j][h], int8_s[i][j][h]) == (m * k * n, 1 + 2 * m * k * n)
+
+
+@pytest.mark.real_cost
+def test_on_one_thread_waiting_does_not_count() -> None:
+    with on_threads(1):
+        (waited,) = fastest(lambda: time.sleep(0.02), rounds=2)
+    with on_threads(2):
+        (on_the_wall,) = fastest(lambda: time.sleep(0.02), rounds=2)
+    assert waited < 0.01 < 0.02 <= on_the_wall
+
+
+@pytest.mark.real_cost
+def test_inference_mode_does_not_change_what_is_measured() -> None:
+    with torch.inference_mode(), grid.undisturbed():
+        assert not torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+
+
 @pytest.mark.real_cost
 def test_a_real_measurement_has_the_right_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "AXES", ((1, 4), (32, 64), (8, 16)))
@@ -113,7 +167,7 @@ def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatc
     seen: list[bool] = []
     monkeypatch.setattr(cost, "AXES", ((1, 4), (8, 16), (8, 16)))
     monkeypatch.setattr(
-        cost, "fastest", lambda *calls: seen.append(_autocast()) or [1.0] * len(calls)
+        cost, "fastest", lambda *calls, **_: seen.append(_autocast()) or [1.0] * len(calls)
     )
     with torch.autocast("cpu", torch.bfloat16):
         cost.measure(torch.float32)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx import coded, match, weights
+from qfx import canonical, coded, match, weights
 from qfx.plan import Estimate
 from tests.conftest import on_threads
 from tests.draft import program, shortest
@@ -37,15 +37,12 @@ def one_thread() -> Iterator[None]:
 
 
 class Gains:
-    """A cost model to which int8 is always worth it, but for attention: that has its own tests."""
+    """A cost model to which int8 is always worth it."""
 
     def estimate(self, *problem: Any) -> Estimate:
         return Estimate(float_s=2.0, int8_s=1.0)
 
-    estimate_bmm = estimate
-
-    def estimate_attention(self, *problem: Any) -> Estimate:
-        return Estimate(float_s=1.0, int8_s=2.0)
+    estimate_bmm = estimate_attention = estimate
 
     def training(self, *problem: Any) -> float:
         return 0.0
@@ -125,8 +122,8 @@ def test_found_by_random_programs(name: str) -> None:
         model, x = Model(FOUND[name].run), torch.randn(8, 8)
         options: Any = {"minimum_gain": 0, "inner": "eager"}
         f = torch.compile(model, backend=qfx.backend, options=options) if compiled else model
-        y, int8, _ = counting(f, [x])
-        assert int8 == compiled * FOUND[name].int8
+        y, ran = counting(f, [x])
+        assert ran.linear == compiled * FOUND[name].int8
         values.append(y.detach())
         if y.requires_grad:
             y.sum().backward()
@@ -176,6 +173,24 @@ def _without(part: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
     return mutant
 
 
+def _attends_to_all(patch: pytest.MonkeyPatch) -> None:
+    """Attentions lose what says which keys count."""
+    attend = canonical._attend
+    blind = lambda a, results: attend(  # noqa: E731
+        dataclasses.replace(a, mask=None, causal=False), results
+    )
+    patch.setattr(canonical, "_attend", blind)
+
+
+def _attends_twice_as_sharply(patch: pytest.MonkeyPatch) -> None:
+    """Scores are twice what they should be."""
+    attend = canonical._attend
+    sharp = lambda a, results: attend(  # noqa: E731
+        dataclasses.replace(a, scale=2 * a.scale), results
+    )
+    patch.setattr(canonical, "_attend", sharp)
+
+
 class Mutant(NamedTuple):
     """A broken pass, and which programs may show it."""
 
@@ -188,6 +203,8 @@ MUTANTS = {
     "writes_unseen": Mutant(_writes_unseen, lambda p: p.int8 > 1 and p.has(IN_PLACE)),
     "written_weights_unseen": Mutant(_written_weights_unseen, lambda p: p.writes_weights),
     "stale_weights": Mutant(_stale_weights),
+    "attends_to_all": Mutant(_attends_to_all, lambda p: p.attentions > 0),
+    "attends_twice_as_sharply": Mutant(_attends_twice_as_sharply, lambda p: p.attentions > 0),
     "no_bias": Mutant(_without("bias", None)),
     "no_activation": Mutant(_without("activation", "none"), lambda p: p.has(ACTIVATIONS)),
 }

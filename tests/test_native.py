@@ -33,7 +33,7 @@ def test_kernels_agree_with_their_definition_between_pages_that_fault(program: s
     tested = {line.split(":")[0] for line in lines if line.endswith(": tested")}
     assert tested == set(_C.isas())
     for isa in tested:
-        for kernel in ("_gemm_1x32", "quantize", "epilogue", "gemm"):
+        for kernel in ("_gemm_1x32", "quantize", "epilogue", "gemm", "add_groups", "linear_groups"):
             assert [line for line in lines if f"{kernel}__{isa} ok" in line], (isa, kernel)
 
 

@@ -43,6 +43,21 @@ def dequantize(q: Tensor = Q, scale: Tensor = SCALE, **other: Any) -> Tensor:
     return ops.dequantize(q, scale, *{**how, **other}.values(), torch.float32)
 
 
+GROUPED = ops.pack_weight(torch.ones(6, 100, dtype=torch.int8), 64)
+CODES, SCALES = torch.ones(5, 100, dtype=torch.int8), torch.ones(6, 2)
+LONG = torch.ones(1, 33026, dtype=torch.int8)
+
+
+def groups(
+    q: Tensor = CODES,
+    packed: Tensor = GROUPED,
+    w_scale: Tensor = SCALES,
+    w_zero: Tensor | None = None,
+) -> Tensor:
+    how = (None, "none", torch.float32)
+    return ops.int8_linear_groups(q, SCALE, ZERO, packed, w_scale, w_zero, *how)
+
+
 def damaged(at: int, byte: int) -> Tensor:
     packed = PACKED.clone()
     packed[at] = byte
@@ -112,6 +127,44 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "quantize_static: x has K=8 (shape 5x8), which rotation=64 does not divide",
     ),
     "rotate_integers": (lambda: rotate(Q), "rotate: x has dtype Char, expected Float"),
+    "pack_group": (lambda: ops.pack_weight(Q, 32), "group=32, expected 0 (one scale for all of K)"),
+    "header_group": (lambda: dynamic(packed=damaged(32, 3)), "its header says groups of 3"),
+    "groups_k": (lambda: groups(Q), "x has K=8 (shape 5x8) but the weight was packed for K=100"),
+    "groups_n": (lambda: groups(w_scale=torch.ones(7, 2)), "the weight was packed for N=6"),
+    "groups_vector": (
+        lambda: groups(w_scale=torch.ones(6)),
+        "w_scale has shape 6, expected [N, G]",
+    ),
+    "groups_count": (
+        lambda: groups(w_scale=torch.ones(6, 3)),
+        "w_scale has shape 6x3, expected 6x2: a column for each group of 64 of the K=100",
+    ),
+    "groups_zero": (
+        lambda: groups(w_zero=torch.ones(6, 2)),
+        "w_zero has dtype Float, expected Int",
+    ),
+    "groups_zero_count": (
+        lambda: groups(w_zero=torch.ones(6, 1, dtype=torch.int32)),
+        "w_zero has shape 6x1, expected 6x2",
+    ),
+    "groups_without": (
+        lambda: groups(Q, PACKED),
+        "w_scale has shape 6x2, expected 6x1: a column for each group of 64 of the K=8",
+    ),
+    "groups_long": (
+        lambda: ops.int8_linear_groups(
+            LONG,
+            SCALE[:1],
+            ZERO[:1],
+            ops.pack_weight(LONG),
+            torch.ones(1, 1),
+            torch.ones(1, 1).int(),
+            None,
+            "none",
+            torch.float32,
+        ),
+        "a group of 33026 with zero points is above 33025",
+    ),
     "unpack_k": (lambda: ops.unpack_weight(PACKED, 6, 9), "the weight was packed for K=8"),
 }
 

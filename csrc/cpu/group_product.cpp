@@ -155,11 +155,20 @@ class GroupedLinear final : public PanelWork {
     FloatPanel panel = {};
     panel.has_bias = to_.bias != nullptr;
     if (panel.has_bias) std::copy_n(to_.bias + p * kPanel, columns, panel.bias);
-    for (int64_t m = block.begin; m < block.end; ++m, sums += kPanel) {
-      std::fill_n(panel.scale, kPanel, row_scale_[(first_ + m) * scale_stride_]);
-      char* out = to_.data + ((first_ + m) * n + p * kPanel) * to_.element();
-      kernels_.row->finish_floats(sums, columns, &panel, to_.activation, to_.dtype, out);
-    }
+    std::fill_n(panel.scale, kPanel, 1.f);
+    const int64_t m = first_ + block.begin;
+    char* out = to_.data + (m * n + p * kPanel) * to_.element();
+    const FloatEpilogueArgs args = {sums,
+                                    static_cast<int>(block.rows()),
+                                    columns,
+                                    row_scale_ + m * scale_stride_,
+                                    scale_stride_,
+                                    &panel,
+                                    to_.activation,
+                                    to_.dtype,
+                                    out,
+                                    n};
+    kernels_.row->finish_floats(&args);
   }
 
  private:

@@ -18,7 +18,8 @@ inline constexpr int kGroup = 4;       // consecutive k of one column that lie s
 inline constexpr int kKMultiple = 64;  // K of a packed weight is padded to this
 inline constexpr int kMaxTileRows = 32;
 inline constexpr int kMaxBytesPerCode = 2;
-inline constexpr int kAhead = 4096;      // bytes ahead of the weights that one row or two prefetch
+inline constexpr int kAhead = 4096;  // bytes ahead of the weights that one row or two prefetch
+inline constexpr int kLargestRotation = 64;
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
@@ -100,6 +101,20 @@ struct EpilogueArgs {
   int64_t ldo;
 };
 
+// Rows of float sums [rows][32] -> out[m * ldo + n], n < columns:
+//     act(sums * (row_scale * scale) + bias)
+struct FloatEpilogueArgs {
+  const float* sums;
+  int rows, columns;
+  const float* row_scale;
+  int64_t scale_stride;  // 1: one scale per row, 0: one for all
+  const FloatPanel* panel;
+  Activation activation;
+  Dtype dtype;
+  void* out;
+  int64_t ldo;
+};
+
 // Rows of the products of `groups` groups of K, which have a scale of the weight each, and a zero
 // point: from raw sums to sums of floats. See groups.h. (E3)
 struct GroupArgs {
@@ -169,8 +184,7 @@ struct RowKernels {
                            int8_t* high, int8_t* low);
   void (*mix)(const MixArgs* args);
   void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
-  void (*finish_floats)(const float* sums, int columns, const FloatPanel* panel,
-                        Activation activation, Dtype dtype, void* out);
+  void (*finish_floats)(const FloatEpilogueArgs* args);
 };
 
 struct Kernels {

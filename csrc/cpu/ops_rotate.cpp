@@ -12,6 +12,7 @@ namespace {
 
 // A row of floats, rounded to `dtype`: the epilogue (W1) with scales of one.
 void store_floats(const Kernels& kernels, const float* row, int64_t n, Dtype dtype, char* out) {
+  constexpr float kOne = 1.f;
   const int64_t element = dtype == Dtype::kFloat32 ? 4 : 2;
   FloatPanel panel = {};
   std::fill_n(panel.scale, kPanel, 1.f);
@@ -20,7 +21,9 @@ void store_floats(const Kernels& kernels, const float* row, int64_t n, Dtype dty
     float rest[kPanel] = {};
     const float* from = row + i;
     if (columns < kPanel) from = std::copy_n(from, columns, rest) - columns;
-    kernels.row->finish_floats(from, columns, &panel, Activation::kNone, dtype, out + i * element);
+    const FloatEpilogueArgs args = {
+        from, 1, columns, &kOne, 0, &panel, Activation::kNone, dtype, out + i * element, n};
+    kernels.row->finish_floats(&args);
   }
 }
 

@@ -41,7 +41,9 @@ void run_panel(const Kernels& kernels, const float* x, int64_t rows, const Packe
   for (int64_t m = 0; m < rows; ++m) {
     kernels.row->weight_only(x + m * groups * kGroup, w.panel(p), groups, sums);
     char* out = to.data + (m * w.n + p * kPanel) * to.element();
-    kernels.row->finish_floats(sums, columns, &panel, to.activation, to.dtype, out);
+    const FloatEpilogueArgs args = {sums,          1,        columns, &kOne, 0, &panel,
+                                    to.activation, to.dtype, out,     w.n};
+    kernels.row->finish_floats(&args);
   }
 }
 

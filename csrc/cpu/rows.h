@@ -101,16 +101,20 @@ inline void epilogue(const EpilogueArgs* args) {
   }
 }
 
-// y[n] = act(sums * wscale + bias)                                                            (W1)
-inline void finish_floats(const float* sums, int columns, const FloatPanel* p,
-                          Activation activation, Dtype dtype, void* out) {
+// One of the two scales is 1, which changes nothing.                                    (W1) (E3)
+inline void finish_floats(const FloatEpilogueArgs* args) {
+  const FloatEpilogueArgs& e = *args;
+  const int64_t element = e.dtype == Dtype::kFloat32 ? 4 : 2;
   alignas(64) float y[kPanel];
-  for (int n = 0; n < kPanel; ++n) y[n] = sums[n] * p->scale[n];
-  if (p->has_bias) {
-    for (int n = 0; n < kPanel; ++n) y[n] = y[n] + p->bias[n];
+  for (int m = 0; m < e.rows; ++m) {
+    const float scale = e.row_scale[m * e.scale_stride], *sums = e.sums + m * kPanel;
+    for (int n = 0; n < kPanel; ++n) y[n] = sums[n] * (scale * e.panel->scale[n]);
+    if (e.panel->has_bias) {
+      for (int n = 0; n < kPanel; ++n) y[n] = y[n] + e.panel->bias[n];
+    }
+    activate_row(e.activation, y);
+    store_row(y, e.columns, e.dtype, static_cast<char*>(e.out) + m * e.ldo * element);
   }
-  activate_row(activation, y);
-  store_row(y, columns, dtype, out);
 }
 
 constexpr RowKernels kRowKernels = {

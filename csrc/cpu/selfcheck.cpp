@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 namespace qfx::cpu {
 namespace {
@@ -106,6 +107,43 @@ std::string fault_of_format(const Kernels& kernels, const Format& format, const 
   return "";
 }
 
+// The first element of `found` whose bits are not those of `expected`, or n.
+int first_other(const float* found, const float* expected, int n) {
+  const auto same = [](float a, float b) {
+    return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+  };
+  return static_cast<int>(std::mismatch(found, found + n, expected, same).first - found);
+}
+
+// Against the reference, which is plain loops.
+std::string fault_of_rotations(const Kernels& kernels) {
+  constexpr int n = 2 * kLargestRotation;
+  float x[n], factor[n], there[n], back[n], expected_there[n], expected_back[n];
+  for (int k = 0; k < n; ++k) {
+    x[k] = static_cast<float>(code_at(kLines - 1, k, -128, 127)) / 3.f;
+    factor[k] = 1.f / static_cast<float>(1 + k % 5);
+  }
+  const RowKernels& ref = row_kernels_ref();
+  for (int rotation : {0, 16, kLargestRotation}) {
+    const Transform transform = {factor, rotation};
+    Range range, expected;
+    kernels.row->rotate(x, n, &transform, there, &range);
+    ref.rotate(x, n, &transform, expected_there, &expected);
+    kernels.row->rotate_back(x, n, &transform, back);
+    ref.rotate_back(x, n, &transform, expected_back);
+    const int at =
+        std::min(first_other(there, expected_there, n), first_other(back, expected_back, n));
+    const bool same_range = range.magnitude == expected.magnitude && range.low == expected.low &&
+                            range.high == expected.high;
+    if (at == n && same_range) continue;
+    return std::string("kernel rotate__") + kernels.isa +
+           " computes a wrong rotation on this processor (blocks of " + std::to_string(rotation) +
+           ", " + (at < n ? "element " + std::to_string(at) : "the range") + " of a row of " +
+           std::to_string(n) + ")";
+  }
+  return "";
+}
+
 }  // namespace
 
 std::vector<const Format*> formats_of(const Kernels& kernels) {
@@ -135,7 +173,7 @@ std::string fault_of(const Kernels& kernels) {
       if (!fault.empty()) return fault;
     }
   }
-  return "";
+  return fault_of_rotations(kernels);
 }
 
 }  // namespace qfx::cpu

@@ -16,8 +16,10 @@ def quantize_groups(
     w: Tensor, group: int, bits: int, symmetric: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """w [N, K] -> codes int8 [N, K], scale float32 [N, G], zero point int32 [N, G]: (Q1)-(Q4) of
-    each row of each group. `group`: elements of K that share a scale, a multiple of 64, or 0 for
-    all of them; G = ceil(K / group). Scales lie column by column, as the kernels read them.
+    each row of each group.
+
+    `group`: elements of K that share a scale, a multiple of 64, or 0 for all of them, else
+    ValueError; G = ceil(K / group). Scales lie column by column, as the kernels read them.
     """
     if group < 0 or group % K_MULTIPLE:
         raise ValueError(

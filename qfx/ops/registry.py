@@ -63,7 +63,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
 
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         output = below(keyset, args)
-        setup(ctx, args, output)
+        # torch leaves out trailing arguments at their default
+        setup(ctx, (*args, *defaults[len(args) :]), output)
         return output
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -77,8 +78,7 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(f"BackwardOf_{name}", (torch.autograd.Function,), parts)
 
-    def kernel(keyset: Any, *given: Any) -> Any:
-        args = (*given, *defaults[len(given) :])  # torch leaves out those at their default
+    def kernel(keyset: Any, *args: Any) -> Any:
         if forward_ad._current_level >= 0:
             refuse_tangents(f"qfx::{name}", args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):

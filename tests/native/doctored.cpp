@@ -88,6 +88,38 @@ void check_refusals(Subject& subject, const Kernels& kernels, const Format& form
   refused(subject, constant, 1, "a wrong row constant");
 }
 
+void wrong_rotation(const float* x, int64_t n, const Transform* transform, float* out,
+                    Range* range) {
+  row_kernels_ref().rotate(x, n, transform, out, range);
+  if (transform->rotation == kLargestRotation) out[n - 1] = -out[n - 1];
+}
+
+void wrong_way_back(const float* x, int64_t n, const Transform* transform, float* out) {
+  Range range;
+  row_kernels_ref().rotate(x, n, transform, out, &range);
+}
+
+void wrong_range(const float* x, int64_t n, const Transform* transform, float* out, Range* range) {
+  row_kernels_ref().rotate(x, n, transform, out, range);
+  range->high -= 1;
+}
+
+void check_rotations_refused(Subject& subject, const Kernels& kernels) {
+  RowKernels there = *kernels.row, back = there, range = there;
+  there.rotate = wrong_rotation;
+  back.rotate_back = wrong_way_back;
+  range.rotate = wrong_range;
+  for (const RowKernels* wrong : {&there, &back, &range}) {
+    subject.begin("a wrong rotation");
+    Kernels copy = kernels;
+    copy.row = wrong;
+    const std::string fault = fault_of(copy);
+    if (fault.find(std::string("kernel rotate__") + kernels.isa + " computes a wrong") != 0) {
+      throw Failure("the self-check says '" + fault + "' of a wrong rotation");
+    }
+  }
+}
+
 // In a process of its own, as the fault ends it.
 void test_a_tile_that_reads_on() {
   report_faults();
@@ -125,6 +157,7 @@ void check_doctored(const Kernels& kernels) {
   const std::string fault = fault_of(kernels);
   if (!fault.empty()) throw Failure(fault);
   for (const Format* format : formats_of(kernels)) check_refusals(subject, kernels, *format);
+  check_rotations_refused(subject, kernels);
   check_that_tests_can_fail(subject);
   subject.passed();
 }

@@ -136,12 +136,14 @@ std::vector<int64_t> sizes();
 void check_guards();
 void check_tiles(const Kernels& kernels);
 void check_rows(const Kernels& kernels);
+void check_rotate(const Kernels& kernels);
 void check_columns(const Kernels& kernels);
 void check_epilogue(const Kernels& kernels);
 void check_weight_only(const Kernels& kernels);
 void check_attention(const Kernels& kernels);
 void check_binary(const Kernels& kernels);
 void check_gemm(const Kernels& kernels);
+void check_groups(const Kernels& kernels);
 void check_doctored(const Kernels& kernels);
 
 }  // namespace qfx::test

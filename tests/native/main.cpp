@@ -13,14 +13,11 @@ namespace {
 constexpr struct {
   const char* name;
   void (*check)(const Kernels& kernels);
-} kParts[] = {{"tiles", check_tiles},
-              {"rows", check_rows},
-              {"columns", check_columns},
-              {"epilogue", check_epilogue},
-              {"weight_only", check_weight_only},
-              {"attention", check_attention},
-              {"binary", check_binary},
-              {"gemm", check_gemm},
+} kParts[] = {{"tiles", check_tiles},         {"rows", check_rows},
+              {"rotate", check_rotate},       {"columns", check_columns},
+              {"epilogue", check_epilogue},   {"weight_only", check_weight_only},
+              {"attention", check_attention}, {"binary", check_binary},
+              {"gemm", check_gemm},           {"groups", check_groups},
               {"doctored", check_doctored}};
 
 void announce() {

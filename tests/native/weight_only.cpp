@@ -1,4 +1,6 @@
 // Float rows times int8 weights, and the epilogue of their sums, against the reference's (W1).
+#include <limits>
+
 #include "cpu/pack.h"
 #include "harness.h"
 
@@ -24,7 +26,7 @@ void sums_of(Subject& subject, const RowKernels& row, Numbers kind, int64_t k, P
 
 void finish(Subject& subject, const RowKernels& row, Dtype dtype, Activation activation,
             int columns, bool has_bias, Place place) {
-  static Pages in, panels, out;
+  static Pages in, panels, scales, out;
   subject.begin(std::to_string(columns) + " columns, operands " + name_of(place));
   std::vector<FloatPanel> panel(1);
   panel[0].has_bias = has_bias;
@@ -33,14 +35,22 @@ void finish(Subject& subject, const RowKernels& row, Dtype dtype, Activation act
     panel[0].bias[n] = static_cast<float>(n) - 16.5f;
   }
   const Numbers kind = kNumbers[columns % 4];
-  const std::vector<float> sums = numbers(kind, kPanel);
-  void* found = out.get(columns, element_of(dtype), place);
-  std::vector<uint8_t> expected(static_cast<size_t>(columns * element_of(dtype)));
-  row.finish_floats(in.copy(sums, place), columns, panels.copy(panel, place), activation, dtype,
-                    found);
-  row_kernels_ref().finish_floats(sums.data(), columns, panel.data(), activation, dtype,
-                                  expected.data());
-  subject.same_floats(dtype, found, expected.data(), columns);
+  const int rows = columns % 3 + 1, step = columns % 2;
+  const std::vector<float> sums = numbers(kind, rows * kPanel);
+  std::vector<float> scale = {1.f, 0.02f, std::numeric_limits<float>::quiet_NaN()};
+  scale.resize(static_cast<size_t>(step == 1 ? rows : 1));
+  const int64_t ldo = columns + 3, count = (rows - 1) * ldo + columns;
+  void* found = out.get(count, element_of(dtype), place);
+  std::vector<uint8_t> expected(static_cast<size_t>(count * element_of(dtype)), Pages::kCanary);
+  FloatEpilogueArgs args = {sums.data(),  rows,       columns, scale.data(),    step,
+                            panel.data(), activation, dtype,   expected.data(), ldo};
+  row_kernels_ref().finish_floats(&args);
+  args.sums = in.copy(sums, place);
+  args.row_scale = scales.copy(scale, place);
+  args.panel = panels.copy(panel, place);
+  args.out = found;
+  row.finish_floats(&args);
+  subject.same_floats(dtype, found, expected.data(), count);
 }
 
 }  // namespace

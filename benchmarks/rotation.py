@@ -1,0 +1,71 @@
+"""What the transform of K costs: a dynamic linear with rotation 64, without, and with a factor too.
+
+Activations per token, symmetric, float32. Times of the three in turns; the ratios are of medians,
+and of the best samples, which a busy machine disturbs less.
+    python -m benchmarks.rotation [--threads 1] [--isa avx2 ...] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import qfx._C as _C
+import torch
+from tabulate import tabulate
+
+import qfx  # noqa: F401  (registers the operators)
+from benchmarks.common import Candidate, interleaved, keep_memory, machine, merge
+
+SHAPES = ((576, 576), (576, 1536), (1536, 576), (768, 768), (768, 3072), (4096, 4096))  # K, N
+TOKENS = (16, 128)
+OPS = torch.ops.qfx
+
+
+def measure(isa: str, m: int, k: int, n: int, rounds: int) -> dict[str, Any]:
+    x = torch.randn(m, k)
+    packed = OPS.pack_weight(torch.randint(-127, 128, (n, k), dtype=torch.int8))
+    how = (packed, torch.full((n,), 0.01), None, [1], 8, True, "none", torch.float32)
+    run = partial(OPS.int8_linear_dynamic, x, *how)
+    times = interleaved(
+        {
+            "plain": Candidate(run),
+            "rotated": Candidate(partial(run, None, 64)),
+            "scaled": Candidate(partial(run, torch.ones(k), 64)),
+        },
+        rounds,
+    )
+    plain = times.pop("plain")
+    row = {"isa": isa, "shape": f"{m}x{k}x{n}", "threads": torch.get_num_threads()}
+    row |= {"plain_us": round(plain.median * 1e6, 2)}
+    for name, time in times.items():
+        row[name] = round(time.median / plain.median, 3)
+        row[f"{name}_best"] = round(time.best / plain.best, 3)
+    row["best_ns_per_element"] = round((times["rotated"].best - plain.best) / m / k * 1e9, 4)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--isa", nargs="*", default=[i for i in _C.isas() if i != "ref"])
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_memory()
+    rows = []
+    for isa in options.isa:
+        _C.set_isa(isa)
+        rows += [measure(isa, m, k, n, options.rounds) for k, n in SHAPES for m in TOKENS]
+    print(machine())
+    print(tabulate(rows, headers="keys"))
+    if options.save:
+        commit = machine()["commit"]
+        rows = [{**row, "commit": commit} for row in rows]
+        print(f"wrote {merge('rotation', rows, ['isa', 'shape', 'threads'])}")
+
+
+if __name__ == "__main__":
+    main()

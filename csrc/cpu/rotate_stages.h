@@ -1,0 +1,20 @@
+// The signs of R's stages. (R1)
+#pragma once
+
+namespace qfx::cpu {
+namespace {  // internal linkage: each instruction set compiles its own
+
+// Whether stage h takes the partner off: h is bit 0 or bit 1 of a digit of i in base 4, on whose
+// two bits the sign depends. Stages back are those of the transpose.
+template <bool kBack>
+constexpr bool takes_off(int i, int h) {
+  constexpr int kLowBits = 0x15;
+  const int at = kBack ? i ^ h : i;
+  return (h & kLowBits) != 0 ? ((at & h) != 0) != ((at & 2 * h) != 0) : (at & h) != 0;
+}
+
+template <int kBlock>
+constexpr float kInverseRoot = kBlock == 16 ? 1 / 4.f : 1 / 8.f;
+
+}  // namespace
+}  // namespace qfx::cpu
