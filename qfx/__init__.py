@@ -8,7 +8,14 @@ from qfx.calibration import calibrate
 from qfx.capture import trace
 from qfx.config import Config
 from qfx.dynamo import qfx as backend
-from qfx.nn import prepare_qat
+from qfx.functions import (
+    Quantized,
+    dequantize,
+    quantization_error,
+    quantize,
+    quantize_dequantize_,
+)
+from qfx.nn import prepare_binary, prepare_qat, quantize_
 from qfx.plan import Plan
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.report import Report, explain
@@ -22,17 +29,24 @@ __all__ = [
     "Config",
     "Plan",
     "QSpec",
+    "Quantized",
     "Recipe",
     "Report",
     "Scheme",
     "SiteRecipe",
     "backend",
     "calibrate",
+    "dequantize",
     "explain",
     "invalidate",
     "nn",
     "ops",
+    "prepare_binary",
     "prepare_qat",
+    "quantization_error",
+    "quantize",
+    "quantize_",
+    "quantize_dequantize_",
     "rewrite",
     "trace",
 ]
