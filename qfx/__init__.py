@@ -18,7 +18,8 @@ from qfx.functions import (
 from qfx.nn import prepare_binary, prepare_qat, quantize_
 from qfx.plan import Plan
 from qfx.recipe import Recipe, SiteRecipe
-from qfx.report import Report, explain
+from qfx.report import Report, explain, sqnr
+from qfx.spellings import register_matmul
 from qfx.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights import invalidate
 
@@ -47,7 +48,9 @@ __all__ = [
     "quantize",
     "quantize_",
     "quantize_dequantize_",
+    "register_matmul",
     "rewrite",
+    "sqnr",
     "trace",
 ]
 __version__ = "0.2.0.dev0"
