@@ -19,8 +19,8 @@ from qfx.nn import prepare_binary, prepare_qat, quantize_
 from qfx.plan import Plan
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.report import Report, explain, sqnr
-from qfx.spellings import register_matmul
 from qfx.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.spellings import register_matmul
 from qfx.weights import invalidate
 
 __all__ = [
