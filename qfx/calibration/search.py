@@ -1,9 +1,9 @@
 """Search: for each group of sites the candidates, a scheme and a transform, and their errors.
 
 The error of a site is the mean over the sampled rows of |y - y'|^2 / max(|y|^2, mean |y|^2), y its
-output without bias. Noise in rows of little power counts as what is added to the others', and the few
-rows of huge power, which absorb theirs, do not drown the rest. Choosing by it halved what smoothing
-left of SmolLM2's divergence; by |y - y'|^2 / |y|^2 it took a third.
+output without bias. Noise in rows of little power counts as it does in the others, and the few rows
+of huge power do not drown the rest. On SmolLM2 smoothing chosen by it halves the divergence that
+rotation leaves; chosen by |y - y'|^2 / |y|^2 it takes a third.
 """
 
 from __future__ import annotations
