@@ -122,7 +122,9 @@ def _new_input(graph: fx.Graph, name: str) -> fx.Node:
     """A placeholder after all others."""
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(last):
-        return graph.placeholder(name)
+        node = graph.placeholder(name)
+    node.target = node.name  # two packings may have one word
+    return node
 
 
 def _names(weight: str, view: View, packing: Packing) -> dict[str, str]:

@@ -87,8 +87,9 @@ class Recipe:
         return tabulate([_line(s) for s in self.sites], head, disable_numparse=True)
 
     def to_json(self) -> str:
-        """JSON text with a version; `from_json` gives an equal recipe."""
-        return json.dumps({"qfx_recipe": VERSION, "sites": [asdict(s) for s in self.sites]})
+        """JSON text with a version, a line for each site; `from_json` gives an equal recipe."""
+        sites = ",\n".join(json.dumps(asdict(site)) for site in self.sites)
+        return f'{{"qfx_recipe": {VERSION}, "sites": [\n{sites}\n]}}'
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:

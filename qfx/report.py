@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from tabulate import tabulate
 from torch import fx, nn
 
-from qfx.capture import clone, parameter_name, roots, trace
+from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
-from qfx.frame import SELF, prefixes, running_path
 from qfx.match import match
 from qfx.observe import Observer, Row, sqnr
-from qfx.opened import open_operators
 from qfx.plan import check_names, decide
 from qfx.site import Site
+from qfx.watch import uncompiled_module, watch
 
 __all__ = ["Report", "Row", "explain", "sqnr"]
 
@@ -80,16 +77,7 @@ def explain(
     """
     config, _ = parse_options(options)
     session = _Session(config, [], set())
-    token = _SESSION.set(session)
-    try:
-        with torch.no_grad():
-            if isinstance(model, fx.GraphModule):
-                _look(trace(model, *inputs))(*inputs)
-            else:
-                plain = _uncompiled(model)
-                torch.compile(plain, backend=_look, dynamic=False)(*inputs, **keyword_inputs)
-    finally:
-        _SESSION.reset(token)
+    watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
     if not session.graphs:
         warnings.warn(
             "qfx.explain saw no graph: torch.compile does not capture this callable, or has "
@@ -106,7 +94,7 @@ def explain(
 
 def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
     """The linears that stand in no graph: nothing stays float without a line."""
-    for name, module in _uncompiled_module(model).named_modules():
+    for name, module in uncompiled_module(model).named_modules():
         if isinstance(module, nn.Linear) and name and not seen & {name, f"{name}.weight"}:
             shape = f"?x{module.in_features}x{module.out_features}"
             yield Row(name, "", shape, "float", "", _UNSEEN)
@@ -122,39 +110,14 @@ class _Session(NamedTuple):
     graphs: list[Observer]
     seen: set[str]  # names of modules and parameters
 
-
-_SESSION: ContextVar[_Session] = ContextVar("session")
-
-
-def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
-    """The backend of `explain`. One function for all calls: a second one reuses Dynamo's code."""
-    graph, names = open_operators(clone(gm)), prefixes()
-
-    def run(*arguments: Any) -> Any:
-        session = _SESSION.get()
-        # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
-        here = {root: running_path() if root == SELF else path for root, path in names.items()}
-        matches = match(graph, here)
-        observer = Observer(graph, decide(matches, session.config, MachineCost()))
-        session.graphs.append(observer)
+    def look(self, gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
+        matches = match(gm, here)
+        observer = Observer(gm, decide(matches, self.config, MachineCost()))
+        self.graphs.append(observer)
         weights = [root for m in matches if isinstance(m, Site) for root in roots(m.weight)]
-        session.seen.update(parameter_name(w, here) for w in weights)
-        session.seen.update(name for m in matches for name in (m.path, m.name))
+        self.seen.update(parameter_name(w, here) for w in weights)
+        self.seen.update(name for m in matches for name in (m.path, m.name))
         return observer.run(*arguments)
-
-    return torch._dynamo.disable(run)
-
-
-def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model under `torch.compile(model)` or `model.compile()`."""
-    model = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
-    if getattr(model, "_compiled_call_impl", None) is not None:
-        return model.forward  # type: ignore[union-attr]
-    return model
-
-
-def _uncompiled_module(model: nn.Module) -> nn.Module:
-    return getattr(model, "_orig_mod", model)
 
 
 def _check(config: Config, model: nn.Module, seen: set[str]) -> None:
