@@ -14,8 +14,9 @@ from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
 from qfx.match import match
-from qfx.observe import Observer, Row, sqnr
+from qfx.observe import Observer
 from qfx.plan import check_names, decide
+from qfx.row import Row, shares, sqnr
 from qfx.site import Site
 from qfx.watch import uncompiled_module, watch
 
@@ -37,22 +38,31 @@ class Report:
     def total(self) -> int:
         return len(self.rows)
 
+    @property
+    def shares(self) -> tuple[float | None, ...]:
+        """For each row its share of the total error: noise power relative to signal, summed over
+        the sites that ran in int8. None where it is unknown."""
+        return shares(self.rows)
+
     def __str__(self) -> str:
-        table = [_printed(row) for row in self.rows]
+        table = [_printed(*each) for each in zip(self.rows, self.shares, strict=True)]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         return f"{text}\n{note}\n{count}"
 
 
-def _printed(row: Row) -> dict[str, str]:
+def _printed(row: Row, share: float | None) -> dict[str, str]:
     return {
         "module": row.module,
         "node": row.node,
         "MxKxN": row.shape,
         "scheme": row.scheme,
+        "transform": row.transform,
         "kernel": row.kernel,
+        "max/rms": "" if row.outlier_ratio is None else f"{row.outlier_ratio:.1f}",
         "SQNR dB": "" if row.sqnr_db is None else f"{row.sqnr_db:.1f}",
+        "share": "" if share is None else f"{share:.1%}",
         "float us": _us(row, row.float_s),
         "int8 us": _us(row, row.int8_s),
         "reason": row.reason,
