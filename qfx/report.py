@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -13,6 +14,7 @@ from torch import fx, nn
 from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
+from qfx.html import page
 from qfx.match import match
 from qfx.observe import Observer
 from qfx.plan import check_names, decide
@@ -43,6 +45,11 @@ class Report:
         """For each row its share of the total error: noise power relative to signal, summed over
         the sites that ran in int8. None where it is unknown."""
         return shares(self.rows)
+
+    def save_html(self, path: str | Path) -> None:
+        """Writes the report to one HTML file that needs nothing else: table and charts of errors,
+        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`)."""
+        Path(path).write_text(page(self), encoding="utf-8")
 
     def __str__(self) -> str:
         table = [_printed(*each) for each in zip(self.rows, self.shares, strict=True)]
