@@ -8,6 +8,7 @@ from qfx.calibration import calibrate
 from qfx.capture import trace
 from qfx.config import Config
 from qfx.dynamo import qfx as backend
+from qfx.guard import GuardCount, guard_counts
 from qfx.nn import prepare_qat
 from qfx.plan import Plan
 from qfx.recipe import Recipe, SiteRecipe
@@ -20,6 +21,7 @@ __all__ = [
     "PER_ROW",
     "PER_TENSOR",
     "Config",
+    "GuardCount",
     "Plan",
     "QSpec",
     "Recipe",
@@ -29,6 +31,7 @@ __all__ = [
     "backend",
     "calibrate",
     "explain",
+    "guard_counts",
     "invalidate",
     "nn",
     "ops",

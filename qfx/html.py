@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qfx.row import Row, float_rows
+
 if TYPE_CHECKING:
     from qfx.report import Report
-    from qfx.row import Row
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 
@@ -64,6 +65,7 @@ _COLUMNS = (
     Column("max/rms", "greatest element of the input relative to its root mean square"),
     Column("SQNR dB", "signal to quantization noise of this output alone, its input being exact"),
     Column("share", "of the noise relative to signal, summed over all matmuls"),
+    Column("float rows", "rows of the call that the guard ran in float, of all"),
     Column("float µs", "of one call; ~ predicted by the cost model, else measured"),
     Column("int8 µs", "of one call; ~ predicted by the cost model, else measured"),
     Column("gain", "float time / int8 time"),
@@ -96,6 +98,7 @@ def _line(row: Row, share: float | None) -> Line:
         _cell("{:.1f}", row.outlier_ratio),
         _cell("{:.1f}", row.sqnr_db),
         _cell("{:.1%}", share),
+        Cell(float_rows(row), row.guarded and row.guarded.float_rows),
         _cell(about + "{:.0f}", row.float_s and row.float_s * 1e6),
         _cell(about + "{:.0f}", row.int8_s and row.int8_s * 1e6),
         _cell(about + "{:.2f}×", gain),  # noqa: RUF001

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from qfx.attention import Attention
 from qfx.canonical import rewrite
 from qfx.capture import attribute
 from qfx.fuse import fuse
+from qfx.guard import GuardCount, taken
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.plan import Entry, Plan
 from qfx.products import Product
@@ -23,6 +24,16 @@ from qfx.timing import medians
 from qfx.views import View, apply
 
 _ROUNDS = 3
+_TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
+
+
+class _Tried(NamedTuple):
+    """A site's int8 form on its input: what it returned, seconds of both forms."""
+
+    output: Tensor
+    float_s: float
+    int8_s: float
+    guarded: GuardCount | None
 
 
 class Observer(fx.Interpreter):
@@ -41,7 +52,7 @@ class Observer(fx.Interpreter):
         self.starts = {site.node: (entry, site) for entry, site in sites}
         self.ends = {site.out: site.node for _, site in sites}
         self.constants = {n: None for _, s in sites for n in (s.weight, s.bias) if n is not None}
-        self.int8: dict[fx.Node, tuple[Tensor, float, float]] = {}  # output, seconds in both forms
+        self.int8: dict[fx.Node, _Tried] = {}
         self.lefts = {e.match.node: left for e in self.entries if (left := _left(e.match))}
         self.ranges: dict[fx.Node, Range] = {}
         self.trials: dict[fx.Node, Trial] = {}
@@ -68,11 +79,11 @@ class Observer(fx.Interpreter):
             self.constants[n] = result
         if n in self.ends:
             start = self.ends[n]
-            output, float_s, int8_s = self.int8.pop(start)
-            self.trials[start] = Trial(sqnr(result, output), float_s, int8_s)
+            output, float_s, int8_s, guarded = self.int8.pop(start)
+            self.trials[start] = Trial(sqnr(result, output), float_s, int8_s, guarded)
         return result
 
-    def _run_int8(self, entry: Entry, site: Site) -> tuple[Tensor, float, float]:
+    def _run_int8(self, entry: Entry, site: Site) -> _Tried:
         assert entry.scheme is not None
         given, w = self.env[site.x], self._constant(site.weight)
         x = apply(site.x_view, given)
@@ -80,13 +91,15 @@ class Observer(fx.Interpreter):
         dtype = site.out_dtype or w.dtype
         w_nk = apply(site.view, w).to(dtype)
         activation = ACTIVATIONS[site.activation]
-        alone = int8_form(entry, site, given, w, bias).forward
+        guard = entry.guard and entry.guard._replace(site=_TRIAL)
+        alone = int8_form(replace(entry, guard=guard), site, given, w, bias).forward
 
         def in_float() -> Tensor:
             return activation(F.linear(x.to(dtype), w_nk, None if bias is None else bias.to(dtype)))
 
         float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
-        return alone(given), float_s, int8_s
+        taken(_TRIAL)
+        return _Tried(alone(given), float_s, int8_s, taken(_TRIAL) if guard else None)
 
     def _run_product(self, entry: Entry, product: Product, result: Tensor) -> None:
         if entry.scheme is None:
@@ -115,8 +128,8 @@ class Observer(fx.Interpreter):
         def in_int8() -> Tensor:
             return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)
 
-        seconds = medians(in_float, in_int8, rounds=_ROUNDS)
-        self.trials[attention.node] = Trial(sqnr(result, in_int8()), *seconds)
+        float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
+        self.trials[attention.node] = Trial(sqnr(result, in_int8()), float_s, int8_s)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

@@ -18,7 +18,7 @@ from qfx.html import page
 from qfx.match import match
 from qfx.observe import Observer
 from qfx.plan import check_names, decide
-from qfx.row import Row, shares, sqnr
+from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
 from qfx.watch import uncompiled_module, watch
 
@@ -52,14 +52,16 @@ class Report:
         Path(path).write_text(page(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        table = [_printed(*each) for each in zip(self.rows, self.shares, strict=True)]
+        guarded = any(row.guarded for row in self.rows)
+        pairs = zip(self.rows, self.shares, strict=True)
+        table = [_printed(*pair, guarded) for pair in pairs]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         return f"{text}\n{note}\n{count}"
 
 
-def _printed(row: Row, share: float | None) -> dict[str, str]:
+def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
     return {
         "module": row.module,
         "node": row.node,
@@ -70,6 +72,7 @@ def _printed(row: Row, share: float | None) -> dict[str, str]:
         "max/rms": "" if row.outlier_ratio is None else f"{row.outlier_ratio:.1f}",
         "SQNR dB": "" if row.sqnr_db is None else f"{row.sqnr_db:.1f}",
         "share": "" if share is None else f"{share:.1%}",
+        **({"float rows": float_rows(row)} if guarded else {}),
         "float us": _us(row, row.float_s),
         "int8 us": _us(row, row.int8_s),
         "reason": row.reason,

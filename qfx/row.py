@@ -12,6 +12,7 @@ from torch import Tensor
 
 import qfx._C as _C
 from qfx.form_cost import form
+from qfx.guard import GuardCount
 from qfx.plan import Entry, hint
 from qfx.scheme import PER_COLUMN
 from qfx.site import Site, Unmatched
@@ -24,7 +25,7 @@ class Row:
     `sqnr_db`: signal to quantization noise of this site's output alone, its input being exact.
     `transform`: of K before quantization, docs/numerics.md (R1): `factor`, `R64` or `factor+R64`.
     `input_max`, `input_rms`: greatest absolute value and root mean square of its left operand in
-    the call.
+    the call. `guarded`: what the guard found in the call, None without one.
     """
 
     module: str
@@ -40,6 +41,7 @@ class Row:
     transform: str = ""
     input_max: float | None = None
     input_rms: float | None = None
+    guarded: GuardCount | None = None
 
     @property
     def outlier_ratio(self) -> float | None:
@@ -58,11 +60,13 @@ class Range(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A site's form in int8, run beside the float one: SQNR in dB, seconds of both."""
+    """A site's form in int8, run beside the float one: SQNR in dB, seconds of both, and what its
+    guard, if it has one, found."""
 
     sqnr_db: float
     float_s: float
     int8_s: float
+    guarded: GuardCount | None = None
 
 
 def range_of(x: Tensor) -> Range:
@@ -93,11 +97,16 @@ def shares(rows: Sequence[Row]) -> tuple[float | None, ...]:
     return tuple(None if row.sqnr_db is None else next(parts) for row in rows)
 
 
+def float_rows(row: Row) -> str:
+    """How many rows of the call the guard ran in float, of how many; nothing without a guard."""
+    return "" if row.guarded is None else f"{row.guarded.float_rows}/{row.guarded.rows}"
+
+
 def row_of(entry: Entry, seen: Range | None, trial: Trial | None) -> Row:
     """The row of a plan's entry. Without a trial its times are those that the plan predicted."""
     estimate = entry.estimate
     predicted = (estimate.float_s, estimate.int8_s) if estimate else (None, None)
-    sqnr_db, float_s, int8_s = trial or (None, *predicted)
+    sqnr_db, float_s, int8_s, guarded = trial or (None, *predicted, None)
     return Row(
         module=entry.match.path,
         node=entry.match.node.name,
@@ -110,6 +119,7 @@ def row_of(entry: Entry, seen: Range | None, trial: Trial | None) -> Row:
         int8_s=int8_s,
         measured=trial is not None,
         transform=_transform(entry),
+        guarded=guarded,
         **(seen._asdict() if seen else {}),
     )
 
