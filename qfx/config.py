@@ -82,7 +82,7 @@ class Config:
             isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6
         ):
             raise ValueError(
-                f"guard={guard!r} is not a relative error above 0, as 0.02 is (None for no guard)"
+                f"guard={guard!r} is not a relative error above 0, as 0.05 is (None for no guard)"
             )
 
     @property
