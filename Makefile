@@ -8,6 +8,8 @@ export HF_HUB_OFFLINE = 1
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# cmake and ninja, of which the machine may have none
+WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 CPP := $(shell find csrc tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
@@ -18,7 +20,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -q -ra
+	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra
 
 lint: setup
 	$(BIN)/ruff check .
@@ -39,6 +41,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
+	$(BIN)/python -m benchmarks.accuracy $(BENCH)
 	$(BIN)/python -m benchmarks.models $(BENCH)
 	$(BIN)/python -m benchmarks.prepare $(BENCH)
 
@@ -49,13 +52,13 @@ sanitize-address: FLAGS = address,undefined,float-cast-overflow
 sanitize-thread: FLAGS = thread
 sanitize-thread: PARTS = gemm binary
 sanitize-%: $(VENV)/.tools
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native-$*
+	$(WITH_TOOLS) cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
+	$(WITH_TOOLS) cmake --build build/native-$*
 	build/native-$*/native_tests $(PARTS)
 
 # The native tests on processors that this machine is not. Installs nothing.
 emulate:
-	PATH="$(CURDIR)/$(BIN):$$PATH" python3 tests/emulation.py
+	$(WITH_TOOLS) python3 tests/emulation.py
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -79,7 +82,7 @@ $(VENV)/.tools: $(VENV)/.torch
 	touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev]'
+	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev,accuracy]'
 	touch $@
 
 $(VENV)/.data: $(VENV)/.built examples/minilm.py

@@ -12,10 +12,9 @@ from itertools import product
 from typing import Any
 
 import torch
-from tabulate import tabulate
 
-from benchmarks.common import Candidate, interleaved, machine, save
-from benchmarks.linear import FLOAT, OPS, Shape, arguments, as_row, make_case
+from benchmarks.common import Candidate, interleaved
+from benchmarks.linear import FLOAT, OPS, Shape, as_row, make_case, run
 from qfx import _C
 
 TOKENS = (1, 16, 128, 512)
@@ -58,19 +57,5 @@ def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    options = arguments(__doc__, SHAPES)
-    torch.set_num_threads(options.threads)
-    rows: list[dict[str, Any]] = []
-    with torch.inference_mode():
-        for shape in options.shapes:
-            rows += measure(shape, options.rounds)
-    rows = [{**row, "threads": options.threads} for row in rows]
-    print(machine())
-    print(tabulate(rows, headers="keys"))
-    if options.save:
-        print(f"wrote {save('binary', rows)}")
-
-
 if __name__ == "__main__":
-    main()
+    run("binary", __doc__, SHAPES, measure)

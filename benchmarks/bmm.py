@@ -1,8 +1,9 @@
 """Products of two computed operands: int8_bmm_dynamic on every ISA of this machine against
-torch.matmul in float32, and attention made of it against F.scaled_dot_product_attention.
+torch.matmul in float32, and int8_attention against F.scaled_dot_product_attention.
 
 All run in one process, in turn. The layouts are those of attention: heads are slices of a token's
-features. The int8 scores are symmetric, the probabilities, which are not negative, asymmetric.
+features. Scores are symmetric in int8, probabilities, which are not negative, asymmetric; an
+attention of `products` is two such products with a softmax between.
     python -m benchmarks.bmm [--threads 1] [--heads 1x12x128x64,...] [--save]
 """
 
@@ -12,6 +13,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,11 +21,12 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks.common import Candidate, interleaved, machine, save
+from benchmarks.common import Candidate, interleaved, keep_memory, machine, save
 from qfx import _C
 
 OPS = torch.ops.qfx
 FLOAT = "float32"
+Forms = dict[str, Callable[[], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ DEFAULT = [
     Heads(*sizes)
     for sizes in (
         (1, 12, 64, 32), (1, 12, 128, 32), (8, 12, 128, 32), (1, 12, 128, 64), (8, 12, 128, 64),
-        (1, 12, 512, 64), (4, 12, 256, 64), (1, 12, 384, 128),
+        (1, 12, 512, 64), (1, 12, 1024, 64), (4, 12, 256, 64), (1, 12, 384, 128),
     )
 ]  # fmt: skip
 
@@ -77,27 +80,30 @@ class Operands:
         q = q * heads.features**-0.5
         return cls(q, k, v, (q @ k.mT).softmax(-1))
 
-    def forms(self) -> dict[str, tuple[dict[str, Callable[[], Tensor]], Callable[[], Tensor]]]:
-        """What is compared: name -> (float forms, int8 form)."""
+    def forms(self) -> dict[str, tuple[Forms, Forms]]:
+        """What is compared: name -> (float forms, int8 forms)."""
         return {
             "scores": (
                 {FLOAT: lambda: self.q @ self.k.mT},
-                lambda: int8_product(self.q, self.k, True),
+                {"": lambda: int8_product(self.q, self.k, True)},
             ),
             "values": (
                 {FLOAT: lambda: self.p @ self.v},
-                lambda: int8_product(self.p, self.v.mT, False),
+                {"": lambda: int8_product(self.p, self.v.mT, False)},
             ),
             "attention": (
                 {
                     FLOAT: lambda: F.scaled_dot_product_attention(self.q, self.k, self.v, scale=1),
                     "matmuls": lambda: (self.q @ self.k.mT).softmax(-1) @ self.v,
                 },
-                self.int8_attention,
+                {"": self.int8_attention, "products": self.int8_products},
             ),
         }
 
     def int8_attention(self) -> Tensor:
+        return OPS.int8_attention(self.q, self.k, self.v, None, 1.0, False, torch.float32)
+
+    def int8_products(self) -> Tensor:
         scores = int8_product(self.q, self.k, True)
         return int8_product(scores.softmax(-1), self.v.mT, False)
 
@@ -115,7 +121,7 @@ def check_exact(x: Operands, isa: str) -> None:
 
 
 def measure(heads: Heads, rounds: int) -> list[dict[str, Any]]:
-    """A row for each float form and for int8 on each ISA but the portable one."""
+    """A row for each float form, and for each int8 form on each ISA but the portable one."""
     x = Operands.of(heads)
     isas = [isa for isa in _C.isas() if isa != "ref"]
     for isa in isas:
@@ -123,7 +129,8 @@ def measure(heads: Heads, rounds: int) -> list[dict[str, Any]]:
     rows = []
     for what, (floats, int8) in x.forms().items():
         candidates = {name: Candidate(run) for name, run in floats.items()}
-        candidates |= {isa: Candidate(int8, prepare=partial(_C.set_isa, isa)) for isa in isas}
+        for isa, (name, run) in product(isas, int8.items()):
+            candidates[f"{isa} {name}".strip()] = Candidate(run, partial(_C.set_isa, isa))
         times = interleaved(candidates, rounds)
         rows += [
             {
@@ -148,6 +155,7 @@ def main() -> None:
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
+    keep_memory()
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():

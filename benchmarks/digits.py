@@ -78,11 +78,14 @@ class Score:
     nll: float
 
 
+def score_of(logits: Tensor, y: Tensor) -> Score:
+    accuracy = (logits.argmax(-1) == y).float().mean()
+    return Score(100 * float(accuracy), float(F.cross_entropy(logits, y)))
+
+
 @torch.no_grad()
 def score(model: Any, data: Data) -> Score:
-    logits = model(data.x)
-    accuracy = (logits.argmax(-1) == data.y).float().mean()
-    return Score(100 * float(accuracy), float(F.cross_entropy(logits, data.y)))
+    return score_of(model(data.x), data.y)
 
 
 def train(run: Any, model: nn.Module, data: Data, epochs: int, rate: float, seed: int) -> None:

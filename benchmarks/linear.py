@@ -8,6 +8,7 @@ Both run in one process, in turn. The int8 product is first checked to be exact.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -164,7 +165,7 @@ def as_row(shape: Shape, isa: str, time: Timing, baseline: Timing) -> dict[str, 
     }
 
 
-def arguments(description: str, default: list[Shape]) -> argparse.Namespace:
+def arguments(description: str, default: Sequence[Shape]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
@@ -175,8 +176,14 @@ def arguments(description: str, default: list[Shape]) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = arguments(__doc__, [Shape(m, k, n) for (k, n), m in product(WEIGHTS, TOKENS)])
+def run(
+    name: str,
+    description: str,
+    default: Sequence[Shape],
+    measure: Callable[[Shape, int], list[dict[str, Any]]],
+) -> None:
+    """A benchmark of shapes as a command: prints or saves the rows of `measure`(shape, rounds)."""
+    options = arguments(description, default)
     keep_memory()
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
@@ -187,9 +194,10 @@ def main() -> None:
     print(machine())
     print(tabulate(rows, headers="keys"))
     if options.save:
-        name = "linear" if options.threads == 1 else f"linear-{options.threads}-threads"
-        print(f"wrote {save(name, rows)}")
+        threads = "" if options.threads == 1 else f"-{options.threads}-threads"
+        print(f"wrote {save(name + threads, rows)}")
 
 
 if __name__ == "__main__":
-    main()
+    SHAPES = [Shape(m, k, n) for (k, n), m in product(WEIGHTS, TOKENS)]
+    run("linear", __doc__, SHAPES, measure)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
-from benchmarks.zoo import Inputs
+from benchmarks.zoo_kinds import Inputs
 from qfx.match import match
 from qfx.plan import Plan
 from qfx.report import Report, sqnr

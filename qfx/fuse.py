@@ -2,7 +2,9 @@
 
 quantize(rotate(float32(x)))      ->  quantize(x) with the transform; quantize_static alike
 dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one site
-                                  ->  int8_linear(quantize(x))    x shared by several, or static
+                                  ->  int8_linear(quantize(x))    x static, or shared by several,
+                                      unless it is one row: that is quantized anew in less time than
+                                      a call takes
 quantize_static(int8_linear(q))   ->  int8_linear_requantize(q)   nobody else reads the floats
 dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
 """
@@ -13,9 +15,10 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from qfx.canonical import erase, finish
+from qfx.capture import value
 from qfx.coded import emit
 from qfx.fault import at
 
@@ -68,7 +71,7 @@ def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
     if then is not None:
         replaced = then
         call = (ops.int8_linear_requantize.default, (*operands, *then.args[1:]))
-    elif len(q.users) == 1 and _calls(triple, ops.quantize.default):
+    elif _calls(triple, ops.quantize.default) and (len(q.users) == 1 or _one_row(dequantize)):
         x, axes, bits, symmetric, *transform = triple.args
         how = (axes, bits, symmetric, activation, out_dtype, *transform)
         call = (ops.int8_linear_dynamic.default, (x, packed, w_scale, bias, *how))
@@ -109,6 +112,11 @@ def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
     fused.meta = dict(dequantize.meta)
     dequantize.replace_all_uses_with(fused)
     erase(graph, dequantize, down_to={a, b})
+
+
+def _one_row(y: fx.Node) -> bool:
+    known = value(y)
+    return isinstance(known, Tensor) and all(type(s) is int and s == 1 for s in known.shape[:-1])
 
 
 def _calls(node: Any, *targets: object) -> bool:

@@ -23,6 +23,13 @@ LEVELS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "neoverse-n1": ({"neondot", "neon", "ref"}, ("tiles", "gemm")),
     "max": ({"neoni8mm", "neondot", "neon", "ref"}, ()),
 }
+# What a whole run reports as right of each instruction set, beside its tiles.
+CHECKED = (
+    "widen", "range", "quantize", "quantize_clamped", "random", "quantize_stochastic",
+    "range_of_columns", "quantize_columns", "epilogue", "weight_only", "finish_floats", "attention",
+    "add_groups", "linear_groups", "rotate", "rotate_back",
+    "binary_signs", "binary_gemm", "gemm", "linear", "pack_floats", "doctored kernels are refused",
+)  # fmt: skip
 
 
 class Failed(Exception):
@@ -110,6 +117,14 @@ def run_aarch64(folder: Path, cpu: str) -> str:
 def tested_in(output: str) -> set[str]:
     """The instruction sets that a run of the native tests found and tested."""
     return {line.split(":")[0] for line in output.splitlines() if line.endswith(": tested")}
+
+
+def unchecked_in(output: str, isa: str) -> set[str]:
+    """What of this instruction set the run does not report as right."""
+    checked = {line.split(" ok, ")[0] for line in output.splitlines() if " ok, " in line}
+    tiles = any(name.endswith(f"_gemm_1x32__{isa}") for name in checked)
+    missing = {name for name in CHECKED if f"{name}__{isa}" not in checked}
+    return missing if tiles else missing | {"tiles"}
 
 
 def _report(where: str, output: str, expected: set[str]) -> bool:

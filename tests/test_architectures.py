@@ -22,6 +22,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+# transformers caches functions that Dynamo then traces
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 # Linears stored transposed, shared layers, einsum, two stacks, convolutions, sound.
 @pytest.mark.parametrize("name", ["gpt2", "albert", "xlnet", "t5", "vit", "wav2vec2"])
 def test_architecture(name: str) -> None:

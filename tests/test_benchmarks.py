@@ -76,6 +76,7 @@ def test_a_missing_peer_is_a_line_with_the_reason() -> None:
     assert report(found).endswith(f"{small.name}: no peer: {found[1]['reason']}")
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # a peer may be
 @pytest.mark.parametrize("name", PEERS)
 def test_an_installed_peer_is_near_float(name: str) -> None:
     pytest.importorskip(_package(name))

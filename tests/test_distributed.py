@@ -19,11 +19,12 @@ from qfx.ops import REFERENCES
 from tests import distributed as d
 from tests.bounds import U32
 from tests.models import compiled, int8_by_hand
+from tests.ranks import RANKS, Ranks
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[d.Ranks]:
-    processes = d.Ranks()
+def ranks() -> Iterator[Ranks]:
+    processes = Ranks()
     yield processes
     processes.stop()
 
@@ -91,7 +92,7 @@ class OneProcess:
         loss = F.mse_loss(self.compiled(d.X), d.TARGET)
         loss.backward()
         gradients, paths = _gradients(self.model), _sums_of_paths(self.model)
-        found = sum(run.losses[step] for run in runs) / d.RANKS
+        found = sum(run.losses[step] for run in runs) / RANKS
         assert abs(found - loss.item()) <= 2 * LOSS_ROUNDINGS * U32 * loss.item()
         for name, now in runs[0].weights[step].items():
             expected = now - d.RATE * gradients[name]
@@ -119,7 +120,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("way", "inner"), WAYS, ids=lambda v: getattr(v, "__name__", v))
-def test_two_processes_train_as_one(way: d.Way, inner: str, ranks: d.Ranks) -> None:
+def test_two_processes_train_as_one(way: d.Way, inner: str, ranks: Ranks) -> None:
     runs = ranks.run(d.train, way, inner)
     for run in runs:
         assert set(run.plan.values()) == {"int8"}
@@ -134,6 +135,6 @@ def test_two_processes_train_as_one(way: d.Way, inner: str, ranks: d.Ranks) -> N
         one.check_step(runs, step)
 
 
-def test_a_fault_on_one_rank_is_reported_while_the_other_waits(ranks: d.Ranks) -> None:
+def test_a_fault_on_one_rank_is_reported_while_the_other_waits(ranks: Ranks) -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 failed(.|\n)*rank 1 found a fault"):
         ranks.run(d.fail_on_rank_1)

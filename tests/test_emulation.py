@@ -11,13 +11,6 @@ import qfx._C as _C
 
 from tests import emulation
 
-PARTS = ("_gemm_1x32", "quantize", "epilogue", "gemm")
-
-
-def _untested(output: str, isa: str) -> list[str]:
-    """Kernels of this instruction set that the run does not report as right."""
-    return [part for part in PARTS if not any(f"{part}__{isa} ok" in s for s in output.split("\n"))]
-
 
 @pytest.fixture(scope="module")
 def emulated() -> str:
@@ -32,7 +25,7 @@ def test_rare_instructions_of_x86_64(emulated: str, isa: str) -> None:
     if below not in _C.isas():
         pytest.skip(f"{isa} stands on {below}, which this processor lacks")
     assert isa in emulation.tested_in(emulated)
-    assert _untested(emulated, isa) == []
+    assert emulation.unchecked_in(emulated, isa) == set()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def test_arm_finds_and_runs_its_kernels(aarch64: Path, cpu: str) -> None:
     output = emulation.run_aarch64(aarch64, cpu)
     assert emulation.tested_in(output) == isas
     if not parts:
-        assert {isa: _untested(output, isa) for isa in isas} == {isa: [] for isa in isas}
+        assert {i: emulation.unchecked_in(output, i) for i in isas} == {i: set() for i in isas}
 
 
 @pytest.mark.parametrize("name", ["neon", "neondot", "neoni8mm"])
@@ -71,6 +64,14 @@ def _moves_vectors_to_the_stack(function: str) -> bool:
         for parts in lines
         if len(parts) > 3
     )
+
+
+def test_a_kernel_that_was_not_checked_is_missed() -> None:
+    lines = [f"{name}__neon ok, 3 cases" for name in ("s8s8_gemm_1x32", *emulation.CHECKED)]
+    assert emulation.unchecked_in("\n".join(lines), "neon") == set()
+    for name, line in zip(("tiles", *emulation.CHECKED), lines, strict=True):
+        rest = "\n".join(other for other in lines if other != line)
+        assert emulation.unchecked_in(rest, "neon") == {name}
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_learned_steps_lower_the_loss_and_stay_positive() -> None:
         loss = F.mse_loss(module(x), target.detach())
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert min(losses[-5:]) < 0.7 * losses[0]
     assert all((p.exp() > 0).all() for p in steps)
 

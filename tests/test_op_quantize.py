@@ -64,7 +64,7 @@ def test_results_round_to_the_nearest(out_dtype: torch.dtype, isa: str) -> None:
     significands = torch.randint(-(2**24), 2**24, (len(powers), 999), generator=generator)
     significands[:, :256] = significands[:, :256] >> 11 << 11 | 1 << 10  # ties of half types
     how = (None, None, None, "none", out_dtype)
-    arguments = (significands.int(), torch.ldexp(torch.ones(1), powers), *how)
+    arguments = (significands.int(), torch.ldexp(torch.ones(len(powers), 1), powers), *how)
     assert same_bits(ops.dequantize(*arguments), REFERENCES["dequantize"](*arguments))
 
 

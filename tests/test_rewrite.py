@@ -163,6 +163,19 @@ def test_one_quantize_node_for_q_k_v_and_for_gate_up() -> None:
     assert len(nodes) == 2
 
 
+@pytest.mark.parametrize("leading, quantizes", [((1,), 0), ((1, 1), 0), ((2, 1), 2)])
+def test_one_row_is_quantized_by_each_of_its_readers(
+    leading: tuple[int, ...], quantizes: int
+) -> None:
+    x = torch.randn(*leading, FEATURES)
+    gm = qfx.trace(Block(), x)
+    (canonical, _), (fused, _) = (qfx.rewrite(gm, CONFIG, canonical=c) for c in (True, False))
+    calls = [n.target for n in fused.graph.nodes]
+    assert calls.count(torch.ops.qfx.quantize.default) == quantizes
+    with torch.no_grad():
+        assert torch.equal(canonical(x), fused(x))
+
+
 class WrittenBetween(nn.Module):
     """y = x W, x += 1, z = x W: the two matmuls see different values of one node."""
 

@@ -10,6 +10,7 @@
 #include "check.h"
 #include "cpu/pack.h"
 #include "cpu/quantize.h"
+#include "text.h"
 
 namespace qfx::cpu {
 

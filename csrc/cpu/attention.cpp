@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/pack_floats.h"
+#include "cpu/product.h"
 #include "cpu/scratch.h"
 
 namespace qfx::cpu {

@@ -3,15 +3,13 @@
 
 #include <cstdint>
 
-#include "cpu/pack_floats.h"
-#include "cpu/product.h"
+#include "cpu/quantize.h"
 
 namespace qfx::cpu {
 
 // What is added to the scores, [M, N] with any strides: nothing, floats, or whether a key counts.
 struct Mask {
   enum class Kind { kNone, kFloat, kBool } kind = Kind::kNone;
-  Dtype dtype = Dtype::kFloat32;
   const char* data = nullptr;
   int64_t row_stride = 0, column_stride = 0;  // in bytes
 };

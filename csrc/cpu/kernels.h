@@ -153,13 +153,13 @@ struct Format {
   const TileFn* prefetching_tiles;
   int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
   // What a thread calls behind its last tile, to give back what tiles set up. Null if nothing.
-  void (*release)();
+  void (*release)() = nullptr;
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
   // ceiling that benchmarks quote. Null where there is none to speak of.
-  int64_t (*multiply)(int64_t rounds);
+  int64_t (*multiply)(int64_t rounds) = nullptr;
   // What to use instead for fewer than minimum_rows rows, or null.
-  int64_t minimum_rows;
-  const Format* below;
+  int64_t minimum_rows = 0;
+  const Format* below = nullptr;
 };
 
 // Functions on rows of floats, the epilogue among them.

@@ -168,7 +168,7 @@ Tensor binary_mm(Tensor x, Tensor packed, int64_t n) {
 }
 
 Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor> bias,
-                     std::string activation, ScalarType out_dtype) {
+                     Text activation, ScalarType out_dtype) {
   constexpr const char* op = "binary_linear";
   check_float(op, "x", x);
   check_dtype(op, "scale", scale, {ScalarType::Float});

@@ -23,8 +23,8 @@ GroupValues<T> values_of(const Tensor& t) {
 }
 
 Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale,
-                          std::optional<Tensor> w_zero, std::optional<Tensor> bias,
-                          std::string activation, ScalarType out_dtype) {
+                          std::optional<Tensor> w_zero, std::optional<Tensor> bias, Text activation,
+                          ScalarType out_dtype) {
   constexpr const char* op = "int8_linear_groups";
   check_dtype(op, "q", q, {ScalarType::Char});
   check_dtype(op, "scale", scale, {ScalarType::Float});

@@ -40,7 +40,7 @@ void check_w_scale(const char* op, const Tensor& w_scale) {
 }
 
 Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale,
-                   std::optional<Tensor> bias, std::string activation, ScalarType out_dtype) {
+                   std::optional<Tensor> bias, Text activation, ScalarType out_dtype) {
   constexpr const char* op = "int8_linear";
   check_dtype(op, "q", q, {ScalarType::Char});
   check_dtype(op, "scale", scale, {ScalarType::Float});
@@ -82,9 +82,8 @@ Tensor int8_linear_ste(Tensor /*x*/, std::optional<Tensor> /*w*/, std::optional<
 }
 
 Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optional<Tensor> bias,
-                           std::vector<int64_t> axes, int64_t bits, bool symmetric,
-                           std::string activation, ScalarType out_dtype,
-                           std::optional<Tensor> factor, int64_t rotation) {
+                           std::vector<int64_t> axes, int64_t bits, bool symmetric, Text activation,
+                           ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
   constexpr const char* op = "int8_linear_dynamic";
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);

@@ -179,8 +179,8 @@ void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q) {
 }
 
 Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
-                  std::optional<Tensor> col_scale, std::optional<Tensor> bias,
-                  std::string activation, ScalarType out_dtype) {
+                  std::optional<Tensor> col_scale, std::optional<Tensor> bias, Text activation,
+                  ScalarType out_dtype) {
   constexpr const char* op = "dequantize";
   check_dtype(op, "q", q, {ScalarType::Char, ScalarType::Int});
   check_dtype(op, "scale", scale, {ScalarType::Float});

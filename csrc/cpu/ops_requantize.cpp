@@ -75,7 +75,7 @@ struct CodeSink final : TileSink {
 std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale, Tensor zero_point,
                                                           Tensor packed, Tensor w_scale,
                                                           std::optional<Tensor> bias,
-                                                          std::string activation, Tensor out_scale,
+                                                          Text activation, Tensor out_scale,
                                                           std::optional<Tensor> out_zero_point,
                                                           int64_t bits, bool symmetric) {
   constexpr const char* op = "int8_linear_requantize";

@@ -48,7 +48,7 @@ void run_panel(const Kernels& kernels, const float* x, int64_t rows, const Packe
 }
 
 Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional<Tensor> bias,
-                          std::string activation, ScalarType out_dtype) {
+                          Text activation, ScalarType out_dtype) {
   constexpr const char* op = "int8_weight_linear";
   check_float(op, "x", x);
   check_dtype(op, "w_scale", w_scale, {ScalarType::Float});

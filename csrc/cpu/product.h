@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "cpu/gemm.h"
 #include "cpu/quantize.h"

@@ -1,4 +1,4 @@
-// Memory that a thread keeps between calls, so that an operator allocates nothing but its output.
+// Memory that a thread keeps between calls, so that an operator need not allocate what it works in.
 #pragma once
 
 #include <cstddef>

@@ -6,6 +6,9 @@
 
 #include <arm_neon.h>
 
+#include <array>
+#include <utility>
+
 #include "cpu/kernels.h"
 
 namespace qfx::cpu {
@@ -63,6 +66,19 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
     strip<Product, kRows, kVectors, kPrefetch>(a, lda, b + 64, groups, ahead, out + 16, accumulate);
   }
 }
+
+// Tiles of 1 to kTallest rows.
+template <class Product>
+inline constexpr int kTallest = Product::kSums / 4;
+
+template <class Product, bool kPrefetch, int... kLess>
+constexpr std::array<TileFn, sizeof...(kLess)> tiles_of(std::integer_sequence<int, kLess...>) {
+  return {tile<Product, kLess + 1, kPrefetch>...};
+}
+
+template <class Product, bool kPrefetch>
+constexpr auto kTiles =
+    tiles_of<Product, kPrefetch>(std::make_integer_sequence<int, kTallest<Product>>());
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -8,6 +8,7 @@
 //   s7s7  the same with offset 64, and two pairs, at most 4 * 127 * 64, are added in 16 bits.
 #include <immintrin.h>
 
+#include "cpu/chains.h"
 #include "cpu/offset.h"
 #include "cpu/rows.h"
 #include "cpu/tiles256.h"
@@ -78,25 +79,13 @@ int32_t arrange_signs(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) 
   return static_cast<int32_t>(add) + arrange_signs_tail(q, i, k, padded_k, a);
 }
 
-// The two multiplies of the scheme, vpmaddubsw and vpmaddwd, in 10 independent chains.
+// The two multiplies of the scheme, vpmaddubsw and vpmaddwd.
 int64_t multiply(int64_t rounds) {
-  constexpr int kChains = 10;
-  __m256i a = _mm256_set1_epi8(1), b = a;
   const __m256i ones = _mm256_set1_epi16(1);
-  __m256i x[kChains];
-#pragma GCC unroll 10
-  for (int i = 0; i < kChains; ++i) {
-    x[i] = b;
-    asm volatile("" : "+x"(x[i]));  // or the chains, being equal, would be merged
-  }
-  for (int64_t n = 0; n < rounds; ++n) {
-#pragma GCC unroll 10
-    for (int i = 0; i < kChains; ++i) x[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(a, x[i]), ones);
-    asm volatile("" : "+x"(a));  // or the loop would be folded away
-  }
-#pragma GCC unroll 10
-  for (int i = 0; i < kChains; ++i) asm volatile("" ::"x"(x[i]));
-  return rounds * kChains * 32;
+  const auto next = [&](__m256i x, __m256i a) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(a, x), ones);
+  };
+  return 32 * run_chains<10>(rounds, _mm256_set1_epi8(1), next);
 }
 
 constexpr Format kWide = {.name = "s8s8",
@@ -107,10 +96,7 @@ constexpr Format kWide = {.name = "s8s8",
                           .tiles = kTiles<SignMask, false>.data(),
                           .prefetching_tiles = kTiles<SignMask, true>.data(),
                           .arrange = arrange_signs,
-                          .release = nullptr,
-                          .multiply = multiply,
-                          .minimum_rows = 0,
-                          .below = nullptr};
+                          .multiply = multiply};
 
 template <class Operand, int kOffset>
 constexpr Format offset_format(const char* name) {

@@ -2,6 +2,7 @@
 // Operand format: u8 = q + 128; the row constant 128 * colsum[n] is taken off in the epilogue.
 #include <immintrin.h>
 
+#include "cpu/chains.h"
 #include "cpu/offset.h"
 #include "cpu/rows.h"
 
@@ -61,45 +62,27 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
   }
 }
 
-// vpdpbusd in 16 independent chains.
 int64_t multiply(int64_t rounds) {
-  constexpr int kChains = 16;
-  __m512i a = _mm512_set1_epi8(1), b = a;
-  __m512i x[kChains];
-#pragma GCC unroll 16
-  for (int i = 0; i < kChains; ++i) {
-    x[i] = b;
-    asm volatile("" : "+v"(x[i]));  // or the chains, being equal, would be merged
-  }
-  for (int64_t n = 0; n < rounds; ++n) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kChains; ++i) x[i] = _mm512_dpbusd_epi32(x[i], a, b);
-    asm volatile("" : "+v"(a));  // or the loop would be folded away
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kChains; ++i) asm volatile("" ::"v"(x[i]));
-  return rounds * kChains * 64;
+  const __m512i b = _mm512_set1_epi8(1);
+  const auto next = [&](__m512i x, __m512i a) { return _mm512_dpbusd_epi32(x, a, b); };
+  return 64 * run_chains<16>(rounds, b, next);
 }
 
-constexpr TileFn kTiles[] = {tile<1, false>, tile<2, false>,  tile<3, false>,  tile<4, false>,
-                             tile<5, false>, tile<6, false>,  tile<7, false>,  tile<8, false>,
-                             tile<9, false>, tile<10, false>, tile<11, false>, tile<12, false>};
-constexpr TileFn kPrefetchingTiles[] = {
-    tile<1, true>, tile<2, true>, tile<3, true>, tile<4, true>,  tile<5, true>,  tile<6, true>,
-    tile<7, true>, tile<8, true>, tile<9, true>, tile<10, true>, tile<11, true>, tile<12, true>};
+template <bool kPrefetch>
+constexpr TileFn kTiles[] = {tile<1, kPrefetch>,  tile<2, kPrefetch>,  tile<3, kPrefetch>,
+                             tile<4, kPrefetch>,  tile<5, kPrefetch>,  tile<6, kPrefetch>,
+                             tile<7, kPrefetch>,  tile<8, kPrefetch>,  tile<9, kPrefetch>,
+                             tile<10, kPrefetch>, tile<11, kPrefetch>, tile<12, kPrefetch>};
 
 constexpr Format kFormat = {.name = "s8s8",
                             .tile_rows = 12,
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 128,
-                            .tiles = kTiles,
-                            .prefetching_tiles = kPrefetchingTiles,
+                            .tiles = kTiles<false>,
+                            .prefetching_tiles = kTiles<true>,
                             .arrange = arrange_offset<128>,
-                            .release = nullptr,
-                            .multiply = multiply,
-                            .minimum_rows = 0,
-                            .below = nullptr};
+                            .multiply = multiply};
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 // Operand format: u8 = q + 128; the row constant 128 * colsum[n] is taken off in the epilogue.
 #include <immintrin.h>
 
+#include "cpu/chains.h"
 #include "cpu/offset.h"
 #include "cpu/tiles256.h"
 
@@ -17,24 +18,10 @@ struct Offset {
   }
 };
 
-// vpdpbusd in 12 independent chains.
 int64_t multiply(int64_t rounds) {
-  constexpr int kChains = 12;
-  __m256i a = _mm256_set1_epi8(1), b = a;
-  __m256i x[kChains];
-#pragma GCC unroll 12
-  for (int i = 0; i < kChains; ++i) {
-    x[i] = b;
-    asm volatile("" : "+x"(x[i]));  // or the chains, being equal, would be merged
-  }
-  for (int64_t n = 0; n < rounds; ++n) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kChains; ++i) x[i] = _mm256_dpbusd_avx_epi32(x[i], a, b);
-    asm volatile("" : "+x"(a));  // or the loop would be folded away
-  }
-#pragma GCC unroll 12
-  for (int i = 0; i < kChains; ++i) asm volatile("" ::"x"(x[i]));
-  return rounds * kChains * 32;
+  const __m256i b = _mm256_set1_epi8(1);
+  const auto next = [&](__m256i x, __m256i a) { return _mm256_dpbusd_avx_epi32(x, a, b); };
+  return 32 * run_chains<12>(rounds, b, next);
 }
 
 constexpr Format kFormat = {.name = "s8s8",
@@ -45,10 +32,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .tiles = kTiles<Offset, false>.data(),
                             .prefetching_tiles = kTiles<Offset, true>.data(),
                             .arrange = arrange_offset<128>,
-                            .release = nullptr,
-                            .multiply = multiply,
-                            .minimum_rows = 0,
-                            .below = nullptr};
+                            .multiply = multiply};
 
 }  // namespace
 

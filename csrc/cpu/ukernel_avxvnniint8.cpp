@@ -24,11 +24,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .mul_offset = 0,
                             .tiles = kTiles<Code, false>.data(),
                             .prefetching_tiles = kTiles<Code, true>.data(),
-                            .arrange = arrange_offset<0>,
-                            .release = nullptr,
-                            .multiply = nullptr,
-                            .minimum_rows = 0,
-                            .below = nullptr};
+                            .arrange = arrange_offset<0>};
 
 }  // namespace
 

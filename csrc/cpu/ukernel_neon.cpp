@@ -31,22 +31,14 @@ struct Widened {
   static int32x4_t total(Sum sum) { return vpaddq_s32(sum.left, sum.right); }
 };
 
-template <bool kPrefetch>
-constexpr TileFn kTiles[] = {tile<Widened, 1, kPrefetch>, tile<Widened, 2, kPrefetch>,
-                             tile<Widened, 3, kPrefetch>};
-
 constexpr Format kFormat = {.name = "s8s8",
-                            .tile_rows = 3,
+                            .tile_rows = kTallest<Widened>,
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 0,
-                            .tiles = kTiles<false>,
-                            .prefetching_tiles = kTiles<true>,
-                            .arrange = arrange_offset<0>,
-                            .release = nullptr,
-                            .multiply = nullptr,
-                            .minimum_rows = 0,
-                            .below = nullptr};
+                            .tiles = kTiles<Widened, false>.data(),
+                            .prefetching_tiles = kTiles<Widened, true>.data(),
+                            .arrange = arrange_offset<0>};
 
 }  // namespace
 

@@ -22,23 +22,14 @@ struct Dot {
   static int32x4_t total(Sum sum) { return sum; }
 };
 
-template <bool kPrefetch>
-constexpr TileFn kTiles[] = {tile<Dot, 1, kPrefetch>, tile<Dot, 2, kPrefetch>,
-                             tile<Dot, 3, kPrefetch>, tile<Dot, 4, kPrefetch>,
-                             tile<Dot, 5, kPrefetch>, tile<Dot, 6, kPrefetch>};
-
 constexpr Format kFormat = {.name = "s8s8",
-                            .tile_rows = 6,
+                            .tile_rows = kTallest<Dot>,
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 0,
-                            .tiles = kTiles<false>,
-                            .prefetching_tiles = kTiles<true>,
-                            .arrange = arrange_offset<0>,
-                            .release = nullptr,
-                            .multiply = nullptr,
-                            .minimum_rows = 0,
-                            .below = nullptr};
+                            .tiles = kTiles<Dot, false>.data(),
+                            .prefetching_tiles = kTiles<Dot, true>.data(),
+                            .arrange = arrange_offset<0>};
 
 }  // namespace
 

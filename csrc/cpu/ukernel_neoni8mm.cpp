@@ -108,8 +108,6 @@ const Kernels& kernels_neoni8mm() {
                                 .tiles = kTiles<false>,
                                 .prefetching_tiles = kTiles<true>,
                                 .arrange = arrange_offset<0>,
-                                .release = nullptr,
-                                .multiply = nullptr,
                                 .minimum_rows = 2,
                                 .below = dot.formats[0]};
   static const Kernels kernels = {"neoni8mm", dot.row, {&format, &format, &format, &format}};

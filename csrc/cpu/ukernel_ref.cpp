@@ -33,11 +33,7 @@ constexpr Format kFormat = {.name = "s8s8",
                             .mul_offset = 0,
                             .tiles = kTiles,
                             .prefetching_tiles = kTiles,
-                            .arrange = arrange,
-                            .release = nullptr,
-                            .multiply = nullptr,
-                            .minimum_rows = 0,
-                            .below = nullptr};
+                            .arrange = arrange};
 
 }  // namespace
 

@@ -32,7 +32,7 @@ Mask mask_of(Mask::Kind kind, const Shape& shape, bool one_row, Place place) {
   static Pages pages;
   if (kind == Mask::Kind::kNone) return {};
   const int64_t rows = one_row ? 1 : shape.m, element = kind == Mask::Kind::kBool ? 1 : 4;
-  Mask mask = {kind, Dtype::kFloat32, nullptr, one_row ? 0 : shape.n * element, element};
+  Mask mask = {kind, nullptr, one_row ? 0 : shape.n * element, element};
   if (kind == Mask::Kind::kBool) {
     std::vector<uint8_t> kept(static_cast<size_t>(rows * shape.n));
     for (size_t i = 0; i < kept.size(); ++i) kept[i] = hash(i) % 3 != 0;
