@@ -19,8 +19,9 @@ from qfx.guard import GuardCount, guard_counts
 from qfx.nn import prepare_binary, prepare_qat, quantize_
 from qfx.plan import Plan
 from qfx.recipe import Recipe, SiteRecipe
-from qfx.report import Report, explain
+from qfx.report import Report, explain, sqnr
 from qfx.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.spellings import register_matmul
 from qfx.weights import invalidate
 
 __all__ = [
@@ -50,7 +51,9 @@ __all__ = [
     "quantize",
     "quantize_",
     "quantize_dequantize_",
+    "register_matmul",
     "rewrite",
+    "sqnr",
     "trace",
 ]
 __version__ = "0.2.0.dev0"

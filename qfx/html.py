@@ -58,10 +58,8 @@ class Column(NamedTuple):
 
 _COLUMNS = (
     Column("module", "path of the call site, and the node of its graph", False),
-    Column("M×K×N", "rows, in features, out features; a batch before the *"),  # noqa: RUF001
-    Column("scheme", "how x and w become integers, or float", False),
-    Column("transform", "of K before: R64 rotates blocks of 64, factor scales features", False),
-    Column("kernel", "tile and instruction set", False),
+    Column("M×K×N", "rows, in and out features, a batch before the *; tile, instruction set"),  # noqa: RUF001
+    Column("scheme", "how x and w become codes; R64 rotates K in blocks, factor scales it", False),
     Column("max/rms", "greatest element of the input relative to its root mean square"),
     Column("SQNR dB", "signal to quantization noise of this output alone, its input being exact"),
     Column("share", "of the noise relative to signal, summed over all matmuls"),
@@ -91,10 +89,8 @@ def _line(row: Row, share: float | None) -> Line:
     about = "" if row.measured else "~"
     cells = (
         Cell(row.module or row.node, below=row.node if row.module else ""),
-        Cell(row.shape, _work(row.shape)),
-        Cell(row.scheme),
-        Cell(row.transform),
-        Cell(row.kernel),
+        Cell(row.shape, _work(row.shape), row.kernel),
+        Cell(row.scheme, below=row.transform),
         _cell("{:.1f}", row.outlier_ratio),
         _cell("{:.1f}", row.sqnr_db),
         _cell("{:.1%}", share),

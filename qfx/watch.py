@@ -13,11 +13,10 @@ import torch
 from torch import fx, nn
 
 from qfx.capture import clone, trace
-from qfx.frame import prefixes, running_path
+from qfx.frame import SELF, prefixes, running_path
 from qfx.opened import open_operators
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
-_SELF = "L['self']"  # the module whose method Dynamo captured
 _WATCHER: ContextVar[Watcher] = ContextVar("watcher")
 
 
@@ -46,7 +45,7 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..
 
     def run(*arguments: Any) -> Any:
         # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
-        here = {root: running_path() if root == _SELF else path for root, path in captured.items()}
+        here = {root: running_path() if root == SELF else path for root, path in captured.items()}
         return _WATCHER.get()(graph, here, arguments)
 
     return torch._dynamo.disable(run)

@@ -12,6 +12,10 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # name -> the least and the greatest of the number
 PROMISES = {
+    "compile_model": (30, 60),  # dB
+    "rewrite_graph": (66, 67),  # percent: two linears of three
+    "calibrate": (6, 40),  # dB of noise less than without a recipe
+    "own_pattern": (30, 60),  # dB
     "replace_linears": (0, 35),  # percent of the memory: a byte of four, and the embedding
     "learned_scales": (85, 100),  # percent right; 75 before the scales are trained
     "binary_finetune": (93, 100),  # 81 before

@@ -114,6 +114,12 @@ class Reader(NamedTuple):
     def w_nk(self) -> Tensor:
         return apply(self.view, self.weight.detach())
 
+    @property
+    def largest(self) -> Tensor:
+        """max_n |w_nk|, float32 [K]."""
+        w_nk = self.w_nk
+        return torch.maximum(w_nk.amax(0), -w_nk.amin(0)).float()
+
 
 @dataclass(frozen=True)
 class Group:
