@@ -32,6 +32,7 @@ class PackedNodes(NamedTuple):
     scale: fx.Node
     zero_point: fx.Node | None = None
     factor: fx.Node | None = None
+    columns: fx.Node | None = None
     error: fx.Node | None = None
 
     @property
@@ -52,7 +53,8 @@ class Provide(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x."""
+    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x, and
+    the columns of K that stay float."""
 
     scheme: Scheme
     packed: PackedNodes
@@ -60,6 +62,7 @@ class Form(NamedTuple):
     rotation: int
     scale: fx.Node | None
     zero_point: fx.Node | None
+    outliers: fx.Node | None
 
     @property
     def transform(self) -> tuple[Any, ...]:
@@ -71,7 +74,8 @@ def form_of(entry: Entry, site: Site, provide: Provide) -> Form:
     scheme, recipe = entry.scheme, entry.recipe
     assert scheme is not None
     rotation, given = scheme.block(site.k), recipe.factor if recipe else None
-    packing = Packing(scheme.w, given, rotation, guarded=entry.guard is not None)
+    columns = recipe.outliers if recipe else ()
+    packing = Packing(scheme.w, given, rotation, columns, guarded=entry.guard is not None)
     packed = provide.weight(site, packing)
     device = str(getattr(value(site.weight), "device", "cpu"))
 
@@ -81,10 +85,23 @@ def form_of(entry: Entry, site: Site, provide: Provide) -> Form:
         vector = Constant(values if isinstance(values, tuple) else (values,), dtype, device)
         return provide.constant(site.node.graph, vector, f"{site.node.name}_{what}")
 
-    factor = packed.factor or constant("factor", given)
+    factor = packed.factor or constant("factor", _without(columns, given, site.k))
     scale = constant("static_scale", recipe.scale if recipe else None)
     zero = constant("static_zero", recipe.zero_point if recipe else None, torch.int32)
-    return Form(scheme, packed, factor, rotation, scale, zero)
+    outliers = constant("outliers", columns or None, torch.int64)
+    return Form(scheme, packed, factor, rotation, scale, zero, outliers)
+
+
+def _without(
+    columns: tuple[int, ...], factor: tuple[float, ...] | None, k: int | None
+) -> tuple[float, ...] | None:
+    """The factor that takes these columns out of x. (R3)"""
+    if not columns:
+        return factor
+    kept = list(factor or (1.0,) * (k or 0))
+    for column in columns:
+        kept[column] = 0.0
+    return tuple(kept)
 
 
 def emit(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:

@@ -14,16 +14,15 @@ from qfx.recipe import Recipe
 from qfx.scheme import BACKWARD, PER_TENSOR, QSpec, Scheme
 
 ASYMMETRIC = QSpec(symmetric=False)
-# Candidates of each preset, the most accurate first; the plan picks by measured cost.
-PRESETS: dict[str, tuple[Scheme, ...]] = {
-    "w8a8": (Scheme(x=ASYMMETRIC), Scheme()),
-    "w8a8-symmetric": (Scheme(),),
-    "w8a8-asymmetric": (Scheme(x=ASYMMETRIC),),
-    "w8a8-tensor": (Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),),
-    "w8a8-static": (Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),),
-    "w8": (Scheme(x=None),),
-    "w7a7": (Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),),
-    "w4a8": (Scheme(x=ASYMMETRIC, w=QSpec(bits=4, group=64)),),
+PRESETS = {
+    "w8a8": Scheme(x=ASYMMETRIC, rotation=64),  # docs/decisions/0010
+    "w8a8-symmetric": Scheme(),
+    "w8a8-asymmetric": Scheme(x=ASYMMETRIC),
+    "w8a8-tensor": Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),
+    "w8a8-static": Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),
+    "w8": Scheme(x=None),
+    "w7a7": Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),
+    "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, group=64)),
 }
 INNER = ("inductor", "aot_eager", "eager")
 
@@ -86,11 +85,11 @@ class Config:
             )
 
     @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """The candidates for each site, the most accurate first."""
+    def chosen(self) -> Scheme:
+        """The scheme of the sites that no recipe names."""
         if isinstance(self.scheme, Scheme):
-            return (self.scheme,)
-        return tuple(replace(s, backward=self.backward) for s in PRESETS[self.scheme])
+            return self.scheme
+        return replace(PRESETS[self.scheme], backward=self.backward)
 
 
 def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class Constant(NamedTuple):
-    """A vector that a recipe gives the graph: a factor, a static scale or a zero point."""
+    """A vector that a recipe gives the graph: a factor, a static scale or zero point, outliers."""
 
     values: tuple[float, ...]
     dtype: torch.dtype = torch.float32
@@ -32,11 +32,13 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`."""
+    """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`; the
+    columns that are `outliers` apart, in float."""
 
     spec: QSpec
     factor: tuple[float, ...] | None = None
     rotation: int = 0
+    outliers: tuple[int, ...] = ()
     guarded: bool = False  # with what the guard's bound (B5) needs
 
     @property
@@ -44,8 +46,9 @@ class Packing:
         """The names of its tensors: fields of `qfx.weights.Packed`."""
         zero_point = () if self.spec.symmetric else ("zero_point",)
         factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
+        columns = ("columns",) if self.outliers else ()
         error = ("error",) if self.guarded else ()
-        return ("blocks", "scale", *zero_point, *factor, *error)
+        return ("blocks", "scale", *zero_point, *factor, *columns, *error)
 
     @property
     def grouped(self) -> bool:
@@ -53,12 +56,29 @@ class Packing:
 
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
-        return f"{self.spec}{transform}{'_guarded' if self.guarded else ''}"
+        outliers = f"_o{len(self.outliers)}" if self.outliers else ""
+        return f"{self.spec}{transform}{outliers}{'_guarded' if self.guarded else ''}"
+
+    def constants(self) -> dict[str, Constant]:
+        """What `parts_of` needs beside the weight."""
+        found = {}
+        if self.factor is not None:
+            found["factor"] = Constant(self.factor)
+        if self.outliers:
+            found["outliers"] = Constant(self.outliers, torch.int64)
+        return found
 
 
-def parts_of(w_nk: Any, packing: Packing, factor: Any, n: Any, k: int | None) -> dict[str, Any]:
-    """The parts of a packed weight, from w_nk and `factor` [K] or None. (R1) (Q1)-(Q3)"""
+def parts_of(
+    w_nk: Any, packing: Packing, constants: dict[str, Any], n: Any, k: int | None
+) -> dict[str, Any]:
+    """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)"""
     spec, found, given = packing.spec, {}, w_nk
+    factor, outliers = constants.get("factor"), constants.get("outliers")
+    if outliers is not None:
+        columns = aten.index_select.default(w_nk, 1, outliers)
+        found["columns"] = aten.to.dtype(columns, torch.float32)
+        w_nk = aten.index_fill.int_Scalar(w_nk, 1, outliers, 0.0)
     if spec.axes == PER_COLUMN:
         factor = found["factor"] = _column_factor(w_nk, spec.bits)
     if factor is not None:

@@ -17,7 +17,8 @@ from qfx.cost import MachineCost
 from qfx.html import page
 from qfx.match import match
 from qfx.observe import Observer
-from qfx.plan import check_names, decide
+from qfx.patterns import check_names
+from qfx.plan import decide
 from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
 from qfx.watch import uncompiled_module, watch

@@ -26,13 +26,14 @@ from qfx.views import View, apply
 class Packed(NamedTuple):
     """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N], or [N, G]
     with groups or zero points, `zero_point` int32 [N, G], `factor` float32 [K] for the activation,
-    `error` float32 [2] for its guard (B5).
+    `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard (B5).
     """
 
     blocks: Tensor
     scale: Tensor
     zero_point: Tensor | None = None
     factor: Tensor | None = None
+    columns: Tensor | None = None
     error: Tensor | None = None
 
     @property
@@ -44,10 +45,9 @@ class Packed(NamedTuple):
 def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
     """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (R1) (Q1) (Q3)"""
     with torch.no_grad():
-        w_nk, factor = apply(view, weight.detach()), None
-        if packing.factor is not None:
-            factor = torch.tensor(packing.factor, dtype=torch.float32, device=weight.device)
-        parts = parts_of(w_nk, packing, factor, *w_nk.shape)
+        w_nk, device = apply(view, weight.detach()), str(weight.device)
+        given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
+        parts = parts_of(w_nk, packing, given, *w_nk.shape)
         return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
 
 

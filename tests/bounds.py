@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.ops import REFERENCES
 from qfx.scheme import PER_TENSOR, QSpec
 from tests.strategies import step_error
 
@@ -164,6 +165,26 @@ def quantization_error(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Tensor:
         scale = (high - low) / (2**spec.bits - 1)
     error = step_error(scale.clamp_min(2.0**-126), spec.bits, spec.symmetric)
     return error.expand(t.v.shape)
+
+
+def rotation(block: int, k: int) -> Tensor:
+    """R.T of (R1) in float64, [K, K]."""
+    if not block:
+        return torch.eye(k).double()
+    one = REFERENCES["rotate"](torch.eye(block), None, block).double()
+    return torch.block_diag(*[one] * (k // block))
+
+
+def turned(block: int, t: Known, axes: tuple[int, ...]) -> Known:
+    """R t, with K along `axes`. (R1) (B4)"""
+    if not block:
+        return t
+    last = tuple(range(-len(axes), 0))
+    v, e = (part.movedim(axes, last) for part in t)
+    flat, shape = v.flatten(last[0]), v.shape
+    r = rotation(block, flat.shape[-1])
+    error = (e.flatten(last[0]) + 8 * U32 * (flat.abs() + e.flatten(last[0]))) @ r.abs()
+    return Known(*(part.reshape(shape).movedim(last, axes) for part in (flat @ r, error)))
 
 
 def widened(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Known:

@@ -486,6 +486,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "the recipe of 0 says that it stays float",
     ),
+    "a recipe with outliers": (
+        lambda: qfx.nn.Linear.from_float(float_linear(), _site(qfx.Scheme(), outliers=(1, 2))),
+        "the recipe of 0 keeps 2 features in float, which a module does not",
+    ),
     "two decisions": (
         lambda: qfx.quantize_(nn.Sequential(float_linear()), qfx.Config(recipe=TWICE)),
         "decides differently on the 2 calls of 0",

@@ -18,7 +18,7 @@ from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.trial import quantized
 from qfx.config import Config
 from qfx.cost import MachineCost
-from qfx.plan import check_names, fits
+from qfx.patterns import check_names, fits
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.scheme import PER_ROW, Scheme
 from qfx.watch import watch
@@ -91,7 +91,7 @@ def calibrate(
 def _ladder(config: Config) -> tuple[Scheme, ...]:
     """The schemes to try: a `Scheme`, or those of a preset, with and without rotation, and for
     static activations also with scales found at run time, for each token."""
-    schemes = list(config.schemes)
+    schemes = [config.chosen]
     if isinstance(config.scheme, str):
         schemes += [replace(s, rotation=0) for s in schemes]
         schemes += [

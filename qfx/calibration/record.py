@@ -18,7 +18,7 @@ from qfx.calibration.observers import Observer
 from qfx.capture import attribute
 from qfx.match import match
 from qfx.ops.rotation import transformed_weight
-from qfx.plan import names
+from qfx.patterns import names
 from qfx.site import Match, Site
 from qfx.views import View, apply
 

@@ -7,7 +7,6 @@ has the same bits.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +37,7 @@ class Frozen(NamedTuple):
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
     """The weight [N, K] quantized and packed, and the scheme with the rotation in use. (R1)"""
     site = how if isinstance(how, SiteRecipe) else None
-    scheme = _checked(weight, how)
-    scheme = replace(scheme, rotation=scheme.block(weight.shape[1]))
+    scheme = _checked(weight, how).at(weight.shape[1])
     factor = site.factor if site else None
     packed = pack(weight, (), Packing(scheme.w, factor, scheme.rotation))
     if factor is not None:
@@ -65,6 +63,11 @@ def _checked(weight: Tensor, how: Scheme | SiteRecipe) -> Scheme:
     if (how.n, how.k) != (n, k):
         raise ValueError(
             f"Linear: the recipe of {how} is for N={how.n} K={how.k}, the weight has N={n} K={k}"
+        )
+    if how.outliers:
+        raise ValueError(
+            f"Linear: the recipe of {how} keeps {len(how.outliers)} features in float, which a "
+            "module does not: give the recipe to torch.compile, or skip this one"
         )
     return how.scheme
 

@@ -35,7 +35,7 @@ def prepare_qat(
     case, for a pattern that fits nothing, and where a linear to be replaced did not run.
     """
     config = config or Config()
-    scheme = changed(config.schemes[0], rotation=0)
+    scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
     linears = chosen(model, config, "prepare_qat")
     given = bool(example_inputs or example_keywords)

@@ -37,7 +37,7 @@ def _decided(config: Config, name: str) -> Scheme | SiteRecipe | None:
     """How the linear of this name is quantized; None where the recipe leaves it float."""
     sites = [s for s in config.recipe.sites if s.name == name] if config.recipe else []
     if not sites:
-        return config.schemes[0]
+        return config.chosen
     if len({changed(s, call=0, sqnr_db=None, reason="") for s in sites}) > 1:
         raise ValueError(
             f"quantize_: the recipe decides differently on the {len(sites)} calls of {name}, but a "

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qfx.config import Config
-from qfx.plan import check_names, fits
+from qfx.patterns import check_names, fits
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
