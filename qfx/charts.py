@@ -27,7 +27,7 @@ _VARIABLES = {
     FIRST: "var(--first)",
     SECOND: "var(--second)",
 }
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "qfx",  # the same chart is the same file
     "font.size": 8,
