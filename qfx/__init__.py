@@ -15,6 +15,7 @@ from qfx.functions import (
     quantize,
     quantize_dequantize_,
 )
+from qfx.guard import GuardCount, guard_counts
 from qfx.nn import prepare_binary, prepare_qat, quantize_
 from qfx.plan import Plan
 from qfx.recipe import Recipe, SiteRecipe
@@ -28,6 +29,7 @@ __all__ = [
     "PER_ROW",
     "PER_TENSOR",
     "Config",
+    "GuardCount",
     "Plan",
     "QSpec",
     "Quantized",
@@ -39,6 +41,7 @@ __all__ = [
     "calibrate",
     "dequantize",
     "explain",
+    "guard_counts",
     "invalidate",
     "nn",
     "ops",

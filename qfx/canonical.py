@@ -34,12 +34,14 @@ from qfx.coded import (
     PackedNodes,
     Provide,
     emit,
+    emitted_input,
     form_of,
     inherit,
     quantized,
 )
 from qfx.effects import writes
 from qfx.fault import at
+from qfx.guard import Guard
 from qfx.plan import Entry, Plan
 from qfx.products import Product
 from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
@@ -133,14 +135,16 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
     """The int8 form of a site takes its place; returns its output."""
-    assert entry.scheme is not None
     graph, bias = site.node.graph, site.bias
-    form = form_of(entry.scheme, entry.recipe, site, provide)
+    form = form_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
-    codes = inputs.of(site, form)
+    codes = () if entry.guard else inputs.of(site, form)
     with graph.inserting_before(site.node):
-        emitted = _emitted(site, form, codes, bias)
+        if entry.guard:
+            emitted = _guarded(site, form, entry.guard, bias)
+        else:
+            emitted = _emitted(site, form, codes, bias)
         y = emit_view(site.y_view, emitted[-1])
     for node in (*emitted, y):
         inherit(node, site.node)
@@ -188,6 +192,17 @@ def _int8(site: Site, form: Form, codes: Codes, rest: tuple[Any, ...]) -> list[f
     acc = emit(graph, ops.int8_mm.default, (q, zero_point, packed.blocks, n), f"{stem}_acc")
     arguments = (acc, scale, None, packed.scale, *rest)
     return [acc, emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")]
+
+
+def _guarded(site: Site, form: Form, guard: Guard, bias: fx.Node | None) -> list[fx.Node]:
+    """int8_linear_guarded(x, w): one operator, as it chooses between the two forms row by row."""
+    graph, packed, spec = site.node.graph, form.packed, form.scheme.x
+    assert spec is not None
+    w = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
+    operands = (emitted_input(site), w, packed.blocks, packed.scale, packed.error, bias)
+    how = (*guard, list(spec.axes), spec.bits, spec.symmetric, site.activation, _out_dtype(site))
+    arguments = (*operands, *how, *form.transform)
+    return [emit(graph, ops.int8_linear_guarded.default, arguments, f"{site.node.name}_int8")]
 
 
 def _trained(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:

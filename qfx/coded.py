@@ -16,7 +16,7 @@ from torch import fx
 from qfx.capture import value
 from qfx.effects import writes
 from qfx.packing import Constant, Packing
-from qfx.recipe import SiteRecipe
+from qfx.plan import Entry
 from qfx.scheme import QSpec, Scheme
 from qfx.site import Site
 from qfx.views import emit_view
@@ -33,6 +33,7 @@ class PackedNodes(NamedTuple):
     zero_point: fx.Node | None = None
     factor: fx.Node | None = None
     columns: fx.Node | None = None
+    error: fx.Node | None = None
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -69,10 +70,13 @@ class Form(NamedTuple):
         return (self.factor, self.rotation) if self.factor or self.rotation else ()
 
 
-def form_of(scheme: Scheme, recipe: SiteRecipe | None, site: Site, provide: Provide) -> Form:
+def form_of(entry: Entry, site: Site, provide: Provide) -> Form:
+    scheme, recipe = entry.scheme, entry.recipe
+    assert scheme is not None
     rotation, given = scheme.block(site.k), recipe.factor if recipe else None
     columns = recipe.outliers if recipe else ()
-    packed = provide.weight(site, Packing(scheme.w, given, rotation, columns))
+    packing = Packing(scheme.w, given, rotation, columns, guarded=entry.guard is not None)
+    packed = provide.weight(site, packing)
     device = str(getattr(value(site.weight), "device", "cpu"))
 
     def constant(what: str, values: Any, dtype: torch.dtype = torch.float32) -> fx.Node | None:
@@ -172,9 +176,7 @@ class Inputs:
         """The matrix [..., K] that is quantized."""
 
         def make() -> Codes:
-            gradients = site.trains or _records(site.x)
-            x = self.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
-            x = emit_view(site.x_view, x)
+            x = emitted_input(site)
             return (_transform(x, form, site.x.name) if form.transform else x,)
 
         if not form.transform:
@@ -195,6 +197,13 @@ class Inputs:
                 inherit(made, site.node)
         self.made[key] = (here, nodes)
         return nodes
+
+
+def emitted_input(site: Site) -> fx.Node:
+    """The matrix [..., K] that the site multiplies, at the graph's insertion point."""
+    gradients = site.trains or _records(site.x)
+    x = site.node.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
+    return emit_view(site.x_view, x)
 
 
 def _records(x: fx.Node) -> bool:

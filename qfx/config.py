@@ -37,7 +37,8 @@ class Config:
     recipe. `minimum_gain`: a site becomes int8 if its predicted float time divided by its int8
     time is at least this; 0 quantizes all. `inner`: the compiler of the rewritten graph.
     `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
-    rounding. Raises ValueError or TypeError.
+    rounding. `guard`: rows of activations whose relative error in int8 may exceed this, by the
+    bound (B5) of docs/numerics.md, run in float; None never. Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -47,6 +48,7 @@ class Config:
     inner: str = "inductor"
     backward: str = "float"
     recipe: Recipe | None = None
+    guard: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("skip", "only"):
@@ -73,6 +75,14 @@ class Config:
         gain = self.minimum_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise ValueError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
+
+        guard = self.guard
+        if guard is not None and (
+            isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6
+        ):
+            raise ValueError(
+                f"guard={guard!r} is not a relative error above 0, as 0.05 is (None for no guard)"
+            )
 
     @property
     def chosen(self) -> Scheme:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.observe import sqnr
+from qfx.row import sqnr
 from qfx.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec
 
 ops = torch.ops.qfx

@@ -39,6 +39,7 @@ class Packing:
     factor: tuple[float, ...] | None = None
     rotation: int = 0
     outliers: tuple[int, ...] = ()
+    guarded: bool = False  # with what the guard's bound (B5) needs
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -46,7 +47,8 @@ class Packing:
         zero_point = () if self.spec.symmetric else ("zero_point",)
         factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
         columns = ("columns",) if self.outliers else ()
-        return ("blocks", "scale", *zero_point, *factor, *columns)
+        error = ("error",) if self.guarded else ()
+        return ("blocks", "scale", *zero_point, *factor, *columns, *error)
 
     @property
     def grouped(self) -> bool:
@@ -54,7 +56,8 @@ class Packing:
 
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
-        return f"{self.spec}{transform}{f'_o{len(self.outliers)}' if self.outliers else ''}"
+        outliers = f"_o{len(self.outliers)}" if self.outliers else ""
+        return f"{self.spec}{transform}{outliers}{'_guarded' if self.guarded else ''}"
 
     def constants(self) -> dict[str, Constant]:
         """What `parts_of` needs beside the weight."""
@@ -70,7 +73,7 @@ def parts_of(
     w_nk: Any, packing: Packing, constants: dict[str, Any], n: Any, k: int | None
 ) -> dict[str, Any]:
     """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)"""
-    spec, found = packing.spec, {}
+    spec, found, given = packing.spec, {}, w_nk
     factor, outliers = constants.get("factor"), constants.get("outliers")
     if outliers is not None:
         columns = aten.index_select.default(w_nk, 1, outliers)
@@ -89,7 +92,27 @@ def parts_of(
     scale = torch.reshape(triple[1], (-1,))
     if tuple(axes) == PER_TENSOR:
         scale = aten.expand.default(scale, (n,))
+    if packing.guarded:
+        found["error"] = _error(given, w_nk, triple, packing)
     return {"blocks": ops.pack_weight.default(triple[0]), "scale": scale} | found
+
+
+def _error(given: Any, w_nk: Any, triple: Any, packing: Packing) -> Any:
+    """alpha and beta, float32 [2]: the norms of codes and of their error, relative to w. (B5)"""
+    wanted = aten.to.dtype(w_nk, torch.float32)
+    if packing.rotation:
+        wanted = ops.rotate.default(wanted, None, packing.rotation)
+    codes = ops.dequantize.default(triple[0], triple[1], None, None, None, "none", torch.float32)
+    size = aten.clamp_min.default(_norms(given), 2.0**-1000)
+    beta = _norms(torch.sub(wanted, codes)) + _norms(wanted) * 2.0**-16
+    parts = torch.stack([_norms(codes), beta])
+    padded = aten.constant_pad_nd.default(torch.div(parts, size), [0, 1])  # a weight without rows
+    return aten.to.dtype(torch.mul(aten.amax.default(padded, [1]), 1 + 2.0**-23), torch.float32)
+
+
+def _norms(w_nk: Any) -> Any:
+    """Of each row, in float64."""
+    return aten.linalg_vector_norm.default(w_nk, 2, [1], False, dtype=torch.float64)
 
 
 def _column_factor(w_nk: Any, bits: int) -> Any:

@@ -16,6 +16,7 @@ from tabulate import tabulate
 from qfx.attention import Attention
 from qfx.breakeven import condition, guard
 from qfx.config import Config
+from qfx.guard import Guard
 from qfx.patterns import fits, names, recipes
 from qfx.products import Product
 from qfx.recipe import SiteRecipe
@@ -69,6 +70,7 @@ class Entry:
     estimate: Estimate | None = None
     where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
     recipe: SiteRecipe | None = None  # what calibration found for the scheme
+    guard: Guard | None = None  # rows above its limit run in float
 
     @property
     def shape(self) -> str:
@@ -106,7 +108,8 @@ class Plan:
 def decide(matches: Sequence[Match], config: Config, cost: CostModel | None) -> Plan:
     """The plan of one graph. `cost` None: no measurements are at hand, every legal site is int8."""
     found = recipes(config.recipe, matches)
-    return Plan(tuple(_entry(match, config, cost, found.get(match.node)) for match in matches))
+    entries = (_entry(match, config, cost, found.get(match.node)) for match in matches)
+    return Plan(tuple(_guarded(entry, config) for entry in entries))
 
 
 def _entry(
@@ -122,6 +125,31 @@ def _entry(
     if isinstance(match, Product | Attention):
         return _product_by_cost(match, config, cost)
     return _by_recipe(match, recipe) if recipe else _by_cost(match, config, cost)
+
+
+def _guarded(entry: Entry, config: Config) -> Entry:
+    """The entry with the guard that the configuration asks for, or why it has none."""
+    if config.guard is None or entry.scheme is None:
+        return entry
+    if why_not := _unguardable(entry, entry.scheme):
+        return replace(entry, reason=f"{entry.reason}; not guarded: {why_not}")
+    guard = Guard(float(config.guard), entry.match.name)
+    return replace(entry, reason=f"{entry.reason}; guarded", guard=guard)
+
+
+def _unguardable(entry: Entry, scheme: Scheme) -> str | None:
+    match = entry.match
+    if not isinstance(match, Site):
+        return "both operands are activations"
+    if entry.recipe is not None and entry.recipe.outliers:
+        return "some of its features are float"
+    if match.trains:
+        return "gradients are recorded"
+    if scheme.x is None:
+        return "its activations are float"
+    if scheme.x.static:
+        return "its scale is static"
+    return "its weight has groups or zero points" if scheme.grouped else None
 
 
 def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -13,10 +14,12 @@ from torch import fx, nn
 from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
+from qfx.html import page
 from qfx.match import match
-from qfx.observe import Observer, Row, sqnr
+from qfx.observe import Observer
 from qfx.patterns import check_names
 from qfx.plan import decide
+from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
 from qfx.watch import uncompiled_module, watch
 
@@ -38,22 +41,39 @@ class Report:
     def total(self) -> int:
         return len(self.rows)
 
+    @property
+    def shares(self) -> tuple[float | None, ...]:
+        """For each row its share of the total error: noise power relative to signal, summed over
+        the sites that ran in int8. None where it is unknown."""
+        return shares(self.rows)
+
+    def save_html(self, path: str | Path) -> None:
+        """Writes the report to one HTML file that needs nothing else: table and charts of errors,
+        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`)."""
+        Path(path).write_text(page(self), encoding="utf-8")
+
     def __str__(self) -> str:
-        table = [_printed(row) for row in self.rows]
+        guarded = any(row.guarded for row in self.rows)
+        pairs = zip(self.rows, self.shares, strict=True)
+        table = [_printed(*pair, guarded) for pair in pairs]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         return f"{text}\n{note}\n{count}"
 
 
-def _printed(row: Row) -> dict[str, str]:
+def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
     return {
         "module": row.module,
         "node": row.node,
         "MxKxN": row.shape,
         "scheme": row.scheme,
+        "transform": row.transform,
         "kernel": row.kernel,
+        "max/rms": "" if row.outlier_ratio is None else f"{row.outlier_ratio:.1f}",
         "SQNR dB": "" if row.sqnr_db is None else f"{row.sqnr_db:.1f}",
+        "share": "" if share is None else f"{share:.1%}",
+        **({"float rows": float_rows(row)} if guarded else {}),
         "float us": _us(row, row.float_s),
         "int8 us": _us(row, row.int8_s),
         "reason": row.reason,

@@ -26,7 +26,7 @@ from qfx.views import View, apply
 class Packed(NamedTuple):
     """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N], or [N, G]
     with groups or zero points, `zero_point` int32 [N, G], `factor` float32 [K] for the activation,
-    `columns` float32 [N, O] those that stay float.
+    `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard (B5).
     """
 
     blocks: Tensor
@@ -34,6 +34,7 @@ class Packed(NamedTuple):
     zero_point: Tensor | None = None
     factor: Tensor | None = None
     columns: Tensor | None = None
+    error: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

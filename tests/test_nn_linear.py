@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 import qfx
-from qfx.observe import sqnr
 from qfx.ops import REFERENCES
 from qfx.ops.rotation import transformed_weight
+from qfx.row import sqnr
 from tests.strategies import POSITIVE, SEEDS, SIZES
 
 ops = torch.ops.qfx

@@ -163,7 +163,7 @@ class Case:
         few = (t.detach().double()[:, list(self.outliers)] for t in (self.x, self.model.weight))
         return found + _linear_error(
             self.dtype, *(Known(t, t * 0) for t in few), Known(none, none)
-        )  # (B5)
+        )  # (B6)
 
 
 def _linear_error(dtype: torch.dtype, x: Known, w: Known, bias: Known) -> Tensor:

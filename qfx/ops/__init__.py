@@ -6,6 +6,7 @@ from qfx.ops import (
     binary,
     bmm,
     groups,
+    guard,
     linear,
     quantize,
     rotation,
@@ -17,6 +18,6 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "binary", "bmm", "groups", "linear", "quantize", "rotation",
-    "ste", "stochastic", "weight", "weight_only",
+    "FAKES", "REFERENCES", "attention", "binary", "bmm", "groups", "guard", "linear", "quantize",
+    "rotation", "ste", "stochastic", "weight", "weight_only",
 ]  # fmt: skip
