@@ -346,14 +346,15 @@ def test_a_changed_weight_changes_its_bound() -> None:
 
 def test_explain_shows_rows_in_float() -> None:
     x, _ = _outliers()
-    options = {"minimum_gain": 0, "guard": LIMIT}
+    plain_options = {"minimum_gain": 0, "scheme": "w8a8-asymmetric"}
+    options = {**plain_options, "guard": LIMIT}
     model = nn.Sequential(nn.Linear(K, 8))
     before = qfx.guard_counts()
     report = qfx.explain(model, x, options=options)
     assert report.rows[0].guarded == (1, 40, 1, 2)
     assert "float rows" in str(report) and " 2/40 " in str(report)
     assert qfx.guard_counts() == before  # its own calls are not the user's
-    plain = qfx.explain(model, x, options={"minimum_gain": 0})
+    plain = qfx.explain(model, x, options=plain_options)
     assert plain.rows[0].guarded is None and "float rows" not in str(plain)
     assert report.rows[0].sqnr_db > plain.rows[0].sqnr_db  # type: ignore[operator]
 

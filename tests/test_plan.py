@@ -126,11 +126,11 @@ class Cheap(Prices):
 
 @pytest.mark.parametrize("preset", ["w8a8", "w7a7"])
 def test_products_of_activations_say_what_is_done_to_them(preset: str) -> None:
-    """They are not rotated; attention is symmetric in 8 bits per row, whatever the scheme."""
+    """They are not rotated; attention is, and symmetric in 8 bits per row, whatever the scheme."""
     gm = qfx.trace(Products(), torch.randn(1, 2, 64, 64))
     plan = decide(match(gm), qfx.Config(scheme=preset), Cheap(4.0, 1.0))
     product = {"w8a8": "xa8r_ws8r", "w7a7": "xs7r_ws7r"}[preset]
-    assert [str(e.scheme) for e in plan.entries] == ["xs8r_ws8r", product]
+    assert [str(e.scheme) for e in plan.entries] == ["xs8r_ws8r_h64", product]
 
 
 def test_plan_prints_every_matmul() -> None:
