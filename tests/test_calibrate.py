@@ -103,6 +103,34 @@ def test_static_ranges_are_those_of_all_batches() -> None:
     assert site.scale == pytest.approx(x.abs().max().item() / 127, rel=1e-5)
 
 
+def without_outliers(recipe: qfx.Recipe) -> qfx.Recipe:
+    return qfx.Recipe(tuple(replace(site, outliers=()) for site in recipe.sites))
+
+
+def test_features_far_out_may_stay_float() -> None:
+    """Where neither smoothing nor rotation can: scales per tensor, and one row in many is huge."""
+    given = batches(4, 500)
+    for x in given:
+        x[7, 11] = 1e4
+    per_tensor = qfx.QSpec(axes=qfx.PER_TENSOR)
+    config = replace(ALL, scheme=qfx.Scheme(x=per_tensor))
+    model = nn.Sequential(nn.Linear(K, 96)).eval()
+    recipe = calibrated(model, given, config, max_sqnr_loss_db=0.0)
+    assert recipe.sites[0].outliers == (11,)
+    with torch.no_grad():
+        exact = model(given[0])
+        int8 = [
+            quantized(model, replace(ALL, recipe=r)) for r in (recipe, without_outliers(recipe))
+        ]
+        noise = [(q(given[0]) - exact)[100:].norm() for q in int8]
+    assert 100 * noise[0] < noise[1]
+
+
+def test_a_static_preset_is_static_where_the_error_allows() -> None:
+    recipe = calibrated(Gated().eval(), batches(), STATIC, max_sqnr_loss_db=3.0)
+    assert any(site.scheme.calibrated for site in recipe.sites)
+
+
 def test_one_weight_read_twice_has_a_recipe_for_each_call() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -43,9 +43,10 @@ def calibrate(
 
     `batches`: of inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
     `model(**batch)`. `config`: its `scheme` gives the candidates, each tried with and without
-    rotation and with several strengths of smoothing; sites of a static preset may fall back to
-    dynamic scales per token. Static scales need batches that can be read twice. `observer`: how
-    static ranges are found: minmax, moving-average, percentile (99.99), mse or entropy.
+    rotation, with several strengths of smoothing, and with up to 8 outlying features in float;
+    sites of a static preset may fall back to dynamic scales per token. Static scales need batches
+    that can be read twice. `observer`: how static ranges are found: minmax, moving-average,
+    percentile (99.99), mse or entropy.
 
     Without a `metric` the result is the fastest choice, by the cost model, whose error, summed over
     sites as noise power relative to signal, is at most `max_sqnr_loss_db` above that of the most
@@ -206,4 +207,5 @@ def _sites(
                 zero_point=zero_point,
                 sqnr_db=None if error == 0 else round(-10 * math.log10(error), 2),
                 reason=candidate.reason,
+                outliers=candidate.transform.outliers,
             )

@@ -27,16 +27,28 @@ SiteKey = tuple[str, int]  # its name, and which of the sites of that name in th
 
 
 class Transform(NamedTuple):
-    """x' = rotate(x * factor) before x is quantized (R1)."""
+    """x' = rotate(x * factor) before x is quantized, without its columns `outliers` (R1) (R3)."""
 
     factor: Tensor | None = None
     rotation: int = 0
+    outliers: tuple[int, ...] = ()
 
     def of(self, x: Tensor) -> Tensor:
+        x = self._zeroed(x)
         return torch.ops.qfx.rotate(x.float(), self.factor, self.rotation)  # type: ignore[no-any-return]
 
     def of_weight(self, w_nk: Tensor) -> Tensor:
-        return transformed_weight(w_nk, self.factor, self.rotation).float()
+        return transformed_weight(self._zeroed(w_nk), self.factor, self.rotation).float()
+
+    def in_float(self, x: Tensor, w_nk: Tensor) -> Tensor | float:
+        """What the outliers add to the product."""
+        columns = list(self.outliers)
+        return x[:, columns] @ w_nk[:, columns].t() if columns else 0.0
+
+    def _zeroed(self, t: Tensor) -> Tensor:
+        if not self.outliers:
+            return t
+        return t.index_fill(-1, torch.tensor(self.outliers), 0.0)
 
 
 @dataclass

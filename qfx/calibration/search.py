@@ -18,10 +18,12 @@ from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import Group, Transform
 from qfx.ops.quantize import dequantize, quantize_static
 from qfx.plan import CostModel
+from qfx.recipe import LEAST_INT8
 from qfx.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
 STRENGTHS = (0.35, 0.5, 0.65, 0.8)  # of smoothing
 WEIGHT_ROWS = 2048
+OUTLIERS = 8  # features of an activation that may stay float
 _SMALLEST = 1e-5  # magnitudes below this are not smoothed
 
 
@@ -63,20 +65,23 @@ class _Problem:
         x_hat, extreme = transform.of(activation.sample), transform.of(activation.extreme)
         if scheme.x is not None:
             x_hat = rounded_activation(x_hat, scheme.x, observer, extreme)
-        rounded = (rounded_weight(transform.of_weight(w), scheme.w) for w in self.weights)
         return tuple(
-            relative_error(exact, x_hat @ w_hat.t())
-            for exact, w_hat in zip(self.exact, rounded, strict=True)
+            relative_error(exact, x_hat @ w_hat.t() + transform.in_float(activation.sample, w))
+            for w, exact in zip(self.weights, self.exact, strict=True)
+            for w_hat in [rounded_weight(transform.of_weight(w), scheme.w)]
         )
 
 
 def candidates(
     group: Group, schemes: Sequence[Scheme], observer: str, cost: CostModel, minimum_gain: float
 ) -> list[Candidate]:
-    """The group in float, and every scheme with the best strength of smoothing for it, those left
-    out whose predicted gain is below `minimum_gain`."""
+    """The group in float, and every scheme with the best strength of smoothing for it, and with its
+    outliers in float, those left out whose predicted gain is below `minimum_gain`.
+
+    The first scheme is what was asked for. If it is static, others must save a tenth of its time.
+    """
     times = [_times(group, scheme, cost) for scheme in schemes]
-    in_float = times[0][0]
+    in_float, asked = times[0]
     gain = max(in_float / int8_s for _, int8_s in times)
     reason = "" if gain >= minimum_gain else f"int8 would be {gain:.2f}x float"
     found = [Candidate(None, Transform(), (0.0,) * len(group.readers), in_float, reason)]
@@ -87,8 +92,28 @@ def candidates(
     ]
     problem = _Problem.of(group, all(s.w.axes == PER_ROW for s, _ in gaining))
     for scheme, int8_s in gaining:
-        found.append(Candidate(scheme, *_best_smoothing(problem, scheme, observer), int8_s))
+        fallback = schemes[0].calibrated and not scheme.calibrated
+        seconds = max(asked, int8_s) * 1.1 if fallback else int8_s
+        found.append(Candidate(scheme, *_best_smoothing(problem, scheme, observer), seconds))
+        if outliers := _outliers(group, scheme):
+            transform = Transform(None, scheme.block(group.activation.k), outliers)
+            errors = problem.errors(scheme, transform, observer)
+            beside = _times(group, scheme, cost, len(outliers))[1] - int8_s
+            found.append(Candidate(scheme, transform, errors, seconds + beside))
     return found
+
+
+def _outliers(group: Group, scheme: Scheme) -> tuple[int, ...]:
+    """The few features of x that stick out most: ten times the median of all features' maxima."""
+    if scheme.x is None or PER_COLUMN in (scheme.x.axes, scheme.w.axes):
+        return ()
+    absmax, k = group.activation.absmax, group.activation.k
+    most = min(OUTLIERS, k // LEAST_INT8)
+    if not most:
+        return ()
+    largest = absmax.topk(most)
+    kept = largest.indices[largest.values > 10 * absmax.median()]
+    return tuple(sorted(kept.tolist()))
 
 
 def _best_smoothing(
@@ -154,8 +179,8 @@ def _fake(x: Tensor, spec: QSpec) -> Tensor:
     return torch.ops.qfx.fake_quantize(x.contiguous(), *how, torch.float32)
 
 
-def _times(group: Group, scheme: Scheme, cost: CostModel) -> tuple[float, float]:
+def _times(group: Group, scheme: Scheme, cost: CostModel, outliers: int = 0) -> tuple[float, float]:
     """Predicted seconds of all sites, in float and in int8."""
     m, shapes = max(group.m, 1), [reader.w_nk.shape for reader in group.readers]
-    each = [cost.estimate(m, k, n, group.dtype, scheme) for n, k in shapes]
+    each = [cost.estimate(m, k, n, group.dtype, scheme, outliers) for n, k in shapes]
     return sum(e.float_s for e in each), sum(e.int8_s for e in each)
