@@ -122,8 +122,8 @@ def test_features_far_out_may_stay_float() -> None:
         int8 = [
             quantized(model, replace(ALL, recipe=r)) for r in (recipe, without_outliers(recipe))
         ]
-        noise = [(q(given[0]) - exact)[100:].norm() for q in int8]
-    assert 100 * noise[0] < noise[1]
+        noise = [(q(given[0]) - exact)[100:].norm() for q in int8]  # of rows without it
+    assert 10 * noise[0] < noise[1]
 
 
 def test_a_static_preset_is_static_where_the_error_allows() -> None:
