@@ -32,13 +32,12 @@ from qfx.capture import clone
 from qfx.config import parse_options
 from qfx.dynamo import plan_of
 from qfx.plan import Plan
-from qfx.scheme import QSpec, Scheme
+from qfx.scheme import Scheme
 
 FLOAT = "float"
 ALL = {"minimum_gain": 0, "inner": "eager"}  # the numbers are the operators', whoever calls them
 SETTINGS: dict[str, dict[str, Any]] = {
     "w8a8": {},
-    "rotated-asymmetric": {"scheme": Scheme(x=QSpec(symmetric=False), rotation=64)},
     "rotated-symmetric": {"scheme": Scheme(rotation=64)},
     **{name: {"scheme": name} for name in ("w8a8-asymmetric", "w8a8-symmetric", "w7a7", "w4a8")},
 }

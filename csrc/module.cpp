@@ -2,8 +2,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
+#include "cpu/guard_counts.h"
 #include "cpu/selfcheck.h"
 #include "stamps.h"
 
@@ -61,6 +67,18 @@ pybind11::list kernels() {
   return rows;
 }
 
+using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+
+Counts as_tuple(const qfx::cpu::GuardCounts& counts) {
+  return {counts.calls, counts.rows, counts.float_calls, counts.float_rows};
+}
+
+std::map<std::string, Counts> guard_counts() {
+  std::map<std::string, Counts> found;
+  for (const auto& [site, counts] : qfx::cpu::guard_counts()) found[site] = as_tuple(counts);
+  return found;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -79,6 +97,12 @@ PYBIND11_MODULE(_C, m) {
         "Runs the multiply instructions alone; returns how many multiply-accumulates they made.");
   m.def("kernels", &kernels,
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
+  m.def("guard_counts", &guard_counts,
+        "By site: calls, rows, calls with rows in float, rows in float, of int8_linear_guarded.");
+  m.def(
+      "take_guard_counts",
+      [](const std::string& site) { return as_tuple(qfx::cpu::take_guard_counts(site)); },
+      pybind11::arg("site"), "The counts of one site, which then has none.");
   qfx::define_stamps(m);
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import
   for (const std::string& fault : qfx::cpu::faults()) {

@@ -23,7 +23,7 @@ from qfx.site import Site
 
 TOUR = Path(__file__).with_name("tour.md")
 TEMPLATE = Path(__file__).with_name("tour.template.md")
-CONFIG = qfx.Config(scheme="w8a8-asymmetric", minimum_gain=0)
+CONFIG = qfx.Config(minimum_gain=0)
 
 
 class Model(nn.Module):

@@ -7,7 +7,9 @@
 Readable and slow: it is the semantics; `qfx.fuse` makes it fast without changing a bit. Where the
 scheme transforms K, `rotate` comes first, in float32; where it is static, `quantize_static` takes
 the place of `quantize`. Weights with groups or zero points have `int8_linear_groups` for the last
-two, and float activations `int8_weight_linear` for all three. `qfx.coded` emits the codes.
+two, and float activations `int8_weight_linear` for all three. The outliers of a recipe are a small
+float linear beside these, and the activation then stands behind the sum. `qfx.coded` emits the
+codes.
 
 Where gradients are recorded, the last two are one operator that has them:
 
@@ -17,8 +19,10 @@ Where gradients are recorded, the last two are one operator that has them:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from qfx.attend import attend
@@ -31,12 +35,14 @@ from qfx.coded import (
     PackedNodes,
     Provide,
     emit,
+    emitted_input,
     form_of,
     inherit,
     quantized,
 )
 from qfx.effects import writes
 from qfx.fault import at
+from qfx.guard import Guard
 from qfx.plan import Entry, Plan
 from qfx.products import Product
 from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
@@ -44,6 +50,13 @@ from qfx.site import Site
 from qfx.views import emit_view
 
 ops = torch.ops.qfx
+aten = torch.ops.aten
+_ACTIVATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "relu": (aten.relu.default, {}),
+    "silu": (aten.silu.default, {}),
+    "gelu": (aten.gelu.default, {}),
+    "gelu_tanh": (aten.gelu.default, {"approximate": "tanh"}),
+}
 
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> fx.GraphModule:
@@ -110,14 +123,16 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
     """The int8 form of a site takes its place; returns its output."""
-    assert entry.scheme is not None
     graph, bias = site.node.graph, site.bias
-    form = form_of(entry.scheme, entry.recipe, site, provide)
+    form = form_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
-    codes = inputs.of(site, form)
+    codes = () if entry.guard else inputs.of(site, form)
     with graph.inserting_before(site.node):
-        emitted = _emitted(site, form, codes, bias)
+        if entry.guard:
+            emitted = _guarded(site, form, entry.guard, bias)
+        else:
+            emitted = _emitted(site, form, codes, bias)
         y = emit_view(site.y_view, emitted[-1])
     for node in (*emitted, y):
         inherit(node, site.node)
@@ -130,8 +145,30 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
 def _emitted(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
     if site.trains:
         return _trained(site, form, codes, bias)
+    if form.outliers is not None:
+        return _split(site, form, codes, bias)
+    return _int8(site, form, codes, (bias, site.activation, _out_dtype(site)))
+
+
+def _split(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
+    """The outliers' columns in float beside the others in int8. (R3)"""
+    graph, stem = site.node.graph, site.node.name
+    made = _int8(site, form, codes, (bias, "none", torch.float32))
+    x = emit_view(site.x_view, site.x)
+    few = emit(graph, aten.index_select.default, (x, -1, form.outliers), f"{stem}_few")
+    few = emit(graph, aten.to.dtype, (few, torch.float32), f"{stem}_few_float")
+    few = emit(graph, F.linear, (few, form.packed.columns), f"{stem}_outliers")
+    y = emit(graph, aten.add.Tensor, (made[-1], few), f"{stem}_sum")
+    if site.activation != "none":
+        function, more = _ACTIVATIONS[site.activation]
+        y = graph.call_function(function, (y,), more)
+    y = emit(graph, aten.to.dtype, (y, _out_dtype(site)), f"{stem}_split")
+    return [*made, few, y]
+
+
+def _int8(site: Site, form: Form, codes: Codes, rest: tuple[Any, ...]) -> list[fx.Node]:
+    """The three operators, or those that take their place; `rest`: bias, activation, type."""
     graph, stem, packed = site.node.graph, site.node.name, form.packed
-    rest = (bias, site.activation, _out_dtype(site))
     if form.scheme.x is None:
         arguments = (*codes, packed.blocks, packed.scale, *rest)
         return [emit(graph, ops.int8_weight_linear.default, arguments, f"{stem}_int8")]
@@ -143,6 +180,17 @@ def _emitted(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list
     acc = emit(graph, ops.int8_mm.default, (q, zero_point, packed.blocks, n), f"{stem}_acc")
     arguments = (acc, scale, None, packed.scale, *rest)
     return [acc, emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")]
+
+
+def _guarded(site: Site, form: Form, guard: Guard, bias: fx.Node | None) -> list[fx.Node]:
+    """int8_linear_guarded(x, w): one operator, as it chooses between the two forms row by row."""
+    graph, packed, spec = site.node.graph, form.packed, form.scheme.x
+    assert spec is not None
+    w = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
+    operands = (emitted_input(site), w, packed.blocks, packed.scale, packed.error, bias)
+    how = (*guard, list(spec.axes), spec.bits, spec.symmetric, site.activation, _out_dtype(site))
+    arguments = (*operands, *how, *form.transform)
+    return [emit(graph, ops.int8_linear_guarded.default, arguments, f"{site.node.name}_int8")]
 
 
 def _trained(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:

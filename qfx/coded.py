@@ -16,7 +16,7 @@ from torch import fx
 from qfx.capture import value
 from qfx.effects import writes
 from qfx.packing import Constant, Packing
-from qfx.recipe import SiteRecipe
+from qfx.plan import Entry
 from qfx.scheme import QSpec, Scheme
 from qfx.site import Site
 from qfx.views import emit_view
@@ -32,6 +32,8 @@ class PackedNodes(NamedTuple):
     scale: fx.Node
     zero_point: fx.Node | None = None
     factor: fx.Node | None = None
+    columns: fx.Node | None = None
+    error: fx.Node | None = None
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -51,7 +53,8 @@ class Provide(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x."""
+    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x, and
+    the columns of K that stay float."""
 
     scheme: Scheme
     packed: PackedNodes
@@ -59,6 +62,7 @@ class Form(NamedTuple):
     rotation: int
     scale: fx.Node | None
     zero_point: fx.Node | None
+    outliers: fx.Node | None
 
     @property
     def transform(self) -> tuple[Any, ...]:
@@ -66,9 +70,13 @@ class Form(NamedTuple):
         return (self.factor, self.rotation) if self.factor or self.rotation else ()
 
 
-def form_of(scheme: Scheme, recipe: SiteRecipe | None, site: Site, provide: Provide) -> Form:
+def form_of(entry: Entry, site: Site, provide: Provide) -> Form:
+    scheme, recipe = entry.scheme, entry.recipe
+    assert scheme is not None
     rotation, given = scheme.block(site.k), recipe.factor if recipe else None
-    packed = provide.weight(site, Packing(scheme.w, given, rotation))
+    columns = recipe.outliers if recipe else ()
+    packing = Packing(scheme.w, given, rotation, columns, guarded=entry.guard is not None)
+    packed = provide.weight(site, packing)
     device = str(getattr(value(site.weight), "device", "cpu"))
 
     def constant(what: str, values: Any, dtype: torch.dtype = torch.float32) -> fx.Node | None:
@@ -77,10 +85,23 @@ def form_of(scheme: Scheme, recipe: SiteRecipe | None, site: Site, provide: Prov
         vector = Constant(values if isinstance(values, tuple) else (values,), dtype, device)
         return provide.constant(site.node.graph, vector, f"{site.node.name}_{what}")
 
-    factor = packed.factor or constant("factor", given)
+    factor = packed.factor or constant("factor", _without(columns, given, site.k))
     scale = constant("static_scale", recipe.scale if recipe else None)
     zero = constant("static_zero", recipe.zero_point if recipe else None, torch.int32)
-    return Form(scheme, packed, factor, rotation, scale, zero)
+    outliers = constant("outliers", columns or None, torch.int64)
+    return Form(scheme, packed, factor, rotation, scale, zero, outliers)
+
+
+def _without(
+    columns: tuple[int, ...], factor: tuple[float, ...] | None, k: int | None
+) -> tuple[float, ...] | None:
+    """The factor that takes these columns out of x. (R3)"""
+    if not columns:
+        return factor
+    kept = list(factor or (1.0,) * (k or 0))
+    for column in columns:
+        kept[column] = 0.0
+    return tuple(kept)
 
 
 def emit(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:
@@ -155,9 +176,7 @@ class Inputs:
         """The matrix [..., K] that is quantized."""
 
         def make() -> Codes:
-            gradients = site.trains or _records(site.x)
-            x = self.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
-            x = emit_view(site.x_view, x)
+            x = emitted_input(site)
             return (_transform(x, form, site.x.name) if form.transform else x,)
 
         if not form.transform:
@@ -178,6 +197,13 @@ class Inputs:
                 inherit(made, site.node)
         self.made[key] = (here, nodes)
         return nodes
+
+
+def emitted_input(site: Site) -> fx.Node:
+    """The matrix [..., K] that the site multiplies, at the graph's insertion point."""
+    gradients = site.trains or _records(site.x)
+    x = site.node.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
+    return emit_view(site.x_view, x)
 
 
 def _records(x: fx.Node) -> bool:

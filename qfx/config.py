@@ -14,16 +14,15 @@ from qfx.recipe import Recipe
 from qfx.scheme import BACKWARD, PER_TENSOR, QSpec, Scheme
 
 ASYMMETRIC = QSpec(symmetric=False)
-# Candidates of each preset, the most accurate first; the plan picks by measured cost.
-PRESETS: dict[str, tuple[Scheme, ...]] = {
-    "w8a8": (Scheme(x=ASYMMETRIC), Scheme()),
-    "w8a8-symmetric": (Scheme(),),
-    "w8a8-asymmetric": (Scheme(x=ASYMMETRIC),),
-    "w8a8-tensor": (Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),),
-    "w8a8-static": (Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),),
-    "w8": (Scheme(x=None),),
-    "w7a7": (Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),),
-    "w4a8": (Scheme(x=ASYMMETRIC, w=QSpec(bits=4, group=64)),),
+PRESETS = {
+    "w8a8": Scheme(x=ASYMMETRIC, rotation=64),  # docs/decisions/0010
+    "w8a8-symmetric": Scheme(),
+    "w8a8-asymmetric": Scheme(x=ASYMMETRIC),
+    "w8a8-tensor": Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),
+    "w8a8-static": Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),
+    "w8": Scheme(x=None),
+    "w7a7": Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),
+    "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, group=64)),
 }
 INNER = ("inductor", "aot_eager", "eager")
 
@@ -38,7 +37,8 @@ class Config:
     recipe. `minimum_gain`: a site becomes int8 if its predicted float time divided by its int8
     time is at least this; 0 quantizes all. `inner`: the compiler of the rewritten graph.
     `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
-    rounding. Raises ValueError or TypeError.
+    rounding. `guard`: rows of activations whose relative error in int8 may exceed this, by the
+    bound (B5) of docs/numerics.md, run in float; None never. Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -48,6 +48,7 @@ class Config:
     inner: str = "inductor"
     backward: str = "float"
     recipe: Recipe | None = None
+    guard: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("skip", "only"):
@@ -75,12 +76,20 @@ class Config:
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise ValueError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
 
+        guard = self.guard
+        if guard is not None and (
+            isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6
+        ):
+            raise ValueError(
+                f"guard={guard!r} is not a relative error above 0, as 0.05 is (None for no guard)"
+            )
+
     @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """The candidates for each site, the most accurate first."""
+    def chosen(self) -> Scheme:
+        """The scheme of the sites that no recipe names."""
         if isinstance(self.scheme, Scheme):
-            return (self.scheme,)
-        return tuple(replace(s, backward=self.backward) for s in PRESETS[self.scheme])
+            return self.scheme
+        return replace(PRESETS[self.scheme], backward=self.backward)
 
 
 def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:

@@ -11,11 +11,13 @@ import json
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import qfx._C as _C
+from qfx import pass_cost
 from qfx.batch_cost import attention_table, bmm_table, decode_table
 from qfx.form_cost import form, form_table
 from qfx.grid import (
@@ -31,6 +33,7 @@ from qfx.grid import (
 )
 from qfx.ops.weight import PANEL
 from qfx.packing import Packing
+from qfx.pass_cost import Pass
 from qfx.plan import Estimate
 from qfx.scheme import QSpec, Scheme
 from qfx.timing import fastest
@@ -39,6 +42,9 @@ from qfx.weights import pack
 AXES = ((1, 2, 4, 16, 64, 256), (32, 128, 1024, 2048, 4096), (32, 128, 512, 2048, 4096))  # M, K, N
 BLOCK = 16  # columns that float libraries take at once
 VECTOR = 32  # a divisor of the features that int8 kernels take at once
+
+
+ops = torch.ops.qfx
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,12 @@ class CostTable:
     columns: tuple[tuple[float, ...], ...]  # for each M: what 0, 1, .. BLOCK columns count for
     uneven_s: float  # seconds per row of activations whose K is no multiple of VECTOR
     symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
+    static_saving: Pass  # what a static scale saves, whose pass does not look for the range
+    static_call_s: float  # seconds a call that it adds: two operators take the place of one
     weight_s: float  # seconds per element to quantize and pack a weight, and again for backward
     codes_s: float  # seconds per element to dequantize activations in the backward
-    rotation_s: float  # seconds per element that rotating the activations adds
+    rotation: Pass  # what rotating adds to the pass that quantizes
+    turn: Pass  # `rotate` by itself, there or back
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
@@ -60,37 +69,56 @@ class CostTable:
         int8_s = interpolate(self.int8_s, AXES, (m, k, whole))
         if k % VECTOR:
             int8_s += self.uneven_s * m
-        if scheme.x and scheme.x.symmetric:
-            int8_s = max(int8_s - self.symmetric_saving * m, int8_s / 2)
-        int8_s += self.transform(m, k, scheme)
+        int8_s = max(int8_s - self._saving(m, k, scheme), int8_s / 2) + self.transform(m, k, scheme)
+        return Estimate(self.in_float(m, k, n), int8_s)
+
+    def in_float(self, m: int, k: int, n: int) -> float:
+        """Predicted seconds in float alone."""
         columns = self.columns[max(bisect_right(AXES[0], m) - 1, 0)]
-        return Estimate(
-            interpolate(self.float_s, AXES, (m, k, n - n % BLOCK + columns[n % BLOCK])), int8_s
-        )
+        return interpolate(self.float_s, AXES, (m, k, n - n % BLOCK + columns[n % BLOCK]))
+
+    def _saving(self, m: int, k: int, scheme: Scheme) -> float:
+        if scheme.calibrated:
+            return self.static_saving.over(m, k) - self.static_call_s
+        return self.symmetric_saving * m if scheme.x and scheme.x.symmetric else 0.0
 
     def transform(self, m: int, k: int, scheme: Scheme) -> float:
         """Seconds to rotate x [m, k]; the smaller block counts as the larger one."""
-        return self.rotation_s * m * k if scheme.block(k) else 0.0
+        if not scheme.block(k):
+            return 0.0
+        return (self.turn if scheme.x is None else self.rotation).over(m, k)
 
-    def training(self, m: int, k: int, n: int) -> float:
-        """Seconds that a training step adds to the int8 forward of a weight that trains."""
-        return n * k * self.weight_s + m * k * self.codes_s
+    def training(self, m: int, k: int, n: int, scheme: Scheme) -> float:
+        """Seconds that a training step adds to the int8 forward of a weight that trains.
+
+        Where K is rotated, so are the weight, in both directions, and both gradients back.
+        """
+        seconds = n * k * self.weight_s + m * k * self.codes_s
+        if scheme.block(k):
+            seconds += self.rotation.over(n, k) + 2 * self.turn.over(n, k) + self.turn.over(m, k)
+        return seconds
 
 
 class MachineCost:
     """The cost model of this machine: one table per dtype, thread count and instruction set."""
 
-    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
+    def estimate(
+        self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
+    ) -> Estimate:
+        """Predicted times; `outliers` of the k columns are a float linear of their own."""
         machine = (dtype, torch.get_num_threads(), _C.isa())
-        name = form(scheme)
+        name, beside = form(scheme), 0.0
+        if outliers:
+            beside = table(*machine).in_float(m, outliers, n)
         if name is None:
-            return table(*machine).estimate(m, k, n, dtype, scheme)
-        found = form_table(name, *machine).estimate(m, k, n)
-        transform = table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
-        return Estimate(found.float_s, found.int8_s + transform)
+            found = table(*machine).estimate(m, k, n, dtype, scheme)
+        else:
+            found = form_table(name, *machine).estimate(m, k, n)
+            beside += table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
+        return Estimate(found.float_s, found.int8_s + beside)
 
-    def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
-        return table(dtype, torch.get_num_threads(), _C.isa()).training(m, k, n)
+    def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
+        return table(dtype, torch.get_num_threads(), _C.isa()).training(m, k, n, scheme)
 
     def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
         """Predicted times of a [batch, m, k] @ b [batch, n, k].mT, both computed."""
@@ -120,22 +148,35 @@ def _from_json(text: str) -> CostTable:
     columns = tuple(tuple(map(float, of_m)) for of_m in raw["columns"])
     if [len(of_m) for of_m in columns] != [BLOCK] * len(AXES[0]):
         raise ValueError("the kept table lacks columns")
-    others = ("uneven_s", "symmetric_saving", "weight_s", "codes_s", "rotation_s")
-    return CostTable(float_s, int8_s, columns, *(float(raw[name]) for name in others))
+    seconds = ("uneven_s", "symmetric_saving", "static_call_s", "weight_s", "codes_s")
+    passes = ("static_saving", "rotation", "turn")
+    others: dict[str, Any] = {name: float(raw[name]) for name in seconds}
+    others |= {name: Pass(*map(float, raw[name])) for name in passes}
+    return CostTable(float_s, int8_s, columns, **others)
 
 
 def measure(dtype: torch.dtype) -> CostTable:
     """Times the grid with the operators themselves, float and int8 in turns."""
     with undisturbed():
         grids = measured_grids(AXES, lambda k, n: _column(k, n, dtype))
-        columns = tuple(_columns(m, dtype) for m in AXES[0])
-        rows = (_uneven(dtype), _symmetric_saving(dtype))
-        weight, codes = _training(dtype)
-        return CostTable(*grids, columns, *rows, weight, codes, _rotation(dtype))
+        saving, static_call_s = pass_cost.static_saving(dtype)
+        weight_s, codes_s = _training(dtype)
+        return CostTable(
+            *grids,
+            columns=tuple(_columns(m, dtype) for m in AXES[0]),
+            uneven_s=_uneven(dtype),
+            symmetric_saving=pass_cost.symmetric_saving(dtype),
+            static_saving=saving,
+            static_call_s=static_call_s,
+            weight_s=weight_s,
+            codes_s=codes_s,
+            rotation=pass_cost.rotation(dtype),
+            turn=pass_cost.turn(dtype),
+        )
 
 
 def _column(k: int, n: int, dtype: torch.dtype) -> Column:
-    w, op = random(n, k, dtype), torch.ops.qfx.int8_linear_dynamic
+    w, op = random(n, k, dtype), ops.int8_linear_dynamic
     packed = pack(w, (), Packing(QSpec())).tensors
 
     def timed(m: int) -> list[float]:
@@ -163,34 +204,14 @@ def _uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANE
     return max(uneven - (even + next_even) / 2, 0.0) / m
 
 
-def _symmetric_saving(dtype: torch.dtype, m: int = 1024, k: int = 64) -> float:
-    """Both kinds make the same pass over a row; a zero point costs a little more for each row."""
-    x = random(m, k, dtype)
-    asymmetric, symmetric = fastest(
-        lambda: torch.ops.qfx.quantize(x, [1], 8, False),
-        lambda: torch.ops.qfx.quantize(x, [1], 8, True),
-    )
-    return max(asymmetric - symmetric, 0.0) / m
-
-
-def _rotation(dtype: torch.dtype, m: int = 256, k: int = 512) -> float:
-    """What rotated blocks of 64 add to the pass that quantizes."""
-    x = random(m, k, dtype)
-    plain, rotated = fastest(
-        lambda: torch.ops.qfx.quantize(x, [1], 8, True),
-        lambda: torch.ops.qfx.quantize(x, [1], 8, True, None, 64),
-    )
-    return max(rotated - plain, 0.0) / (m * k)
-
-
 def _training(dtype: torch.dtype, size: int = 512) -> list[float]:
     """Per element: what a weight costs in both directions, and dequantizing activations."""
     w = random(size, size, dtype)
-    q, scale, zero_point = torch.ops.qfx.quantize(w, [1], 8, False)
+    q, scale, zero_point = ops.quantize(w, [1], 8, False)
     like = (scale, zero_point, None, None, "none", dtype)
     weight, again, codes = fastest(
         lambda: pack(w, (), Packing(QSpec())),
-        lambda: torch.ops.qfx.fake_quantize(w, [1], 8, True, dtype),
-        lambda: torch.ops.qfx.dequantize(q, *like),
+        lambda: ops.fake_quantize(w, [1], 8, True, dtype),
+        lambda: ops.dequantize(q, *like),
     )
     return [(weight + again) / size**2, codes / size**2]

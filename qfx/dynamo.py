@@ -25,7 +25,8 @@ from qfx.frame import SELF, known_names, only_for, prefixes
 from qfx.fuse import fuse
 from qfx.match import match
 from qfx.opened import open_operators
-from qfx.plan import Plan, check_names, decide, guard_sizes
+from qfx.patterns import check_names
+from qfx.plan import Plan, decide, guard_sizes
 from qfx.provide import NewInputs, as_placeholders
 from qfx.site import Site
 

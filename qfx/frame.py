@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qfx.plan import names
+from qfx.patterns import names
 from qfx.site import Match
 
 
@@ -33,16 +33,19 @@ def _frame_modules() -> dict[str, nn.Module]:
 
 
 def _running_modules() -> list[nn.Module]:
-    """The modules whose methods are on the Python stack, the outermost first."""
+    """The modules whose methods are on the Python stack, the outermost first; without those that
+    only wrap another, which would put their own names before the model's."""
     from torch._dynamo.eval_frame import OptimizedModule
+    from torch.nn.parallel import DistributedDataParallel
 
+    wrappers = (OptimizedModule, DistributedDataParallel)
     found: list[nn.Module] = []
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(owner, nn.Module) and not isinstance(owner, OptimizedModule):
+        if isinstance(owner, nn.Module) and not isinstance(owner, wrappers):
             found.append(owner)
     return found[::-1]
 

@@ -2,9 +2,9 @@
 
 quantize(rotate(float32(x)))      ->  quantize(x) with the transform; quantize_static alike
 dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one site
-                                  ->  int8_linear(quantize(x))    x static, or shared by several
-                                      unless it is one row: that is quantized anew in less time
-                                      than a call takes
+                                  ->  int8_linear(quantize(x))    x static, or shared by several,
+                                      unless it is one row: that is quantized anew in less time than
+                                      a call takes
 quantize_static(int8_linear(q))   ->  int8_linear_requantize(q)   nobody else reads the floats
 dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
 """

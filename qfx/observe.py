@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-import qfx._C as _C
 from qfx.attention import Attention
 from qfx.canonical import rewrite
 from qfx.capture import attribute
-from qfx.form_cost import form
 from qfx.fuse import fuse
+from qfx.guard import GuardCount, taken
 from qfx.ops.quantize import ACTIVATIONS
-from qfx.plan import Entry, Plan, hint
+from qfx.plan import Entry, Plan
 from qfx.products import Product
 from qfx.provide import as_constants
-from qfx.site import Site, Unmatched
+from qfx.row import Range, Row, Trial, range_of, row_of, sqnr
+from qfx.site import Match, Site
 from qfx.timing import medians
-from qfx.views import apply
+from qfx.views import View, apply
 
 _ROUNDS = 3
+_TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
 
 
-@dataclass(frozen=True)
-class Row:
-    """One matmul. Times in seconds for one call, `measured` on the given input or else predicted.
+class _Tried(NamedTuple):
+    """A site's int8 form on its input: what it returned, seconds of both forms."""
 
-    `sqnr_db`: signal to quantization noise of this site's output alone, its input being exact.
-    """
-
-    module: str
-    node: str
-    shape: str
-    scheme: str
-    kernel: str
-    reason: str
-    sqnr_db: float | None = None
-    float_s: float | None = None
-    int8_s: float | None = None
-    measured: bool = False
+    output: Tensor
+    float_s: float
+    int8_s: float
+    guarded: GuardCount | None
 
 
 class Observer(fx.Interpreter):
@@ -62,13 +52,22 @@ class Observer(fx.Interpreter):
         self.starts = {site.node: (entry, site) for entry, site in sites}
         self.ends = {site.out: site.node for _, site in sites}
         self.constants = {n: None for _, s in sites for n in (s.weight, s.bias) if n is not None}
-        self.int8: dict[fx.Node, tuple[Tensor, float, float]] = {}  # output, seconds in both forms
-        self.measured: dict[fx.Node, Row] = {}
+        self.int8: dict[fx.Node, _Tried] = {}
+        self.lefts = {e.match.node: left for e in self.entries if (left := _left(e.match))}
+        self.ranges: dict[fx.Node, Range] = {}
+        self.trials: dict[fx.Node, Trial] = {}
 
     def rows(self) -> list[Row]:
-        return [self.measured.get(e.match.node) or _row(e) for e in self.entries]
+        nodes = [entry.match.node for entry in self.entries]
+        found = zip(
+            self.entries, map(self.ranges.get, nodes), map(self.trials.get, nodes), strict=True
+        )
+        return [row_of(*row) for row in found]
 
     def run_node(self, n: fx.Node) -> Any:
+        if n in self.lefts:
+            source, view = self.lefts[n]
+            self.ranges[n] = range_of(apply(view, self.env[source]))
         if n in self.starts:
             self.int8[n] = self._run_int8(*self.starts[n])
         result = super().run_node(n)
@@ -80,12 +79,11 @@ class Observer(fx.Interpreter):
             self.constants[n] = result
         if n in self.ends:
             start = self.ends[n]
-            output, float_s, int8_s = self.int8.pop(start)
-            row = _row(self.starts[start][0], sqnr(result, output), float_s, int8_s)
-            self.measured[start] = row
+            output, float_s, int8_s, guarded = self.int8.pop(start)
+            self.trials[start] = Trial(sqnr(result, output), float_s, int8_s, guarded)
         return result
 
-    def _run_int8(self, entry: Entry, site: Site) -> tuple[Tensor, float, float]:
+    def _run_int8(self, entry: Entry, site: Site) -> _Tried:
         assert entry.scheme is not None
         given, w = self.env[site.x], self._constant(site.weight)
         x = apply(site.x_view, given)
@@ -93,13 +91,15 @@ class Observer(fx.Interpreter):
         dtype = site.out_dtype or w.dtype
         w_nk = apply(site.view, w).to(dtype)
         activation = ACTIVATIONS[site.activation]
-        alone = int8_form(entry, site, given, w, bias).forward
+        guard = entry.guard and entry.guard._replace(site=_TRIAL)
+        alone = int8_form(replace(entry, guard=guard), site, given, w, bias).forward
 
         def in_float() -> Tensor:
             return activation(F.linear(x.to(dtype), w_nk, None if bias is None else bias.to(dtype)))
 
         float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
-        return alone(given), float_s, int8_s
+        taken(_TRIAL)
+        return _Tried(alone(given), float_s, int8_s, taken(_TRIAL) if guard else None)
 
     def _run_product(self, entry: Entry, product: Product, result: Tensor) -> None:
         if entry.scheme is None:
@@ -113,7 +113,7 @@ class Observer(fx.Interpreter):
             lambda: a @ b.mT, lambda: torch.ops.qfx.int8_bmm_dynamic(a, b, *how), rounds=_ROUNDS
         )
         error = sqnr(exact, torch.ops.qfx.int8_bmm_dynamic(a, b, *how))
-        self.measured[product.node] = _row(entry, error, float_s, int8_s)
+        self.trials[product.node] = Trial(error, float_s, int8_s)
 
     def _run_attention(self, entry: Entry, attention: Attention, result: Tensor) -> None:
         if entry.scheme is None:
@@ -128,13 +128,22 @@ class Observer(fx.Interpreter):
         def in_int8() -> Tensor:
             return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)
 
-        seconds = medians(in_float, in_int8, rounds=_ROUNDS)
-        self.measured[attention.node] = _row(entry, sqnr(result, in_int8()), *seconds)
+        float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
+        self.trials[attention.node] = Trial(sqnr(result, in_int8()), float_s, int8_s)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph
             self.constants[node] = attribute(node)
         return self.constants[node]  # type: ignore[return-value]
+
+
+def _left(match: Match) -> tuple[fx.Node, View] | None:
+    """What stands left in the matmul: activations, one operand, the queries."""
+    if isinstance(match, Site):
+        return match.x, match.x_view
+    if isinstance(match, Product):
+        return match.a, match.a_view
+    return (match.query, ()) if isinstance(match, Attention) else None
 
 
 def int8_form(
@@ -155,43 +164,3 @@ def int8_form(
     gm = fx.GraphModule(holder, graph)
     rewrite(gm, Plan((replace(entry, match=alone),)), as_constants(gm))
     return fuse(gm)
-
-
-def sqnr(signal: Tensor, noisy: Tensor) -> float:
-    """Signal to quantization noise ratio in dB, 10 log10(sum s^2 / sum (s - n)^2)."""
-    s, n = signal.double(), noisy.double()
-    noise, power = (s - n).square().sum().item(), s.square().sum().item()
-    return math.inf if noise == 0 else 10 * math.log10(power / noise) if power else -math.inf
-
-
-def _kernel(entry: Entry) -> str:
-    """The GEMM kernel of the site: tile and instruction set; the latter alone of other forms."""
-    assert entry.scheme is not None
-    m = None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
-    return (
-        _C.isa() if m is None or form(entry.scheme) else _C.kernel_for(m).removeprefix("s8s8_gemm_")
-    )
-
-
-def _row(
-    entry: Entry,
-    sqnr_db: float | None = None,
-    float_s: float | None = None,
-    int8_s: float | None = None,
-) -> Row:
-    estimate = entry.estimate
-    measured = float_s is not None
-    if not measured and estimate is not None:
-        float_s, int8_s = estimate.float_s, estimate.int8_s
-    return Row(
-        module=entry.match.path,
-        node=entry.match.node.name,
-        shape=entry.shape,
-        scheme=str(entry.scheme or "float"),
-        kernel="" if entry.scheme is None else _kernel(entry),
-        reason=entry.reason,
-        sqnr_db=sqnr_db,
-        float_s=float_s,
-        int8_s=int8_s,
-        measured=measured,
-    )

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class Constant(NamedTuple):
-    """A vector that a recipe gives the graph: a factor, a static scale or a zero point."""
+    """A vector that a recipe gives the graph: a factor, a static scale or zero point, outliers."""
 
     values: tuple[float, ...]
     dtype: torch.dtype = torch.float32
@@ -32,18 +32,23 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`."""
+    """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`; the
+    columns that are `outliers` apart, in float."""
 
     spec: QSpec
     factor: tuple[float, ...] | None = None
     rotation: int = 0
+    outliers: tuple[int, ...] = ()
+    guarded: bool = False  # with what the guard's bound (B5) needs
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of its tensors: fields of `qfx.weights.Packed`."""
         zero_point = () if self.spec.symmetric else ("zero_point",)
         factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
-        return ("blocks", "scale", *zero_point, *factor)
+        columns = ("columns",) if self.outliers else ()
+        error = ("error",) if self.guarded else ()
+        return ("blocks", "scale", *zero_point, *factor, *columns, *error)
 
     @property
     def grouped(self) -> bool:
@@ -51,12 +56,29 @@ class Packing:
 
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
-        return f"{self.spec}{transform}"
+        outliers = f"_o{len(self.outliers)}" if self.outliers else ""
+        return f"{self.spec}{transform}{outliers}{'_guarded' if self.guarded else ''}"
+
+    def constants(self) -> dict[str, Constant]:
+        """What `parts_of` needs beside the weight."""
+        found = {}
+        if self.factor is not None:
+            found["factor"] = Constant(self.factor)
+        if self.outliers:
+            found["outliers"] = Constant(self.outliers, torch.int64)
+        return found
 
 
-def parts_of(w_nk: Any, packing: Packing, factor: Any, n: Any, k: int | None) -> dict[str, Any]:
-    """The parts of a packed weight, from w_nk and `factor` [K] or None. (R1) (Q1)-(Q3)"""
-    spec, found = packing.spec, {}
+def parts_of(
+    w_nk: Any, packing: Packing, constants: dict[str, Any], n: Any, k: int | None
+) -> dict[str, Any]:
+    """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)"""
+    spec, found, given = packing.spec, {}, w_nk
+    factor, outliers = constants.get("factor"), constants.get("outliers")
+    if outliers is not None:
+        columns = aten.index_select.default(w_nk, 1, outliers)
+        found["columns"] = aten.to.dtype(columns, torch.float32)
+        w_nk = aten.index_fill.int_Scalar(w_nk, 1, outliers, 0.0)
     if spec.axes == PER_COLUMN:
         factor = found["factor"] = _column_factor(w_nk, spec.bits)
     if factor is not None:
@@ -70,7 +92,27 @@ def parts_of(w_nk: Any, packing: Packing, factor: Any, n: Any, k: int | None) ->
     scale = torch.reshape(triple[1], (-1,))
     if tuple(axes) == PER_TENSOR:
         scale = aten.expand.default(scale, (n,))
+    if packing.guarded:
+        found["error"] = _error(given, w_nk, triple, packing)
     return {"blocks": ops.pack_weight.default(triple[0]), "scale": scale} | found
+
+
+def _error(given: Any, w_nk: Any, triple: Any, packing: Packing) -> Any:
+    """alpha and beta, float32 [2]: the norms of codes and of their error, relative to w. (B5)"""
+    wanted = aten.to.dtype(w_nk, torch.float32)
+    if packing.rotation:
+        wanted = ops.rotate.default(wanted, None, packing.rotation)
+    codes = ops.dequantize.default(triple[0], triple[1], None, None, None, "none", torch.float32)
+    size = aten.clamp_min.default(_norms(given), 2.0**-1000)
+    beta = _norms(torch.sub(wanted, codes)) + _norms(wanted) * 2.0**-16
+    parts = torch.stack([_norms(codes), beta])
+    padded = aten.constant_pad_nd.default(torch.div(parts, size), [0, 1])  # a weight without rows
+    return aten.to.dtype(torch.mul(aten.amax.default(padded, [1]), 1 + 2.0**-23), torch.float32)
+
+
+def _norms(w_nk: Any) -> Any:
+    """Of each row, in float64."""
+    return aten.linalg_vector_norm.default(w_nk, 2, [1], False, dtype=torch.float64)
 
 
 def _column_factor(w_nk: Any, bits: int) -> Any:

@@ -5,27 +5,23 @@ The only place with policy. A plan is a value and prints as a table; no kernel i
 
 from __future__ import annotations
 
-import fnmatch
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import sympy
 import torch
 from tabulate import tabulate
-from torch import fx
 
 from qfx.attention import Attention
 from qfx.breakeven import condition, guard
 from qfx.config import Config
+from qfx.guard import Guard
+from qfx.patterns import fits, names, recipes
 from qfx.products import Product
-from qfx.recipe import Recipe, SiteRecipe
+from qfx.recipe import SiteRecipe
 from qfx.scheme import QSpec, Scheme
 from qfx.site import Match, Site, Unmatched
-
-# A more accurate scheme is taken when it costs at most this much more time.
-ACCURACY_BUDGET = 0.03
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,11 @@ class Estimate:
 class CostModel(Protocol):
     """Predicts a site's times from its shape; `dtype` is that of the float matmul."""
 
-    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate: ...
+    def estimate(
+        self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
+    ) -> Estimate:
+        """`outliers`: how many of the k columns are multiplied in float beside the others."""
+        ...
 
     def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
         """Of `batch` products of two activations."""
@@ -59,7 +59,7 @@ class CostModel(Protocol):
         """How many times as fast as PyTorch's attention of one query `attention_decode` is."""
         ...
 
-    def training(self, m: int, k: int, n: int, dtype: torch.dtype) -> float:
+    def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
         """Seconds that training adds to a step's int8 forward."""
         ...
 
@@ -75,6 +75,7 @@ class Entry:
     where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
     recipe: SiteRecipe | None = None  # what calibration found for the scheme
     decodes: bool = False  # float, but by `attention_decode`
+    guard: Guard | None = None  # rows above its limit run in float
 
     @property
     def shape(self) -> str:
@@ -112,7 +113,8 @@ class Plan:
 def decide(matches: Sequence[Match], config: Config, cost: CostModel | None) -> Plan:
     """The plan of one graph. `cost` None: no measurements are at hand, every legal site is int8."""
     found = recipes(config.recipe, matches)
-    return Plan(tuple(_entry(match, config, cost, found.get(match.node)) for match in matches))
+    entries = (_entry(match, config, cost, found.get(match.node)) for match in matches)
+    return Plan(tuple(_guarded(entry, config) for entry in entries))
 
 
 def _entry(
@@ -130,11 +132,42 @@ def _entry(
     return _by_recipe(match, recipe) if recipe else _by_cost(match, config, cost)
 
 
+def _guarded(entry: Entry, config: Config) -> Entry:
+    """The entry with the guard that the configuration asks for, or why it has none."""
+    if config.guard is None or entry.scheme is None:
+        return entry
+    if why_not := _unguardable(entry, entry.scheme):
+        return replace(entry, reason=f"{entry.reason}; not guarded: {why_not}")
+    guard = Guard(float(config.guard), entry.match.name)
+    return replace(entry, reason=f"{entry.reason}; guarded", guard=guard)
+
+
+def _unguardable(entry: Entry, scheme: Scheme) -> str | None:
+    match = entry.match
+    if not isinstance(match, Site):
+        return "both operands are activations"
+    if entry.recipe is not None and entry.recipe.outliers:
+        return "some of its features are float"
+    if match.trains:
+        return "gradients are recorded"
+    if scheme.x is None:
+        return "its activations are float"
+    if scheme.x.static:
+        return "its scale is static"
+    return "its weight has groups or zero points" if scheme.grouped else None
+
+
 def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
-    why_not = recipe.scheme and _impossible(site, recipe.scheme)
-    if recipe.scheme is None or why_not:
-        return Entry(site, None, why_not or recipe.reason or "left float by the recipe")
-    return Entry(site, recipe.scheme, recipe.reason or "by the recipe", recipe=recipe)
+    if recipe.scheme is None:
+        return Entry(site, None, recipe.reason or "left float by the recipe")
+    scheme, reason = recipe.scheme.at(site.k), recipe.reason or "by the recipe"
+    if why_not := _impossible(site, scheme):
+        return Entry(site, None, why_not)
+    if recipe.outliers:
+        if site.trains:
+            return Entry(site, None, f"{scheme} with outliers in float has no gradient")
+        reason += f"; {len(recipe.outliers)} of {recipe.k} features in float"
+    return Entry(site, scheme, reason, recipe=recipe)
 
 
 def _impossible(site: Site, scheme: Scheme) -> str | None:
@@ -150,7 +183,7 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
     attends, wanted = isinstance(match, Attention), max(config.minimum_gain, 1.0)
     what = "an attention" if attends else "a matmul of two activations"
-    scheme = config.schemes[0]
+    scheme = config.chosen
     if not scheme.fits_activations:
         return Entry(match, None, f"{what}, which {scheme} does not serve")
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
@@ -161,8 +194,9 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
-    scheme = replace(scheme, rotation=0)
-    return Entry(match, scheme, f"int8 predicted {estimate.gain:.2f}x float", estimate)
+    # Of an attention, queries and keys; whatever the scheme, they are symmetric per row.
+    taken = Scheme() if attends else Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
+    return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
 
 
 def _decode_by_cost(match: Product | Attention, cost: CostModel | None) -> Entry | None:
@@ -180,20 +214,14 @@ def _decode_by_cost(match: Product | Attention, cost: CostModel | None) -> Entry
 
 def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
     m, dtype = hint(site.m), site.out_dtype or torch.float32
-    schemes = config.schemes
-    if why_not := _impossible(site, schemes[0]):
+    scheme = config.chosen.at(site.k)
+    if why_not := _impossible(site, scheme):
         return Entry(site, None, why_not)
-    if schemes[0].calibrated:
-        return Entry(site, None, f"{schemes[0]}: the recipe does not name it")
+    if scheme.calibrated:
+        return Entry(site, None, f"{config.chosen}: the recipe does not name it")
     if cost is None or m is None or site.k is None or site.n is None:
-        return Entry(site, schemes[0], "int8; its gain was not predicted")
-    estimates = [_estimate(site, m, dtype, s, cost) for s in schemes]
-    fastest = min(e.int8_s for e in estimates)
-    scheme, estimate = next(
-        (s, e)
-        for s, e in zip(schemes, estimates, strict=True)
-        if e.int8_s <= fastest * (1 + ACCURACY_BUDGET)
-    )
+        return Entry(site, scheme, "int8; its gain was not predicted")
+    estimate = _estimate(site, m, dtype, scheme, cost)
     where = _where(site, config, cost, scheme)
     only = "" if where in (None, sympy.true, sympy.false) else f"; int8 where {where}"
     if estimate.gain < config.minimum_gain:
@@ -202,8 +230,6 @@ def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
         )
         return Entry(site, None, reason + only, estimate, where)
     reason = f"int8 predicted {estimate.gain:.2f}x float"
-    if len(schemes) > 1 and scheme.x is not None:
-        reason += _why_symmetry(scheme.x, estimates[0].int8_s / estimates[-1].int8_s - 1)
     return Entry(site, scheme, reason + only, estimate, where)
 
 
@@ -213,7 +239,7 @@ def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: Cost
     found = cost.estimate(m, site.k, site.n, dtype, scheme)
     if not site.weight_trains:
         return found
-    return replace(found, int8_s=found.int8_s + cost.training(m, site.k, site.n, dtype))
+    return replace(found, int8_s=found.int8_s + cost.training(m, site.k, site.n, dtype, scheme))
 
 
 def _where(site: Site, config: Config, cost: CostModel, scheme: Scheme) -> sympy.Basic | None:
@@ -236,76 +262,9 @@ def guard_sizes(plan: Plan) -> None:
             guard(entry.match.m, entry.where)
 
 
-def _why_symmetry(x: QSpec, extra: float) -> str:
-    if x.symmetric:
-        return f", symmetric: a zero point would cost {extra:.1%} time"
-    return f", zero point for {max(extra, 0):.1%} time"
-
-
 def hint(size: int | torch.SymInt | None) -> int | None:
     """The size a symbolic dimension had in the captured call; adds no guard."""
     if isinstance(size, torch.SymInt):
         seen = size.node.hint
         return None if seen is None else int(seen)
     return size
-
-
-def names(match: Match) -> tuple[str, ...]:
-    """The names patterns are matched against: call site's module path and parameter name."""
-    if isinstance(match, Site):
-        # a tied weight has one name, but is also what the calling module calls it
-        called = f"{match.path}.{match.parameter.rpartition('.')[2]}" if match.path else ""
-        return tuple(n for n in (match.path, match.parameter, called) if n)
-    return (match.path,) if match.path else ()
-
-
-def fits(pattern: str, candidates: Iterable[str]) -> bool:
-    """Whether the pattern equals a run of whole components of a dotted name, wildcards allowed."""
-    shapes = (pattern, f"*.{pattern}", f"{pattern}.*", f"*.{pattern}.*")
-    return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
-
-
-def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:
-    """The recipe of each site it names, by the site's matmul.
-
-    Raises ValueError for a site that has another N or K in the model.
-    """
-    given = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
-    calls = Counter[str]()
-    found = {}
-    for site in (m for m in matches if isinstance(m, Site)):
-        named = given.get((site.name, calls[site.name]))
-        calls[site.name] += 1
-        if named is None:
-            continue
-        if (site.n or named.n, site.k or named.k) != (named.n, named.k):
-            raise ValueError(
-                f"recipe: {named} has K={named.k} and N={named.n} there, but K={site.k} and "
-                f"N={site.n} in the model"
-            )
-        found[site.node] = named
-    return found
-
-
-def check_names(config: Config, known: Iterable[str]) -> None:
-    """Raises ValueError for a pattern or a recipe's site that fits none of the `known` names, and
-    for a scheme that lacks its recipe."""
-    known = sorted(set(known))
-    listed = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
-    for option in ("skip", "only"):
-        for pattern in getattr(config, option):
-            if not fits(pattern, known):
-                raise ValueError(
-                    f"{option}: the pattern {pattern!r} matches nothing; there is: {listed}"
-                )
-    if config.recipe is None and config.schemes[0].calibrated:
-        raise ValueError(
-            f"the scheme {config.scheme} has static scales, which only a recipe holds: give one, "
-            'options={"recipe": qfx.calibrate(model, batches)}'
-        )
-    missing = [s.name for s in config.recipe.sites if s.name not in known] if config.recipe else []
-    if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise ValueError(
-            f"recipe: the model has no {', '.join(missing[:5])}{more}; there is: {listed}"
-        )

@@ -122,7 +122,9 @@ def _new_input(graph: fx.Graph, name: str) -> fx.Node:
     """A placeholder after all others."""
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(last):
-        return graph.placeholder(name)
+        node = graph.placeholder(name)
+    node.target = node.name  # two packings may have one word
+    return node
 
 
 def _names(weight: str, view: View, packing: Packing) -> dict[str, str]:
@@ -140,17 +142,19 @@ def _free_name(gm: fx.GraphModule, name: str) -> str:
 
 def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedNodes:
     """Quantizes and packs at every call, just before the site that needs it first."""
-    graph, factor = site.node.graph, None
-    if packing.factor is not None:
-        factor = constant(graph, Constant(packing.factor), f"{site.node.name}_factor")
+    graph = site.node.graph
+    given = {
+        name: constant(graph, value, f"{site.node.name}_{name}")
+        for name, value in packing.constants().items()
+    }
     with graph.inserting_before(site.node):
         w_nk = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
         tracer = fx.proxy.GraphAppendingTracer(graph)
-        w, by = (None if v is None else fx.Proxy(v, tracer) for v in (w_nk, factor))
-        n = site.n
+        w, n = fx.Proxy(w_nk, tracer), site.n
         if n is None and packing.spec.axes != PER_ROW:
             n = torch.ops.aten.sym_size.int(w, 0)
-        parts = parts_of(w, packing, by, n, site.k)
+        proxies = {name: fx.Proxy(node, tracer) for name, node in given.items()}
+        parts = parts_of(w, packing, proxies, n, site.k)
         return PackedNodes(**{part: proxy.node for part, proxy in parts.items()})
 
 

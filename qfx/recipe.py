@@ -15,6 +15,8 @@ from tabulate import tabulate
 from qfx.scheme import PER_COLUMN, QSpec, Scheme
 
 VERSION = 1  # of the JSON
+LEAST_INT8 = 4  # at most one column of so many may stay float
+_HEAD = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB", "reason")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class SiteRecipe:
     out and in features. `scheme`: None when it stays float, and `reason` says why. `factor`: [K],
     x is multiplied and w divided by it before both are quantized (docs/numerics.md (R1)). `scale`
     and `zero_point`: of x, where `scheme.x` is static. `sqnr_db`: of the site's output, if
-    measured. Raises ValueError where these do not fit together.
+    measured. `outliers`: the columns of K, in order and at most K / 4, that are multiplied in float
+    beside the others (R3). Raises ValueError where these do not fit together.
     """
 
     name: str
@@ -38,6 +41,7 @@ class SiteRecipe:
     zero_point: int | None = None
     sqnr_db: float | None = None
     reason: str = ""
+    outliers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         fault = self._fault()
@@ -64,6 +68,19 @@ class SiteRecipe:
             return f"the scale {self.scale} is not positive and finite"
         if self.zero_point is not None and not (x and x.static and not x.symmetric):
             return f"a zero point for {scheme}"
+        return self._fault_of_outliers() if self.outliers else None
+
+    def _fault_of_outliers(self) -> str | None:
+        if self.scheme is None:
+            return "outliers for a site that stays float"
+        if self.scheme.w.axes == PER_COLUMN:
+            return f"{self.scheme} takes its factor from the weight, which leaves no outliers apart"
+        if not all(type(i) is int and 0 <= i < self.k for i in self.outliers):
+            return f"the outliers {_listed(self.outliers)} are no columns of K={self.k}"
+        if list(self.outliers) != sorted(set(self.outliers)):
+            return f"the outliers {_listed(self.outliers)} are not in ascending order"
+        if len(self.outliers) * LEAST_INT8 > self.k:
+            return f"{len(self.outliers)} outliers are more than K/{LEAST_INT8} of K={self.k}"
         return None
 
     def __str__(self) -> str:
@@ -83,12 +100,12 @@ class Recipe:
             raise ValueError(f"recipe: {', '.join(twice)} is there twice")
 
     def __str__(self) -> str:
-        head = ("module", "KxN", "scheme", "factor", "static scale", "SQNR dB", "reason")
-        return tabulate([_line(s) for s in self.sites], head, disable_numparse=True)
+        return tabulate([_line(s) for s in self.sites], _HEAD, disable_numparse=True)
 
     def to_json(self) -> str:
-        """JSON text with a version; `from_json` gives an equal recipe."""
-        return json.dumps({"qfx_recipe": VERSION, "sites": [asdict(s) for s in self.sites]})
+        """JSON text with a version, a line for each site; `from_json` gives an equal recipe."""
+        sites = ",\n".join(json.dumps(asdict(site)) for site in self.sites)
+        return f'{{"qfx_recipe": {VERSION}, "sites": [\n{sites}\n]}}'
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
@@ -126,9 +143,14 @@ def _line(site: SiteRecipe) -> Sequence[str]:
         str(site.scheme or "float"),
         spread,
         "" if scale is None else f"{scale:.4g}{zero}",
+        _listed(site.outliers),
         "" if site.sqnr_db is None else f"{site.sqnr_db:.1f}",
         site.reason,
     )
+
+
+def _listed(columns: Sequence[int]) -> str:
+    return ", ".join(map(str, columns[:4])) + (", ..." if len(columns) > 4 else "")
 
 
 def _site(raw: dict[str, Any]) -> SiteRecipe:
@@ -141,6 +163,7 @@ def _site(raw: dict[str, Any]) -> SiteRecipe:
             **raw,
             "scheme": None if scheme is None else _scheme(scheme),
             "factor": None if factor is None else tuple(map(float, factor)),
+            "outliers": tuple(raw.get("outliers", ())),  # files of earlier builds have none
         }
     )
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from tabulate import tabulate
 from torch import fx, nn
 
-from qfx.capture import clone, parameter_name, roots, trace
+from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
-from qfx.frame import SELF, prefixes, running_path
+from qfx.html import page
 from qfx.match import match
-from qfx.observe import Observer, Row, sqnr
-from qfx.opened import open_operators
-from qfx.plan import check_names, decide
+from qfx.observe import Observer
+from qfx.patterns import check_names
+from qfx.plan import decide
+from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
+from qfx.watch import uncompiled_module, watch
 
 __all__ = ["Report", "Row", "explain", "sqnr"]
 
@@ -40,22 +41,39 @@ class Report:
     def total(self) -> int:
         return len(self.rows)
 
+    @property
+    def shares(self) -> tuple[float | None, ...]:
+        """For each row its share of the total error: noise power relative to signal, summed over
+        the sites that ran in int8. None where it is unknown."""
+        return shares(self.rows)
+
+    def save_html(self, path: str | Path) -> None:
+        """Writes the report to one HTML file that needs nothing else: table and charts of errors,
+        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`)."""
+        Path(path).write_text(page(self), encoding="utf-8")
+
     def __str__(self) -> str:
-        table = [_printed(row) for row in self.rows]
+        guarded = any(row.guarded for row in self.rows)
+        pairs = zip(self.rows, self.shares, strict=True)
+        table = [_printed(*pair, guarded) for pair in pairs]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         return f"{text}\n{note}\n{count}"
 
 
-def _printed(row: Row) -> dict[str, str]:
+def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
     return {
         "module": row.module,
         "node": row.node,
         "MxKxN": row.shape,
         "scheme": row.scheme,
+        "transform": row.transform,
         "kernel": row.kernel,
+        "max/rms": "" if row.outlier_ratio is None else f"{row.outlier_ratio:.1f}",
         "SQNR dB": "" if row.sqnr_db is None else f"{row.sqnr_db:.1f}",
+        "share": "" if share is None else f"{share:.1%}",
+        **({"float rows": float_rows(row)} if guarded else {}),
         "float us": _us(row, row.float_s),
         "int8 us": _us(row, row.int8_s),
         "reason": row.reason,
@@ -80,16 +98,7 @@ def explain(
     """
     config, _ = parse_options(options)
     session = _Session(config, [], set())
-    token = _SESSION.set(session)
-    try:
-        with torch.no_grad():
-            if isinstance(model, fx.GraphModule):
-                _look(trace(model, *inputs))(*inputs)
-            else:
-                plain = _uncompiled(model)
-                torch.compile(plain, backend=_look, dynamic=False)(*inputs, **keyword_inputs)
-    finally:
-        _SESSION.reset(token)
+    watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
     if not session.graphs:
         warnings.warn(
             "qfx.explain saw no graph: torch.compile does not capture this callable, or has "
@@ -106,7 +115,7 @@ def explain(
 
 def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
     """The linears that stand in no graph: nothing stays float without a line."""
-    for name, module in _uncompiled_module(model).named_modules():
+    for name, module in uncompiled_module(model).named_modules():
         if isinstance(module, nn.Linear) and name and not seen & {name, f"{name}.weight"}:
             shape = f"?x{module.in_features}x{module.out_features}"
             yield Row(name, "", shape, "float", "", _UNSEEN)
@@ -122,39 +131,14 @@ class _Session(NamedTuple):
     graphs: list[Observer]
     seen: set[str]  # names of modules and parameters
 
-
-_SESSION: ContextVar[_Session] = ContextVar("session")
-
-
-def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
-    """The backend of `explain`. One function for all calls: a second one reuses Dynamo's code."""
-    graph, names = open_operators(clone(gm)), prefixes()
-
-    def run(*arguments: Any) -> Any:
-        session = _SESSION.get()
-        # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
-        here = {root: running_path() if root == SELF else path for root, path in names.items()}
-        matches = match(graph, here)
-        observer = Observer(graph, decide(matches, session.config, MachineCost()))
-        session.graphs.append(observer)
+    def look(self, gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
+        matches = match(gm, here)
+        observer = Observer(gm, decide(matches, self.config, MachineCost()))
+        self.graphs.append(observer)
         weights = [root for m in matches if isinstance(m, Site) for root in roots(m.weight)]
-        session.seen.update(parameter_name(w, here) for w in weights)
-        session.seen.update(name for m in matches for name in (m.path, m.name))
+        self.seen.update(parameter_name(w, here) for w in weights)
+        self.seen.update(name for m in matches for name in (m.path, m.name))
         return observer.run(*arguments)
-
-    return torch._dynamo.disable(run)
-
-
-def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model under `torch.compile(model)` or `model.compile()`."""
-    model = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
-    if getattr(model, "_compiled_call_impl", None) is not None:
-        return model.forward  # type: ignore[union-attr]
-    return model
-
-
-def _uncompiled_module(model: nn.Module) -> nn.Module:
-    return getattr(model, "_orig_mod", model)
 
 
 def _check(config: Config, model: nn.Module, seen: set[str]) -> None:

@@ -5,7 +5,7 @@ Frozen and hashable; legality is checked when a value is made; `str` is one toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PER_ROW = (1,)  # per token for activations, per output channel for weights
 PER_TENSOR = (0, 1)
@@ -84,6 +84,10 @@ class Scheme:
         """The size of the rotated blocks of K: the largest that divides `k`, 0 for none."""
         fitting = (b for b in ROTATIONS if b and b <= self.rotation and k and k % b == 0)
         return max(fitting, default=0)
+
+    def at(self, k: int | None) -> Scheme:
+        """What it does to a matmul of `k` features: with the rotation that fits."""
+        return replace(self, rotation=self.block(k))
 
     @property
     def grouped(self) -> bool:

@@ -146,6 +146,41 @@ _SYNONYMS = {
 _ADDMM_SYNONYMS = {**_SYNONYMS, "input": "bias", "self": "bias"}
 
 
+def register_matmul(
+    target: Any, names: tuple[str, ...] = ("x", "w", "bias"), *, weight: str = "nk"
+) -> None:
+    """Tells qfx that calls of `target` are linears, so that they can become int8.
+
+    `target`: a function that Dynamo leaves in the graph, such as an operator of another library,
+    `torch.ops.library.name`, all its overloads. `names`: what its arguments are, in order: "x"
+    [..., K], "w" and perhaps "bias" [N]. `weight`: the layout of w, "nk" for x @ w.T, "kn" for
+    x @ w. The call must compute just that. Raises ValueError for other names, and for a target
+    that qfx knows already.
+    """
+    if sorted(names) not in (["w", "x"], ["bias", "w", "x"]) or weight not in ("nk", "kn"):
+        raise ValueError(
+            f"register_matmul: names={names} and weight={weight!r}; expected x, w and perhaps bias "
+            "in the order of the arguments, and nk or kn"
+        )
+    targets = (target, *_overloads(target))
+    if known := [t for t in targets if t in TABLE]:
+        raise ValueError(f"register_matmul: {known[0]} is known already")
+    view = (T,) if weight == "kn" else ()
+
+    def parse(node: fx.Node, a: Arguments) -> Operands | str:
+        if unknown := sorted(a.keys() - set(names)):
+            return f"an argument {unknown[0]!r} that was not registered"
+        return Operands(a["x"], a["w"], view, a.get("bias"))
+
+    TABLE.update(dict.fromkeys(targets, Spelling(targets, names, parse)))
+
+
+def _overloads(target: Any) -> list[Any]:
+    if not isinstance(target, torch._ops.OpOverloadPacket):
+        return []
+    return [getattr(target, name) for name in target.overloads()]
+
+
 def spelling(node: fx.Node) -> Spelling | None:
     """The row that describes the node, None when it is no matmul."""
     if node.op == "call_method":

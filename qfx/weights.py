@@ -9,7 +9,7 @@ not bump a tensor's version. A stale entry is refreshed in place, so its address
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,13 +25,16 @@ from qfx.views import View, apply
 
 class Packed(NamedTuple):
     """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N], or [N, G]
-    with groups or zero points, `zero_point` int32 [N, G], `factor` float32 [K] for the activation.
+    with groups or zero points, `zero_point` int32 [N, G], `factor` float32 [K] for the activation,
+    `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard (B5).
     """
 
     blocks: Tensor
     scale: Tensor
     zero_point: Tensor | None = None
     factor: Tensor | None = None
+    columns: Tensor | None = None
+    error: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -42,10 +45,9 @@ class Packed(NamedTuple):
 def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
     """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (R1) (Q1) (Q3)"""
     with torch.no_grad():
-        w_nk, factor = apply(view, weight.detach()), None
-        if packing.factor is not None:
-            factor = torch.tensor(packing.factor, dtype=torch.float32, device=weight.device)
-        parts = parts_of(w_nk, packing, factor, *w_nk.shape)
+        w_nk, device = apply(view, weight.detach()), str(weight.device)
+        given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
+        parts = parts_of(w_nk, packing, given, *w_nk.shape)
         return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
 
 
@@ -78,6 +80,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.generation = 0  # grows whenever an entry is marked stale
+        self.epoch = 0  # grows with every optimizer step and `invalidate`
         self.packs = 0  # how many times a weight was packed
         self._lock = threading.Lock()
         self._owners: dict[int, tuple[StorageWeakRef, dict[Any, _Entry]]] = {}
@@ -136,6 +139,7 @@ class Cache:
             for entry in touched:
                 entry.stale = True
             self.generation += bool(touched)
+            self.epoch += 1
 
     def __len__(self) -> int:
         with self._lock:
@@ -151,6 +155,32 @@ def _storage(tensor: Tensor) -> int | None:
 
 
 CACHE = Cache()
+
+
+class Memo:
+    """What a module derives from tensors of its own, derived anew when one may have changed.
+
+    A copy of it is empty: what a copied module derives belongs to the copy's tensors.
+    """
+
+    def __init__(self) -> None:
+        self._pins: Any = None  # no other tensor or storage gets the identity of those in the key
+        self._key: Any = None
+        self._value: Any = None
+
+    def get(self, tensors: tuple[Tensor, ...], derive: Callable[[], Any]) -> Any:
+        """`derive()`, or what it returned for the same values of `tensors`."""
+        if torch.compiler.is_compiling() or any(isinstance(t, FakeTensor) for t in tensors):
+            return derive()
+        key = (CACHE.epoch, *map(stamp, tensors))
+        if key != self._key:
+            self._value = derive()
+            self._pins = (tensors, [StorageWeakRef(t.untyped_storage()) for t in tensors])
+            self._key = key
+        return self._value
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
 
 
 def invalidate(target: nn.Module | Tensor | None = None) -> None:

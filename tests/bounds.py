@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.ops import REFERENCES
 from qfx.scheme import PER_TENSOR, QSpec
 from tests.strategies import step_error
 
@@ -190,6 +191,26 @@ def quantization_error(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Tensor:
     return error.expand(t.v.shape)
 
 
+def rotation(block: int, k: int) -> Tensor:
+    """R.T of (R1) in float64, [K, K]."""
+    if not block:
+        return torch.eye(k).double()
+    one = REFERENCES["rotate"](torch.eye(block), None, block).double()
+    return torch.block_diag(*[one] * (k // block))
+
+
+def turned(block: int, t: Known, axes: tuple[int, ...]) -> Known:
+    """R t, with K along `axes`. (R1) (B4)"""
+    if not block:
+        return t
+    last = tuple(range(-len(axes), 0))
+    v, e = (part.movedim(axes, last) for part in t)
+    flat, shape = v.flatten(last[0]), v.shape
+    r = rotation(block, flat.shape[-1])
+    error = (e.flatten(last[0]) + 8 * U32 * (flat.abs() + e.flatten(last[0]))) @ r.abs()
+    return Known(*(part.reshape(shape).movedim(last, axes) for part in (flat @ r, error)))
+
+
 def widened(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Known:
     """What the codes of t stand for."""
     return Known(t.v, t.e + quantization_error(spec, t, axes))
@@ -218,7 +239,7 @@ class Attention(NamedTuple):
 
     def in_codes(self, u: float, q: Known, k: Known, v: Known, mask: Known | None = None) -> Tensor:
         """(A1) to (A6), or still in floats."""
-        codes = widened(EIGHT_BITS, q, (-1,)), _centered_codes(k)
+        codes = _rotated_codes(q), _rotated_codes(_centered(k))
         p = _integers(_probabilities(u, *codes, self._kept(q, k, mask)))
         return torch.maximum(self(u, q, k, v, mask), _mixed(u, p, widened(EIGHT_BITS, v, (-2,))))
 
@@ -243,12 +264,18 @@ def _mixed(u: float, p: Known, v: Known) -> Tensor:
     return product(u, lambda a, b, c: a @ b + c, p, v, none, v.v.shape[-2])
 
 
-def _centered_codes(k: Known) -> Known:
-    """(A1), (A2): the codes of keys less their mean, which softmax does not see."""
+def _rotated_codes(t: Known) -> Known:
+    """(A2): rotated queries and keys have the products that they had."""
+    block = next((size for size in (64, 16) if t.v.shape[-1] % size == 0), 0)
+    return widened(EIGHT_BITS, turned(block, t, (-1,)), (-1,))
+
+
+def _centered(k: Known) -> Known:
+    """(A1): keys less their mean, which softmax does not see."""
     n = k.v.shape[-2]
     moved = k.e + k.e.mean(-2, keepdim=True)
     roundings = U32 * ((n + 2) * k.most.mean(-2, keepdim=True) + k.most)
-    return widened(EIGHT_BITS, Known(k.v - k.v.mean(-2, keepdim=True), moved + roundings), (-1,))
+    return Known(k.v - k.v.mean(-2, keepdim=True), moved + roundings)
 
 
 def _integers(p: Known) -> Known:

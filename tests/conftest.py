@@ -17,6 +17,7 @@ from qfx.cost import AXES, BLOCK, CostTable
 from qfx.form_cost import AXES as FORM_AXES
 from qfx.form_cost import FormTable
 from qfx.grid import Axes, Grid
+from qfx.pass_cost import Pass
 
 THREADS = 2
 torch.set_num_threads(THREADS)
@@ -93,9 +94,12 @@ FIXED_COST = CostTable(
     columns=(tuple(range(BLOCK)),) * len(AXES[0]),
     uneven_s=0.0,
     symmetric_saving=0.0,
+    static_saving=Pass(0.0, 0.0),
+    static_call_s=0.0,
     weight_s=1e-9,
     codes_s=5e-10,
-    rotation_s=1e-10,
+    rotation=Pass(1e-9, 1e-10),
+    turn=Pass(2e-9, 3e-10),
 )
 FIXED_FORM_COST = FormTable(_grid(1e-10, 1e-6, FORM_AXES), _grid(0.5e-10, 5e-6, FORM_AXES))
 

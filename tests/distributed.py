@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import qfx
+from qfx import PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
 from qfx.plan import Plan
 from qfx.weights import CACHE
 from tests.ranks import RANKS
@@ -62,6 +63,18 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
+
+
+def static_recipe() -> Recipe:
+    """A factor, rotation and static scale for every linear of a Model."""
+    scheme = Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=16)
+    linears = [(n, m) for n, m in Model().named_modules() if isinstance(m, nn.Linear)]
+    return Recipe(
+        tuple(
+            SiteRecipe(name, 0, m.out_features, k := m.in_features, scheme, (1.5,) * k, 0.03125)
+            for name, m in linears
+        )
+    )
 
 
 def new_model() -> Model:
@@ -158,7 +171,8 @@ def fsdp_from_outside(model: Model, options: Options) -> Call:
 @dataclass
 class Run:
     """What one rank saw: full weights and the output in inference, before each step and after the
-    last; the losses; of each matmul its name and the plan's reason; how often the cache packed."""
+    last; the losses; of each matmul its name and scheme, or why it has none; how often the cache
+    packed."""
 
     weights: list[dict[str, Tensor]] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -173,12 +187,12 @@ def fail_on_rank_1() -> None:
     dist.barrier()
 
 
-def train(way: Way, inner: str, split: bool = True) -> Run:
+def train(way: Way, inner: str, split: bool = True, recipe: Recipe | None = None) -> Run:
     """STEPS steps of SGD on this rank's rows, or on all; inference between them."""
     rank = dist.get_rank()
     x, target = (t.chunk(RANKS)[rank] if split else t for t in (X, TARGET))
     run, model, packs = Run(), new_model(), CACHE.packs
-    options = {"backend": qfx.backend, "options": {**OPTIONS, "inner": inner}}
+    options = {"backend": qfx.backend, "options": {**OPTIONS, "inner": inner, "recipe": recipe}}
     with _recorded_plans(run.plan):
         f = way(model, options)
         optimizer = torch.optim.SGD(model.parameters(), RATE)
@@ -204,7 +218,7 @@ def _whole(parameter: Tensor) -> Tensor:
 @contextmanager
 def _recorded_plans(found: dict[str, str]) -> Iterator[None]:
     def recorded(plan: Plan, gm: Any) -> None:
-        found.update((e.match.name, "int8" if e.scheme else e.reason) for e in plan.entries)
+        found.update((e.match.name, str(e.scheme or e.reason)) for e in plan.entries)
 
     with mock.patch("qfx.dynamo._record", recorded):
         yield

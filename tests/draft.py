@@ -23,10 +23,10 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
 LARGEST, MOST_ELEMENTS, MOST_AXES = 1e3, 4096, 4
 COARSE = Scheme(x=QSpec(bits=6), w=QSpec(bits=5, axes=PER_TENSOR))
 GROUPED = Scheme(x=QSpec(symmetric=False), w=QSpec(bits=6, symmetric=False, group=64))
-# What the preset, or a Scheme, may do to an operand at worst: "w8a8" also has symmetric codes, and
-# a group no larger step than its row.
+# What the preset, or a Scheme, may do to an operand at worst: a group has no larger step than
+# its row.
 SCHEMES: tuple[tuple[Any, Scheme, int], ...] = (
-    ("w8a8", Scheme(), 4),
+    ("w8a8", Scheme(x=QSpec(symmetric=False), rotation=64), 4),
     ("w8a8-symmetric", Scheme(), 1),
     ("w8a8-asymmetric", Scheme(x=QSpec(symmetric=False)), 3),
     ("w8a8-tensor", Scheme(x=QSpec(symmetric=False, axes=PER_TENSOR)), 1),

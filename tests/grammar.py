@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from tests import bounds
-from tests.bounds import Attention, Rule
+from tests.bounds import Attention, Known, Rule
 from tests.makers import (
     Make,
     alike,
@@ -51,12 +51,24 @@ from tests.makers import (
 class Product(NamedTuple):
     """Bilinear in x and w, K on these axes of each; the bound allows both to be quantized.
 
-    `int8`: qfx quantizes it whenever w is a constant of the model.
+    `int8`: qfx quantizes it whenever w is a constant of the model. `window`: x's last axis is cut
+    into as many windows of that size as fit, which are two axes of the matrix x_mk.
     """
 
     x_axes: tuple[int, ...] = (-1,)
     w_axes: tuple[int, ...] = (-1,)
     int8: bool = True
+    window: int = 0
+
+    def cut(self, x: Known) -> Known:
+        """x with its windows apart."""
+        if not self.window:
+            return x
+        used = x.v.shape[-1] // self.window * self.window
+        return Known(*(t[..., :used].unflatten(-1, (-1, self.window)) for t in x))
+
+    def joined(self, x: Known) -> Known:
+        return Known(*(t.flatten(-2) for t in x)) if self.window else x
 
 
 class Op(NamedTuple):
@@ -69,7 +81,7 @@ class Op(NamedTuple):
 NK, KN = Product(), Product(w_axes=(-2,))
 LEFT = Product(x_axes=(-2,))
 CONV = Product(x_axes=(1,), w_axes=(1,))
-PATCHES = Product(x_axes=(1, 2, 3), w_axes=(1, 2, 3))  # a window's range is within the sample's
+PATCHES = Product(x_axes=(1, -1), w_axes=(1, 3), window=2)
 SCALED = Product(w_axes=(-2,), int8=False)
 COMPUTED = Product(w_axes=(-2,), int8=False)
 PRODUCTS = {

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qfx.scheme import Scheme
-from tests.bounds import UNIT, Attention, Known, product, widened
-from tests.grammar import Op, Product
+from qfx.scheme import QSpec, Scheme
+from tests.bounds import UNIT, Attention, Known, product, turned, widened
+from tests.grammar import LEFT, Op, Product
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 QUANTIZED = DTYPES[:3]
@@ -96,8 +96,12 @@ class Program:
     @property
     def int8(self) -> int:
         """How many products qfx is expected to quantize."""
+        return sum(self.is_int8(step) for step in self.steps)
+
+    def is_int8(self, step: Step) -> bool:
+        """Whether its weight is a constant that the program does not write."""
         written = {s.operands[0] for s in self.steps if s.name == "state"}
-        return sum(s.weight is not None and f"self.{s.weight}" not in written for s in self.steps)
+        return step.weight is not None and f"self.{step.weight}" not in written
 
     @property
     def attentions(self) -> int:
@@ -168,11 +172,23 @@ class Interpreter:
         x, w, *rest = operands
         k = math.prod(w.v.shape[axis] for axis in bound.w_axes)
         if self.scheme is not None and codes:
-            if self.scheme.x is not None:
-                x = widened(self.scheme.x, x, bound.x_axes)
-            w = widened(self.scheme.w, w, bound.w_axes)
+            x, w = self._in_codes(step, bound, x, w, k)
         bias = rest[0] if rest else Known(*torch.zeros(2, 1).double())
         return product(u, step.function(), x, w, bias, k)
+
+    def _in_codes(self, step: Step, p: Product, x: Known, w: Known, k: int) -> tuple[Known, Known]:
+        """The operands as their codes stand for them. Where both are computed, the left one has the
+        scheme's codes of x, the other is symmetric per row, and nothing is rotated."""
+        assert self.scheme is not None
+        block = self.scheme.block(k) if self.program.is_int8(step) else 0
+        specs = (self.scheme.x, self.scheme.w)
+        if step.weight is None:
+            specs = (self.scheme.x, QSpec(bits=self.scheme.w.bits))
+            specs = specs[::-1] if p.x_axes == LEFT.x_axes else specs
+        x, w = turned(block, p.cut(x), p.x_axes), turned(block, w, p.w_axes)
+        x = widened(specs[0], x, p.x_axes) if specs[0] else x
+        w = widened(specs[1], w, p.w_axes) if specs[1] else w
+        return p.joined(x), w
 
 
 def namespace(state: Mapping[str, Tensor]) -> dict[str, Any]:

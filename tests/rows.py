@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops import REFERENCES
+from qfx.ops.guard import relative_bound
 from qfx.scheme import PER_ROW, PER_TENSOR
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
@@ -200,6 +201,17 @@ def _append(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (q, *parts, *rest)
 
 
+def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Some rows have a bound above the guard, and some below, where there are several."""
+    x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
+    error = torch.tensor([1.01, 0.01])
+    operands = (_packed(row, g), _scales(g, row.n), error, _bias(row, g))
+    how, transform = (list(row.axes), row.bits, row.symmetric), _transform(row, g)
+    bounds = relative_bound(x, error, *how, *transform)
+    guard = max(0.999 * bounds.mean().item(), 1e-3) if len(bounds) else 0.02
+    return (x, w, *operands, guard, "", *how, row.activation, row.out_dtype, *transform)
+
+
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, *_transform(r, g)),
     "rotate": lambda r, g: (_x(r, g), *_transform(r, g), r.symmetric),  # symmetric: back
@@ -215,6 +227,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "int8_attention": _attention,
     "attention_decode": _attention,
     "attention_append": _append,
+    "int8_linear_guarded": _guarded,
     "binary_pack": lambda r, g: (_weight(r, g),),
     "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
     "binary_linear": lambda r, g: (
@@ -250,7 +263,10 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         *_transform(r, g),
     ),
 }
-_TRANSFORMED = ("rotate", "quantize", "quantize_static", "int8_linear_dynamic", "int8_linear_ste")
+_TRANSFORMED = (
+    "rotate", "quantize", "quantize_static", "int8_linear_dynamic",
+    "int8_linear_ste", "int8_linear_guarded",
+)  # fmt: skip
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
@@ -265,7 +281,7 @@ _SHAPES = (
 )
 _QUANTIZED = (
     "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
-    "int8_bmm_dynamic",
+    "int8_bmm_dynamic", "int8_linear_guarded",
 )  # fmt: skip
 _ROWWISE = (
     *_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear", "int8_linear_groups",

@@ -17,6 +17,7 @@ import qfx
 from qfx import _C
 from qfx.batch_cost import ATTENTION_AXES, BatchTable
 from qfx.match import match
+from qfx.ops import REFERENCES
 from qfx.site import Unmatched
 from tests.conftest import FIXED_ATTENTION_COST, on_isa, on_threads, same_bits
 from tests.strategies import ISAS, SEEDS
@@ -41,7 +42,10 @@ def bound(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """How far int8 may be from exact attention. With scores off by at most t, each probability is
     off by a factor of at most exp(2 t), their integers by half a step of 65535; the values by half
     a step of theirs."""
-    centered = k - k.mean(-2, keepdim=True)
+    rotation = next((block for block in (64, 16) if q.shape[-1] % block == 0), 0)
+    rotate = REFERENCES["rotate"]
+    q = rotate(q.float(), None, rotation).double()
+    centered = rotate((k - k.mean(-2, keepdim=True)).float(), None, rotation).double()
     e_q, e_k = (x.abs().amax(-1, keepdim=True) / 127 * 0.51 for x in (q, centered))
     scores = (
         q.abs().sum(-1, keepdim=True) * e_k.mT

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -286,9 +287,9 @@ def test_passes_of_the_user_still_run(
 
 
 class Tokens(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, features: int = 8) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.a, self.b = nn.Linear(features, 16), nn.Linear(16, features)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.relu(self.a(x)))
@@ -296,19 +297,47 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_rewrite_and_package(strict: bool, tmp_path: Path, own_inductor_cache: None) -> None:
+    _check_package(8, qfx.Config(minimum_gain=0), ["xa8r_ws8r", "xa8r_ws8r_h16"], strict, tmp_path)
+
+
+STATIC = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR, static=True))
+AHEAD = {
+    "rotated": (qfx.Config(minimum_gain=0), ["xa8r_ws8r_h64", "xa8r_ws8r_h16"]),
+    "static": (
+        qfx.Config(
+            recipe=qfx.Recipe(
+                (
+                    qfx.SiteRecipe("a", 0, 16, 64, replace(STATIC, rotation=64), (1.5,) * 64, 0.05),
+                    qfx.SiteRecipe("b", 0, 64, 16, STATIC, None, 0.02),  # reads codes of a
+                )
+            )
+        ),
+        ["xs8T_ws8r_h64", "xs8T_ws8r"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+def test_rotated_and_static_packages(kind: str, tmp_path: Path, own_inductor_cache: None) -> None:
+    _check_package(64, *AHEAD[kind], strict=True, folder=tmp_path)
+
+
+def _check_package(
+    features: int, config: qfx.Config, schemes: list[str], strict: bool, folder: Path
+) -> None:
     """The package has the bits of the rewritten graph, at other batch sizes too."""
     torch.manual_seed(0)
-    model, x = Tokens().eval(), torch.randn(4, 8)
+    model, x = Tokens(features).eval(), torch.randn(4, features)
     batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
     with torch.no_grad():
         program = torch.export.export(model, (x,), dynamic_shapes=batch, strict=strict)
-        gm, plan = qfx.rewrite(program.module(), qfx.Config(minimum_gain=0))
-        assert plan.quantized == 2
+        gm, plan = qfx.rewrite(program.module(), config)
+        assert [str(e.scheme) for e in plan.entries] == schemes
         int8 = torch.export.export(gm, (x,), dynamic_shapes=batch, strict=strict)
         package = torch._inductor.aoti_compile_and_package(
-            int8, package_path=str(tmp_path / "tokens.pt2")
+            int8, package_path=str(folder / "tokens.pt2")
         )
         run = torch._inductor.aoti_load_package(package)
         for rows in (4, 7, 1):
-            y = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
-            assert run(y).equal(gm(y))
+            y = torch.randn(rows, features, generator=torch.Generator().manual_seed(rows))
+            assert run(y).equal(gm(y)) and not gm(y).equal(model(y))

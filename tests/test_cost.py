@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qfx
-from qfx import batch_cost, cost, form_cost, grid
+from qfx import batch_cost, cost, form_cost, grid, pass_cost
 from qfx.cost import AXES, BLOCK
 from qfx.ops.weight import PANEL
+from qfx.pass_cost import Pass
 from qfx.timing import fastest
 from tests.conftest import FIXED_COST, FIXED_FORM_COST, on_threads
 
@@ -166,9 +167,10 @@ def test_a_real_measurement_has_the_right_shape(monkeypatch: pytest.MonkeyPatch)
 def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(cost, "AXES", ((1, 4), (8, 16), (8, 16)))
-    monkeypatch.setattr(
-        cost, "fastest", lambda *calls, **_: seen.append(_autocast()) or [1.0] * len(calls)
-    )
+    for module in (cost, pass_cost):
+        monkeypatch.setattr(
+            module, "fastest", lambda *calls, **_: seen.append(_autocast()) or [1.0] * len(calls)
+        )
     with torch.autocast("cpu", torch.bfloat16):
         cost.measure(torch.float32)
     assert seen and not any(seen)
@@ -177,13 +179,25 @@ def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatc
 # --- forms that are no single int8 GEMM, and rotation ---
 
 
-def test_rotation_costs_its_elements_where_a_block_fits() -> None:
+ROTATION, TURN = FIXED_COST.rotation, FIXED_COST.turn
+
+
+def test_rotation_costs_its_rows_and_elements_where_a_block_fits() -> None:
     plain, rotated = qfx.Scheme(), qfx.Scheme(rotation=64)
-    for k, added in ((1024, 256 * 1024 * 1e-10), (1023, 0.0)):
+    for k, added in ((1024, 256 * (1e-9 + 1024 * 1e-10)), (1023, 0.0)):
         first, second = (
             FIXED_COST.estimate(256, k, 512, torch.float32, s).int8_s for s in (plain, rotated)
         )
         assert math.isclose(second - first, added, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", [ASYMMETRIC, *form_cost.FORMS.values()], ids=str)
+def test_outliers_are_a_float_linear_beside_the_others(scheme: qfx.Scheme) -> None:
+    problem = (64, 512, 256, torch.float32, scheme)
+    plain, split = (cost.MachineCost().estimate(*problem, outliers=count) for count in (0, 8))
+    beside = FIXED_COST.estimate(64, 8, 256, torch.float32, ASYMMETRIC).float_s
+    assert split.float_s == plain.float_s
+    assert math.isclose(split.int8_s - plain.int8_s, beside, rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("scheme", form_cost.FORMS.values(), ids=str)
@@ -192,7 +206,43 @@ def test_forms_have_tables_of_their_own(scheme: qfx.Scheme) -> None:
     found = cost.MachineCost().estimate(*problem, scheme)
     assert found == FIXED_FORM_COST.estimate(*problem[:3])
     rotated = cost.MachineCost().estimate(*problem, replace(scheme, rotation=64))
-    assert math.isclose(rotated.int8_s - found.int8_s, 64 * 512 * 1e-10, rel_tol=1e-6)
+    turned = TURN if scheme.x is None else ROTATION  # nothing else passes over float activations
+    assert math.isclose(rotated.int8_s - found.int8_s, turned.over(64, 512), rel_tol=1e-6)
+
+
+def test_training_turns_the_weight_and_both_gradients() -> None:
+    m, k, n = 256, 1024, 512
+    plain = n * k * FIXED_COST.weight_s + m * k * FIXED_COST.codes_s
+    turned = ROTATION.over(n, k) + 2 * TURN.over(n, k) + TURN.over(m, k)
+    for scheme, expected in (
+        (ASYMMETRIC, plain),
+        (replace(ASYMMETRIC, rotation=64), plain + turned),
+    ):
+        found = cost.MachineCost().training(m, k, n, torch.float32, scheme)
+        assert math.isclose(found, expected, rel_tol=1e-9)
+
+
+def test_a_static_scale_saves_a_look_at_every_element_and_costs_a_call() -> None:
+    priced = replace(FIXED_COST, static_saving=Pass(1e-8, 2e-11), static_call_s=4e-6)
+    static = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR, static=True))
+    for m, saved in ((1, -4e-6 + 1e-8 + 1024 * 2e-11), (256, -4e-6 + 256 * (1e-8 + 1024 * 2e-11))):
+        dear, cheap = (
+            priced.estimate(m, 1024, 1024, torch.float32, s).int8_s for s in (ASYMMETRIC, static)
+        )
+        assert math.isclose(dear - cheap, saved, rel_tol=1e-6)
+
+
+@pytest.mark.real_cost
+def test_a_pass_is_what_a_call_takes_more_than_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From times that are affine in the width of a row; never less than nothing."""
+    monkeypatch.setattr(pass_cost, "fastest", lambda *calls: [call() for call in calls])
+    seconds = lambda a, b: lambda x: 5e-6 + len(x) * (a + b * x.shape[1])  # noqa: E731
+    found = pass_cost.measured_pass(seconds(3e-8, 2e-10), torch.float32, less=seconds(1e-8, 5e-11))
+    assert found == pytest.approx((2e-8, 1.5e-10), rel=1e-6)
+    assert pass_cost.measured_pass(seconds(0, 0), torch.float32, less=seconds(1e-8, 1e-10)) == (
+        0,
+        0,
+    )
 
 
 @pytest.mark.real_cost

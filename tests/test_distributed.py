@@ -74,9 +74,9 @@ def _gradients(model: d.Model) -> dict[str, Tensor]:
 class OneProcess:
     """A single process that takes the weights of any step."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.model = d.new_model()
-        self.compiled = compiled(self.model)
+        self.compiled = compiled(self.model, **options)
 
     def check_inference(self, runs: list[d.Run], step: int) -> None:
         """The rows have the bits that this process computes from these weights."""
@@ -123,7 +123,7 @@ WAYS = [
 def test_two_processes_train_as_one(way: d.Way, inner: str, ranks: Ranks) -> None:
     runs = ranks.run(d.train, way, inner)
     for run in runs:
-        assert set(run.plan.values()) == {"int8"}
+        assert set(run.plan.values()) == {"xa8r_ws8r"}
         # of weights that FSDP gathers nothing is kept, of others it is packed anew after each step
         assert run.packs == (0 if way.__name__.startswith("fsdp") else LINEARS * (d.STEPS + 1))
         for name, weight in run.weights[-1].items():
@@ -133,6 +133,21 @@ def test_two_processes_train_as_one(way: d.Way, inner: str, ranks: Ranks) -> Non
         one.check_inference(runs, step)
     for step in range(d.STEPS):
         one.check_step(runs, step)
+
+
+@pytest.mark.parametrize("way", [d.ddp, d.ddp_outside], ids=lambda way: way.__name__)
+def test_two_processes_follow_one_recipe(way: d.Way, ranks: Ranks) -> None:
+    """Inference has the bits of a single process; weights move, and alike on both ranks."""
+    recipe = d.static_recipe()
+    runs = ranks.run(d.train, way, "aot_eager", True, recipe)
+    for run in runs:
+        assert run.plan == {site.name: str(site.scheme) for site in recipe.sites}
+        for name, weight in run.weights[-1].items():
+            assert weight.equal(runs[0].weights[-1][name]), f"{name} differs between the ranks"
+            assert not weight.equal(run.weights[0][name]), f"{name} did not move"
+    one = OneProcess(recipe=recipe)
+    for step in range(d.STEPS + 1):
+        one.check_inference(runs, step)
 
 
 def test_a_fault_on_one_rank_is_reported_while_the_other_waits(ranks: Ranks) -> None:

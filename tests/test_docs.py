@@ -47,7 +47,9 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
     """In order, in one fresh process, as a reader would paste them; qfx must not warn."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-W", "error:qfx", "-c", _script(path)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
     assert result.returncode == 0, result.stderr
     assert "matmuls in int8" in result.stdout
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import qfx
+from qfx.row import Row, range_of
 from tests.models import FEATURES, Block, compiled
 
 X = torch.randn(2, 5, FEATURES)
@@ -146,3 +150,69 @@ def test_layers_that_share_a_graph_have_their_own_lines_and_nothing_is_missing()
     assert int8 == [f"layers.{i}.fc" for i in range(3)]
     (unseen,) = [row for row in report.rows if row.scheme == "float"]
     assert unseen.module == "unused" and "in no captured graph" in unseen.reason
+
+
+def test_transform_and_outliers_of_the_input() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 40)), torch.ones(8, 64)
+    x[3, 5] = -100
+    report = qfx.explain(model, x, options={**ALL, "scheme": qfx.Scheme(rotation=64)})
+    assert [row.transform for row in report.rows] == ["R64", "R64"]
+    first = report.rows[0]
+    assert first.input_max == 100 and first.input_rms == pytest.approx(
+        ((8 * 64 - 1 + 100**2) / (8 * 64)) ** 0.5
+    )
+    assert first.outlier_ratio == pytest.approx(100 / first.input_rms)
+    assert f" {first.outlier_ratio:.1f} " in str(report)
+    (column,) = qfx.explain(nn.Linear(40, 64), x[:, :40], options={**ALL, "scheme": COLUMN}).rows
+    assert column.transform == "factor"
+
+
+COLUMN = qfx.Scheme(w=qfx.QSpec(axes=(0,)), rotation=16)  # 16 does not divide 40
+
+
+def test_sites_left_float_show_their_inputs_range() -> None:
+    report = qfx.explain(Block(), X)
+    assert report.quantized == 0
+    assert all(row.input_max and row.input_max >= row.input_rms > 0 for row in report.rows)  # type: ignore[operator]
+    assert all(row.transform == "" for row in report.rows)
+
+
+def _row(sqnr_db: float | None) -> Row:
+    return Row("m", "n", "1x1x1", "s", "", "", sqnr_db=sqnr_db)
+
+
+@pytest.mark.parametrize(
+    "levels, shares",
+    [
+        ((30.0, None, 30.0), (0.5, None, 0.5)),
+        ((20.0, 30.0), (10 / 11, 1 / 11)),
+        ((math.inf, 30.0), (0.0, 1.0)),
+        ((math.inf,), (0.0,)),
+        ((-math.inf, 10.0), (1.0, 0.0)),
+        ((4000.0, 3990.0), (0.0, 0.0)),  # less than float64 holds
+        ((None,), (None,)),
+        ((), ()),
+    ],
+)
+def test_shares_are_noise_relative_to_signal(levels: Any, shares: Any) -> None:
+    found = qfx.Report(tuple(map(_row, levels)), 1).shares
+    assert found == pytest.approx(shares)
+
+
+def test_shares_of_a_model_sum_to_one() -> None:
+    report = qfx.explain(Block(), X, options=ALL)
+    assert sum(share or 0 for share in report.shares) == pytest.approx(1)
+    worst = min((r for r in report.rows if r.sqnr_db is not None), key=lambda r: r.sqnr_db or 0)
+    assert max(s or 0 for s in report.shares) == report.shares[report.rows.index(worst)]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_ranges_do_not_overflow(scale: float) -> None:
+    found = range_of(torch.tensor([3.0, -4.0]) * scale)
+    assert found == pytest.approx((4 * scale, 12.5**0.5 * scale))
+
+
+def test_ranges_of_empty_zero_and_faulty_inputs() -> None:
+    assert range_of(torch.zeros(0, 3)) == range_of(torch.zeros(2, 3)) == (0, 0)
+    assert range_of(torch.tensor([1.0, math.inf])).input_max == math.inf
+    assert math.isnan(range_of(torch.tensor([1.0, math.nan])).input_max)

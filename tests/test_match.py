@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
+from qfx import spellings
 from qfx.match import match
 from qfx.site import Match, Site, Unmatched
 from qfx.views import T
@@ -215,3 +216,32 @@ def test_bias_that_is_written_in_place_is_not_absorbed() -> None:
 
     (site,) = match(_dynamo_graph(Holder(forward), X2))
     assert isinstance(site, Site) and site.bias is None
+
+
+def _library_operator() -> torch.library.CustomOpDef:
+    @torch.library.custom_op("qfx_tests::project", mutates_args=())
+    def project(bias: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
+        return x @ matrix + bias
+
+    project.register_fake(lambda bias, x, matrix: x.new_empty(*x.shape[:-1], matrix.shape[1]))
+    return project
+
+
+def test_a_registered_operator_is_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfx.spellings.TABLE", dict(spellings.TABLE))
+    project = _library_operator()
+    gm = _dynamo_graph(Holder(lambda s, x: F.relu(project(s.b, x, s.kn))), X2)
+    (unmatched,) = match(gm)
+    assert isinstance(unmatched, Unmatched) and "is not PyTorch's" in unmatched.reason
+    qfx.register_matmul(torch.ops.qfx_tests.project, ("bias", "x", "w"), weight="kn")
+    (site,) = match(gm)
+    assert isinstance(site, Site)
+    assert (site.k, site.n, site.view, site.activation) == (K, N, (T,), "relu")
+    with pytest.raises(ValueError, match=r"qfx_tests.project is known already"):
+        qfx.register_matmul(torch.ops.qfx_tests.project)
+
+
+@pytest.mark.parametrize(("names", "weight"), [(("x", "y"), "nk"), (("x", "w"), "nn")])
+def test_a_wrong_registration_is_refused(names: tuple[str, ...], weight: str) -> None:
+    with pytest.raises(ValueError, match="expected x, w and perhaps bias in the order"):
+        qfx.register_matmul(len, names, weight=weight)

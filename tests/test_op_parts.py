@@ -33,6 +33,7 @@ WITHOUT_GRADIENT = (
     "attention_append",
     "int8_bmm_dynamic",
     "int8_linear_requantize",
+    "int8_linear_guarded",
     *FLOAT_OUT,
 )
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

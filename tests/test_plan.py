@@ -6,31 +6,32 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import qfx
 from qfx.config import parse_options
 from qfx.match import match
-from qfx.plan import Estimate, Plan, check_names, decide, fits
+from qfx.patterns import check_names, fits
+from qfx.plan import Estimate, Plan, decide
 from tests.models import FEATURES, Block
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of every site: float, int8 with a zero point, int8 without."""
+    """Seconds of every site."""
 
     float_s: float
-    asymmetric_s: float
-    symmetric_s: float
+    int8_s: float
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: qfx.Scheme) -> Estimate:
-        return Estimate(self.float_s, self.symmetric_s if scheme.x.symmetric else self.asymmetric_s)
+        return Estimate(self.float_s, self.int8_s)
 
     def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
         return Estimate(1.0, 2.0)
 
 
-GAIN = Prices(4.0, 1.0, 1.0)
+GAIN = Prices(4.0, 1.0)
 
 
 def _plan(config: qfx.Config, prices: Prices = GAIN) -> Plan:
@@ -91,26 +92,45 @@ def test_pattern_that_matches_nothing_lists_what_there_is() -> None:
 
 
 def test_slower_sites_stay_float_with_the_numbers() -> None:
-    plan = _plan(qfx.Config(minimum_gain=1.5), Prices(1.4, 1.0, 1.0))
+    plan = _plan(qfx.Config(minimum_gain=1.5), Prices(1.4, 1.0))
     assert plan.quantized == 0
     assert plan.entries[0].reason == "int8 would be 1.40x float, below minimum_gain=1.5"
 
 
 def test_zero_minimum_gain_quantizes_all() -> None:
-    assert _int8(_plan(qfx.Config(minimum_gain=0), Prices(0.1, 1.0, 1.0))) == ALL
+    assert _int8(_plan(qfx.Config(minimum_gain=0), Prices(0.1, 1.0))) == ALL
 
 
 @pytest.mark.parametrize(
-    ("prices", "symmetric", "phrase"),
-    [
-        (Prices(4.0, 1.01, 1.0), False, "zero point for 1.0% time"),
-        (Prices(4.0, 1.2, 1.0), True, "symmetric: a zero point would cost 20.0% time"),
-    ],
+    ("features", "rotation"), [(128, 64), (192, 64), (80, 16), (32, 16), (40, 0), (1, 0)]
 )
-def test_zero_point_is_chosen_by_its_cost(prices: Prices, symmetric: bool, phrase: str) -> None:
-    entry = _plan(qfx.Config(), prices).entries[0]
-    assert entry.scheme is not None and entry.scheme.x.symmetric is symmetric
-    assert phrase in entry.reason
+def test_the_default_rotates_the_largest_block_that_fits(features: int, rotation: int) -> None:
+    gm = qfx.trace(nn.Linear(features, 8), torch.randn(4, features))
+    (entry,) = decide(match(gm), qfx.Config(), GAIN).entries
+    assert entry.scheme == qfx.Scheme(x=qfx.QSpec(symmetric=False), rotation=rotation)
+
+
+class Products(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x) @ x.mT
+
+
+class Cheap(Prices):
+    """Products and attentions gain too."""
+
+    def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
+        return Estimate(2.0, 1.0)
+
+    estimate_attention = estimate_bmm
+
+
+@pytest.mark.parametrize("preset", ["w8a8", "w7a7"])
+def test_products_of_activations_say_what_is_done_to_them(preset: str) -> None:
+    """They are not rotated; attention is symmetric in 8 bits per row, whatever the scheme."""
+    gm = qfx.trace(Products(), torch.randn(1, 2, 64, 64))
+    plan = decide(match(gm), qfx.Config(scheme=preset), Cheap(4.0, 1.0))
+    product = {"w8a8": "xa8r_ws8r", "w7a7": "xs7r_ws7r"}[preset]
+    assert [str(e.scheme) for e in plan.entries] == ["xs8r_ws8r", product]
 
 
 def test_plan_prints_every_matmul() -> None:

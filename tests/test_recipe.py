@@ -35,7 +35,8 @@ SCHEMES = st.builds(
 
 @st.composite
 def site_recipes(draw: st.DrawFn) -> SiteRecipe:
-    scheme, k = draw(st.none() | SCHEMES), draw(st.integers(1, 4))
+    scheme, k = draw(st.none() | SCHEMES), draw(st.integers(1, 9))
+    columns = st.sets(st.integers(0, k - 1), max_size=k // 4)
     static = scheme is not None and scheme.calibrated
     return SiteRecipe(
         name=draw(st.text(min_size=1, max_size=5)),
@@ -50,6 +51,7 @@ def site_recipes(draw: st.DrawFn) -> SiteRecipe:
         else None,
         sqnr_db=draw(st.none() | st.floats(-10, 100)),
         reason=draw(st.text(max_size=5)),
+        outliers=tuple(sorted(draw(columns))) if scheme else (),
     )
 
 
@@ -59,6 +61,15 @@ def test_json_gives_back_an_equal_recipe(sites: list[SiteRecipe]) -> None:
     again = Recipe.from_json(recipe.to_json())
     assert again == recipe and hash(again) == hash(recipe)
     assert len(str(recipe).splitlines()) >= 2
+
+
+def test_a_recipe_without_outliers_is_read() -> None:
+    """As the first builds of this version wrote it."""
+    recipe = chain_recipe(Scheme(rotation=64), None)
+    raw = json.loads(recipe.to_json())
+    for site in raw["sites"]:
+        del site["outliers"]
+    assert Recipe.from_json(json.dumps(raw)) == recipe
 
 
 def test_a_file_is_read_as_an_option(tmp_path: Path) -> None:
@@ -90,6 +101,18 @@ IMPOSSIBLE = {
         "scheme": Scheme(w=QSpec(axes=PER_COLUMN)),
         "factor": (1.0, 1.0),
     },
+    "outliers for a site that stays float": {"scheme": None, "outliers": (0,)},
+    "the outliers 8 are no columns of K=8": {"scheme": Scheme(), "k": 8, "outliers": (8,)},
+    "the outliers 1, 0 are not in ascending order": {
+        "scheme": Scheme(),
+        "k": 8,
+        "outliers": (1, 0),
+    },
+    "3 outliers are more than K/4 of K=8": {"scheme": Scheme(), "k": 8, "outliers": (0, 1, 2)},
+    "which leaves no outliers apart": {
+        "scheme": Scheme(w=QSpec(axes=PER_COLUMN)),
+        "outliers": (0,),
+    },
     "xs8C_ws8r needs a factor": {
         "scheme": Scheme(x=QSpec(axes=PER_COLUMN, static=True)),
         "scale": 1.0,
@@ -100,7 +123,7 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("phrase", IMPOSSIBLE)
 def test_what_does_not_fit_together(phrase: str) -> None:
     with pytest.raises(ValueError, match=f"recipe of a: .*{phrase}"):
-        SiteRecipe(**SITE, **IMPOSSIBLE[phrase])
+        SiteRecipe(**{**SITE, **IMPOSSIBLE[phrase]})
 
 
 def _json(**changes: Any) -> str:

@@ -15,25 +15,36 @@ namespace {
 constexpr CodeSpec kSymmetric = {8, true, false};
 constexpr int32_t kProbabilityZero = -128;  // the zero point of both bytes of a probability
 
+// The rows of x in float32, one behind the other.
+float* gathered(const Kernels& kernels, const FloatMatrix& x, Scratch& scratch) {
+  float* out = scratch.get<float>(x.rows * x.columns);
+  for (int64_t m = 0; m < x.rows; ++m) {
+    const float* row = row_as_floats(kernels, x, m);
+    std::memcpy(out + m * x.columns, row, x.columns * sizeof(float));
+  }
+  return out;
+}
+
+// Queries and keys alike, which leaves their products as they are. (A2)
+void rotate(const Kernels& kernels, float* x, int64_t rows, int64_t features) {
+  const Transform transform = {nullptr, features % 64 == 0 ? 64 : features % 16 == 0 ? 16 : 0};
+  Range range;
+  if (transform.rotation != 0) kernels.row->rotate(x, rows * features, &transform, x, &range);
+}
+
 // k less its mean over the keys, which moves all scores of a row alike: softmax does not see it,
 // and what is left has a smaller range. [N, D] in float32. (A1)
-const float* centered(const Kernels& kernels, const FloatMatrix& k) {
+float* centered(const Kernels& kernels, const FloatMatrix& k) {
   thread_local Scratch scratch, means;
-  float* out = scratch.get<float>(k.rows * k.columns);
+  float* out = gathered(kernels, k, scratch);
   float* mean = means.get<float>(k.columns);
   std::fill(mean, mean + k.columns, 0.f);
   for (int64_t n = 0; n < k.rows; ++n) {
-    const float* row = row_as_floats(kernels, k, n);
-    float* to = out + n * k.columns;
-    for (int64_t d = 0; d < k.columns; ++d) {
-      to[d] = row[d];
-      mean[d] += row[d];
-    }
+    for (int64_t d = 0; d < k.columns; ++d) mean[d] += out[n * k.columns + d];
   }
   for (int64_t d = 0; d < k.columns; ++d) mean[d] /= static_cast<float>(k.rows);
   for (int64_t n = 0; n < k.rows; ++n) {
-    float* to = out + n * k.columns;
-    for (int64_t d = 0; d < k.columns; ++d) to[d] -= mean[d];
+    for (int64_t d = 0; d < k.columns; ++d) out[n * k.columns + d] -= mean[d];
   }
   return out;
 }
@@ -41,7 +52,8 @@ const float* centered(const Kernels& kernels, const FloatMatrix& k) {
 // (A2)
 PackedFloats pack_keys(const Kernels& kernels, const FloatMatrix& k) {
   thread_local PackMemory memory;
-  const float* floats = centered(kernels, k);
+  float* floats = centered(kernels, k);
+  rotate(kernels, floats, k.rows, k.columns);
   return pack_floats(kernels, {floats, Dtype::kFloat32, k.rows, k.columns, k.columns, 1},
                      kSymmetric, memory);
 }
@@ -226,9 +238,12 @@ void load_mask(const Mask& mask, int64_t m, int64_t keys, float* out) {
 
 void attend(const Kernels& kernels, const Attention& a) {
   const PackedFloats k = pack_keys(kernels, a.k), v = pack_values(kernels, a.v);
-  thread_local Scratch scales;
+  thread_local Scratch scales, floats;
   float* query_scale = scales.get<float>(a.q.rows);
-  const Rows queries = rows_of_floats(kernels, k.weight, a.q, kSymmetric, nullptr, query_scale);
+  float* rotated = gathered(kernels, a.q, floats);
+  rotate(kernels, rotated, a.q.rows, a.q.columns);
+  const FloatMatrix q = {rotated, Dtype::kFloat32, a.q.rows, a.q.columns};
+  const Rows queries = rows_of_floats(kernels, k.weight, q, kSymmetric, nullptr, query_scale);
   Block block(kernels, a, k, v, queries, query_scale);
   for (int64_t m = 0; m < a.q.rows; m += block.rows()) {
     block.run(m, std::min(block.rows(), a.q.rows - m));

@@ -2,8 +2,10 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cpu/arguments.h"
+#include "cpu/linear.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
 
@@ -84,33 +86,13 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
                            ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
   constexpr const char* op = "int8_linear_dynamic";
   check_float(op, "x", x);
-  check_w_scale(op, w_scale);
   const Matrix size = matrix_of(op, "x", x);
-  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  packed = made_contiguous(packed);
-  const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.numel());
-  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
-                    dtype_of(op, out_dtype), nullptr};
-  x = made_contiguous(x);
-  factor = made_contiguous(factor);
-  w_scale = made_contiguous(w_scale);
-  Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
-  to.w_scale = floats(w_scale);
-  to.data = static_cast<char*>(y.mutable_data_ptr());
-  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
-  const Kernels& kernels = kernels_of(current_isa());
-  RowCode shared{};
-  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
   thread_local Scratch scratch;
   float* scales = scratch.get<float>(std::max<int64_t>(size.rows, 1));
-  if (spec.per_tensor) scales[0] = shared.scale;
-  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
-    const RowCode* same = spec.per_tensor ? &shared : nullptr;
-    const Rows rows =
-        rows_of_floats(kernels, w, matrix.part(first, count), spec, same, scales + first);
-    gemm(rows, w, FloatSink(kernels, w, rows, to, scales, spec.per_tensor ? 0 : 1, first));
-  });
-  return y;
+  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  return linear_of_floats(
+      op, x, {packed, w_scale, bias, spec, std::move(activation), out_dtype, factor, rotation},
+      scales);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
@@ -121,4 +103,34 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
 }
 
 }  // namespace
+
+Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear& how,
+                        float* scales) {
+  check_float(op, "x", given);
+  check_w_scale(op, how.w_scale);
+  const Matrix size = matrix_of(op, "x", given);
+  const Tensor packed = made_contiguous(how.packed);
+  const PackedWeight w = packed_of(op, packed, given, size.columns, how.w_scale.numel());
+  FloatOutput to = {nullptr, bias_of(op, how.bias, w.n), activation_of(op, how.activation),
+                    dtype_of(op, how.out_dtype), nullptr};
+  const Tensor x = made_contiguous(given), w_scale = made_contiguous(how.w_scale);
+  const std::optional<Tensor> factor = made_contiguous(how.factor);
+  Tensor y = empty_on_cpu(with_last(x, w.n), how.out_dtype);
+  to.w_scale = floats(w_scale);
+  to.data = static_cast<char*>(y.mutable_data_ptr());
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, how.rotation);
+  const Kernels& kernels = kernels_of(current_isa());
+  const CodeSpec& spec = how.spec;
+  RowCode shared{};
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
+  if (spec.per_tensor) scales[0] = shared.scale;
+  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
+    const RowCode* same = spec.per_tensor ? &shared : nullptr;
+    const Rows rows =
+        rows_of_floats(kernels, w, matrix.part(first, count), spec, same, scales + first);
+    gemm(rows, w, FloatSink(kernels, w, rows, to, scales, spec.per_tensor ? 0 : 1, first));
+  });
+  return y;
+}
+
 }  // namespace qfx::cpu

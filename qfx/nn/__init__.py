@@ -1,7 +1,18 @@
-"""Modules and functions over the operators, for models that are trained to be quantized."""
+"""Modules over the operators: int8 and 1-bit linears, for models that are served or trained."""
 
 from qfx.nn import functional
+from qfx.nn.binary import BinaryLinear
+from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
-from qfx.nn.qat import prepare_qat
+from qfx.nn.qat import prepare_binary, prepare_qat
+from qfx.nn.quantized import quantize_
 
-__all__ = ["LSQLinear", "functional", "prepare_qat"]
+__all__ = [
+    "BinaryLinear",
+    "LSQLinear",
+    "Linear",
+    "functional",
+    "prepare_binary",
+    "prepare_qat",
+    "quantize_",
+]

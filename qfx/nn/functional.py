@@ -59,7 +59,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         x, weight, q, scale, zero_point = ctx.saved_tensors
-        grad = _FirstOrder.apply(grad, x, weight)
+        grad = first_order(grad, "linear", x, weight)
         spec = ctx.scheme.w
         rows = grad.reshape(math.prod(q.shape[:-1]), weight.shape[0])
         w_hat = ops.fake_quantize(weight.detach(), list(spec.axes), spec.bits, True, grad.dtype)
@@ -69,20 +69,25 @@ class _Linear(torch.autograd.Function):
         return dx, dw, rows.sum(0) if ctx.has_bias else None, None
 
 
-class _FirstOrder(torch.autograd.Function):
-    """The gradient itself, but an error for whoever differentiates it again."""
+def first_order(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
+    """`grad`, but an error for whoever differentiates it with respect to `operands`."""
+    if torch.compiler.is_compiling():  # a compiled backward has no second derivative anyway
+        return grad
+    return _FirstOrder.apply(grad, who, *operands)  # type: ignore[no-any-return]
 
+
+class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(grad: Tensor, *operands: Tensor) -> Tensor:
+    def forward(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
         return grad.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        ctx.who = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(f"linear has no second derivative: {WHY_FIRST_ORDER}")
+        raise NotImplementedError(f"{ctx.who} has no second derivative: {WHY_FIRST_ORDER}")
 
 
 def _packed(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
@@ -98,25 +103,30 @@ def lsq_linear(
     w_step: Tensor,
     scheme: Scheme,
     seed: Tensor | None = None,
+    packed: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """x [..., K] @ weight [N, K].T + bias [N] in int8, with learned step sizes. (Q6) (T1) (T2)
 
     `x_step`: float32 [1], or None for scales chosen per call by `scheme.x`. `w_step`: float32 [1],
     or [N, 1], one per output feature. Both must be positive. `seed`, int64 [1]: the matmuls of the
-    gradients run in int8 with stochastic rounding (T3). Source: Esser et al., Learned Step Size
-    Quantization, 2020; the gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
+    gradients run in int8 with stochastic rounding (T3). `packed`: `lsq_packed` of this weight and
+    step, if it is known already. Source: Esser et al., Learned Step Size Quantization, 2020; the
+    gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
     """
     spec, w_spec = specs(scheme, "lsq_linear")
     if x_step is None:
         codes = ops.quantize(x.detach(), list(spec.axes), spec.bits, spec.symmetric)
     else:
         codes = ops.quantize_static(x.detach(), x_step.detach(), None, spec.bits, spec.symmetric)
-    wq, row_scale, _ = ops.quantize_static(
-        weight.detach(), w_step.detach(), None, w_spec.bits, True
-    )
+    packed = packed or lsq_packed(weight, w_step, scheme)
     how = (list(w_spec.axes), spec.bits, w_spec.bits, spec.symmetric, seed, x.dtype)
-    packed, w_scale = ops.pack_weight(wq), row_scale.reshape(-1)
-    return ops.int8_linear_ste(x, weight, bias, x_step, w_step, *codes, packed, w_scale, *how)
+    return ops.int8_linear_ste(x, weight, bias, x_step, w_step, *codes, *packed, *how)
+
+
+def lsq_packed(weight: Tensor, w_step: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """The weight [N, K] as the kernels read it, and its scale [N], for a given step. (Q6)"""
+    q, scale, _ = ops.quantize_static(weight.detach(), w_step.detach(), None, scheme.w.bits, True)
+    return ops.pack_weight(q), scale.reshape(-1)
 
 
 def scaled_gradient(step: Tensor, features: int, bits: int) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.functional import best_step, lsq_linear, scaled_gradient, specs
+from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
 from qfx.scheme import PER_TENSOR, Scheme
+from qfx.weights import Memo
 
 
 class LSQLinear(nn.Module):
@@ -16,7 +17,8 @@ class LSQLinear(nn.Module):
     [N, 1] or [1, 1] as `scheme.w` says; `x_log_step` [1], if `scheme.x` is per tensor (per row, the
     scales of activations are chosen dynamically); `shift` [K], added to x before it is quantized,
     if asked for. A logarithm keeps a step positive, and makes a learning rate a relative change.
-    Until `observe` was called, `x_log_step` and with it the output is NaN.
+    Until `observe` was called, `x_log_step` and with it the output is NaN. In eval mode the weight
+    is packed once and again when it or its step changes; a compiled graph packs it at each call.
     """
 
     def __init__(
@@ -54,6 +56,12 @@ class LSQLinear(nn.Module):
             nn.Parameter(torch.full((1,), torch.nan, device=device)) if learned else None
         )
         self.shift = nn.Parameter(torch.zeros(linear.in_features, device=device)) if shift else None
+        self._memo = Memo()
+
+    @property
+    def learns_activations(self) -> bool:
+        """Whether there is a step of activations, to be fitted by `observe`."""
+        return self.x_log_step is not None
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
@@ -78,7 +86,13 @@ class LSQLinear(nn.Module):
         seed = None
         if self.scheme.backward == "int8":
             seed = torch.randint(0, 2**62, (1,), device=x.device)
-        return lsq_linear(x, self.weight, self.bias, x_step, w_step, self.scheme, seed)
+        packed = None
+        if not self.training:
+            packed = self._memo.get(
+                (self.weight, self.w_log_step),
+                lambda: lsq_packed(self.weight, w_step, self.scheme),
+            )
+        return lsq_linear(x, self.weight, self.bias, x_step, w_step, self.scheme, seed, packed)
 
     def extra_repr(self) -> str:
         shift = ", shift=True" if self.shift is not None else ""

@@ -1,19 +1,20 @@
-"""prepare_qat: a model's linears get learned quantization steps."""
+"""prepare_qat and prepare_binary: a model's linears get learned steps, or 1-bit operands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import replace as changed
 from typing import Any
 
 import torch
 from torch import nn
 
 from qfx.config import Config
+from qfx.nn.binary import BinaryLinear
 from qfx.nn.functional import specs
 from qfx.nn.lsq import LSQLinear
-from qfx.plan import check_names, fits
+from qfx.nn.replace import chosen, replace
 from qfx.scheme import PER_TENSOR
 
 
@@ -34,55 +35,70 @@ def prepare_qat(
     case, for a pattern that fits nothing, and where a linear to be replaced did not run.
     """
     config = config or Config()
-    scheme = replace(config.schemes[0], rotation=0)
+    scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
-    chosen = _chosen(model, config)
+    linears = chosen(model, config, "prepare_qat")
     given = bool(example_inputs or example_keywords)
     if spec.axes == PER_TENSOR and not given:
         raise ValueError(
             f"prepare_qat: the scheme {scheme} learns the step of activations, which is fitted to "
             "data first: give example inputs, prepare_qat(model, x, ...)"
         )
-    made = {name: LSQLinear.from_float(module, scheme, shift) for name, module in chosen.items()}
+    each = {linear: LSQLinear.from_float(linear, scheme, shift) for linear in linears.values()}
+    made = {name: each[linear] for name, linear in linears.items()}
     if given:
-        _observe(model, made, lambda: model(*example_inputs, **example_keywords))
-    for name, module in made.items():
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, module)
-    return model
+        observe(model, made, lambda: model(*example_inputs, **example_keywords), "prepare_qat")
+    return replace(model, made)
 
 
-def _chosen(model: nn.Module, config: Config) -> dict[str, nn.Linear]:
-    linears = {n: m for n, m in model.named_modules() if type(m) is nn.Linear and n}
-    check_names(config, linears)
-    if not linears:
-        raise ValueError("prepare_qat: the model has no nn.Linear inside it")
-    return {
-        name: module
-        for name, module in linears.items()
-        if not any(fits(p, [name]) for p in config.skip)
-        and (not config.only or any(fits(p, [name]) for p in config.only))
-    }
+def prepare_binary(
+    model: nn.Module,
+    *example_inputs: Any,
+    config: Config | None = None,
+    shift: bool = False,
+    **example_keywords: Any,
+) -> nn.Module:
+    """Replaces the nn.Linear modules of `model` in place by `BinaryLinear` and returns the model.
+
+    As `prepare_qat`, but of `config` only `skip` and `only` count, and example inputs are needed:
+    they give each layer the scale of its activations.
+    """
+    if not (example_inputs or example_keywords):
+        raise ValueError(
+            "prepare_binary: the scales of activations are fitted to data: give example inputs, "
+            "prepare_binary(model, x, ...)"
+        )
+    linears = chosen(model, config or Config(), "prepare_binary")
+    each = {linear: BinaryLinear.from_float(linear, shift=shift) for linear in linears.values()}
+    made = {name: each[linear] for name, linear in linears.items()}
+    observe(model, made, lambda: model(*example_inputs, **example_keywords), "prepare_binary")
+    return replace(model, made)
 
 
-def _observe(model: nn.Module, made: dict[str, LSQLinear], run: Callable[[], Any]) -> None:
-    missed = set(made)
+def observe(
+    model: nn.Module,
+    made: Mapping[str, LSQLinear | BinaryLinear],
+    run: Callable[[], Any],
+    who: str,
+) -> None:
+    """Runs the float model once; each of `made` sees what the linear of its name sees."""
+    missed = {module for module in made.values() if module.learns_activations}
 
-    def hook(name: str) -> Callable[..., None]:
-        def observe(module: nn.Module, inputs: Any, output: Any) -> None:
-            made[name].observe(inputs[0])
-            missed.discard(name)
+    def hook(module: LSQLinear | BinaryLinear) -> Callable[..., None]:
+        def fit(linear: nn.Module, inputs: Any, output: Any) -> None:
+            module.observe(inputs[0])
+            missed.discard(module)
 
-        return observe
+        return fit
 
     with ExitStack() as hooks, torch.no_grad():
-        for name in made:
-            handle = model.get_submodule(name).register_forward_hook(hook(name))
+        for name, module in made.items():
+            handle = model.get_submodule(name).register_forward_hook(hook(module))
             hooks.callback(handle.remove)
         run()
-    learned = [n for n in missed if made[n].x_log_step is not None]
-    if learned:
+    if missed:
+        names = sorted(name for name, module in made.items() if module in missed)
         raise ValueError(
-            f"prepare_qat: {', '.join(sorted(learned))} did not run on the example inputs, so the "
-            "steps of their activations are not known; skip them or give other inputs"
+            f"{who}: {', '.join(names)} did not run on the example inputs, so the steps of their "
+            "activations are not known; skip them or give other inputs"
         )

@@ -33,8 +33,9 @@ def int8_attention(
     `causal`: row m sees the keys 0..m. A row that sees no key is 0.
     """
     n = k.shape[-2]
-    k_codes, k_scale, _ = quantize(_centered(k.float()), PER_ROW, 8, True)
-    q_codes, q_scale, _ = quantize(q, PER_ROW, 8, True)
+    rotation = next((block for block in (64, 16) if q.shape[-1] % block == 0), 0)  # (A2)
+    k_codes, k_scale, _ = quantize(_centered(k.float()), PER_ROW, 8, True, None, rotation)
+    q_codes, q_scale, _ = quantize(q, PER_ROW, 8, True, None, rotation)
     acc = (q_codes.double() @ k_codes.double().mT).float()
     scores = acc * ((q_scale * scale) * k_scale.mT)  # (A3)
     if mask is not None:

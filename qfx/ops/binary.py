@@ -20,7 +20,7 @@ from qfx.ops.registry import fake, no_gradient, reference
 
 MAGIC, VERSION, LAYOUT_K32N32 = b"QFXB", 1, 1
 HEADER_BYTES, PANEL, GROUP = 64, 32, 32
-INSTEAD = "give the product of the signs a straight-through gradient of your own"
+INSTEAD = "train with qfx.nn.BinaryLinear, which has a straight-through gradient"
 
 
 def _padded(n: int, k: int) -> tuple[int, int]:

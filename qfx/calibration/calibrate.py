@@ -1,0 +1,209 @@
+"""calibrate: a model and batches of its inputs -> a Recipe that says how each site is quantized."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from tqdm import tqdm
+
+from qfx.calibration.choose import Choice, by_error, by_metric
+from qfx.calibration.observers import OBSERVERS, step_of
+from qfx.calibration.record import Group, Session, SiteKey
+from qfx.calibration.search import Candidate, candidates
+from qfx.calibration.trial import quantized
+from qfx.config import Config
+from qfx.cost import MachineCost
+from qfx.patterns import check_names, fits
+from qfx.recipe import Recipe, SiteRecipe
+from qfx.scheme import PER_ROW, Scheme
+from qfx.watch import watch
+
+Model = Callable[..., Any]
+_SMALLEST_MEMORY = 2**24  # bytes
+_MEMORY = 0.25  # of the bytes of the model's parameters that samples may take
+
+
+def calibrate(
+    model: Model,
+    batches: Iterable[Any],
+    config: Config | None = None,
+    *,
+    observer: str = "minmax",
+    max_sqnr_loss_db: float = 1.0,
+    metric: Callable[[Model], float] | None = None,
+    max_drop: float = 0.0,
+    progress: bool = True,
+) -> Recipe:
+    """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each site.
+
+    `batches`: of inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
+    `model(**batch)`. `config`: its `scheme` gives the candidates, each tried with and without
+    rotation and with several strengths of smoothing; sites of a static preset may fall back to
+    dynamic scales per token. Static scales need batches that can be read twice. `observer`: how
+    static ranges are found: minmax, moving-average, percentile (99.99), mse or entropy.
+
+    Without a `metric` the result is the fastest choice, by the cost model, whose error, summed over
+    sites as noise power relative to signal, is at most `max_sqnr_loss_db` above that of the most
+    accurate one. With `metric(quantized_model) -> float`, higher being better, it is the fastest
+    whose metric is at most `max_drop` below that of `model`; sites may then stay float.
+
+    Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
+    rows an activation, and a quarter of the model or 16 MiB. Raises ValueError for no batches, for
+    a pattern that fits nothing, for an unknown observer, and where no graph was captured.
+    """
+    config = config or Config()
+    if observer not in OBSERVERS:
+        raise ValueError(f"unknown observer {observer!r}; choose from {', '.join(OBSERVERS)}")
+    ladder = _ladder(config)
+    if any(s.x is not None and s.x.static for s in ladder) and iter(batches) is batches:
+        raise ValueError(
+            "calibrate: static ranges are observed in a second pass, but these batches can be read "
+            "only once; give a list or a DataLoader"
+        )
+    session = Session()
+    _observe(model, batches, session, progress, "calibrating")
+    groups = _wanted(session, config)
+    found = [
+        candidates(g, ladder, observer, MachineCost(), config.minimum_gain)
+        for g in tqdm(groups.values(), "searching", disable=not progress)
+    ]
+
+    def recipe_of(choice: Choice) -> Recipe:
+        chosen = {k: each[i] for k, each, i in zip(groups, found, choice, strict=True)}
+        ranges = _ranges(model, batches, session, chosen, observer, progress)
+        return Recipe(tuple(_sites(groups, chosen, ranges)))
+
+    if metric is None:
+        return recipe_of(by_error(found, max_sqnr_loss_db))
+    wanted, measure = metric(model), metric
+
+    def drop(choice: Choice) -> float:
+        return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
+
+    return recipe_of(by_metric(found, drop, max_drop))
+
+
+def _ladder(config: Config) -> tuple[Scheme, ...]:
+    """The schemes to try: a `Scheme`, or those of a preset, with and without rotation, and for
+    static activations also with scales found at run time, for each token."""
+    schemes = [config.chosen]
+    if isinstance(config.scheme, str):
+        schemes += [replace(s, rotation=0) for s in schemes]
+        schemes += [
+            replace(s, x=replace(s.x, static=False, axes=PER_ROW))
+            for s in schemes
+            if s.x is not None and s.x.static
+        ]
+    return tuple(dict.fromkeys(schemes))
+
+
+def _observe(
+    model: Model, batches: Iterable[Any], session: Session, progress: bool, what: str
+) -> None:
+    """Runs the batches; Ctrl-C ends it, unless nothing was seen."""
+    memory, count = max(_MEMORY * _parameter_bytes(model), _SMALLEST_MEMORY), 0
+    for batch in tqdm(batches, what, disable=not progress):
+        try:
+            _run(model, batch, session)
+        except KeyboardInterrupt:
+            if not count:
+                raise
+            warnings.warn(f"{what}: interrupted, {count} batches count", stacklevel=3)
+            break
+        count += 1
+        session.fit(memory)
+    if not count:
+        raise ValueError("calibrate: there are no batches")
+    if not session.groups:
+        raise ValueError(
+            f"calibrate: {count} batches ran, but no matmul with a constant operand was captured"
+        )
+
+
+def _run(model: Model, batch: Any, session: Session) -> None:
+    if isinstance(batch, Mapping):
+        watch(model, session.run, **batch)
+    elif isinstance(batch, list | tuple):
+        watch(model, session.run, *batch)
+    else:
+        watch(model, session.run, batch)
+
+
+def _parameter_bytes(model: Model) -> int:
+    if not isinstance(model, nn.Module):
+        return 0
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _wanted(session: Session, config: Config) -> dict[SiteKey, Group]:
+    """The groups without the sites that the config's patterns leave out."""
+    check_names(replace(config, scheme=Scheme()), session.names)
+    result = {}
+    for key, group in session.groups.items():
+        kept = tuple(r for r in group.readers if _fits(r.names, config))
+        if kept:
+            result[key] = replace(group, readers=kept)
+    return result
+
+
+def _fits(names: tuple[str, ...], config: Config) -> bool:
+    if any(fits(pattern, names) for pattern in config.skip):
+        return False
+    return not config.only or any(fits(pattern, names) for pattern in config.only)
+
+
+def _ranges(
+    model: Model,
+    batches: Iterable[Any],
+    session: Session,
+    chosen: Mapping[SiteKey, Candidate],
+    observer: str,
+    progress: bool,
+) -> dict[SiteKey, tuple[float, int]]:
+    """(scale, zero point) of the static activations, observed as they are transformed."""
+    specs = {k: c.scheme.x for k, c in chosen.items() if c.scheme and c.scheme.calibrated}
+    watching = {
+        key: (chosen[key].transform, OBSERVERS[observer](spec.bits, spec.symmetric))
+        for key, spec in specs.items()
+        if spec
+    }
+    if not watching:
+        return {}
+    session.observers = watching
+    _observe(model, batches, session, progress, "static ranges")
+    return {
+        key: step_of(*watching[key][1].range(), spec.bits, spec.symmetric)
+        for key, spec in specs.items()
+        if spec
+    }
+
+
+def _sites(
+    groups: Mapping[SiteKey, Group],
+    chosen: Mapping[SiteKey, Candidate],
+    ranges: Mapping[SiteKey, tuple[float, int]],
+) -> Iterator[SiteRecipe]:
+    for key, group in groups.items():
+        candidate = chosen[key]
+        scheme, factor = candidate.scheme, candidate.transform.factor
+        scale, zero_point = ranges.get(key, (None, None))
+        if scheme is None or scheme.x is None or scheme.x.symmetric:
+            zero_point = None
+        for reader, error in zip(group.readers, candidate.errors, strict=True):
+            n, k = reader.w_nk.shape
+            yield SiteRecipe(
+                *reader.key,
+                n=n,
+                k=k,
+                scheme=scheme,
+                factor=None if factor is None else tuple(factor.tolist()),
+                scale=scale,
+                zero_point=zero_point,
+                sqnr_db=None if error == 0 else round(-10 * math.log10(error), 2),
+                reason=candidate.reason,
+            )

@@ -1,0 +1,222 @@
+"""Observers: the range that a stream of activations is given in advance, in bounded memory.
+
+Each takes tensors by `update` and says `(low, high)` by `range`, with zero inside. Those that clip
+stand on a `Histogram`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import SMALLEST_SCALE, code_range
+
+BINS = 4096  # of a histogram, even
+_FRACTIONS = 128  # clipping ranges that a search tries
+
+
+class Observer(Protocol):
+    def update(self, x: Tensor) -> None: ...
+
+    def range(self) -> tuple[float, float]: ...
+
+
+class MinMax:
+    """The extremes of all that was seen."""
+
+    def __init__(self) -> None:
+        self.low = self.high = 0.0
+
+    def update(self, x: Tensor) -> None:
+        low, high = _extremes(x)
+        self.low, self.high = min(self.low, low), max(self.high, high)
+
+    def range(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+class MovingAverage:
+    """The batches' extremes, older ones forgotten: a <- momentum a + (1 - momentum) b."""
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"MovingAverage: momentum={momentum} is outside 0 <= momentum < 1")
+        self.momentum = momentum
+        self.seen: tuple[float, float] | None = None
+
+    def update(self, x: Tensor) -> None:
+        new, m = _extremes(x), self.momentum
+        old = self.seen or new
+        self.seen = (m * old[0] + (1 - m) * new[0], m * old[1] + (1 - m) * new[1])
+
+    def range(self) -> tuple[float, float]:
+        return self.seen or (0.0, 0.0)
+
+
+class Histogram:
+    """Counts in `BINS` bins of [-limit, limit]. The limit, a power of two, doubles as values grow:
+    pairs of bins merge, so no count is lost and the order of batches changes nothing."""
+
+    def __init__(self) -> None:
+        self.limit = 0.0
+        self.counts = torch.zeros(BINS, dtype=torch.float64)
+
+    def update(self, x: Tensor) -> None:
+        x = x.detach().reshape(-1).float()
+        x = x[x.isfinite()]
+        largest = x.abs().max().item() if x.numel() else 0.0
+        if largest == 0.0:
+            self.counts[BINS // 2] += x.numel()
+            return
+        self._grow(2.0 ** (math.frexp(largest)[1]))
+        self.counts += torch.histc(x, BINS, -self.limit, self.limit).double()
+
+    def _grow(self, limit: float) -> None:
+        self.limit = self.limit or limit
+        while self.limit < limit:
+            middle = self.counts.reshape(-1, 2).sum(1)
+            self.counts = torch.zeros_like(self.counts)
+            self.counts[BINS // 4 : 3 * BINS // 4] = middle
+            self.limit *= 2
+
+    @property
+    def centres(self) -> Tensor:
+        width = 2 * self.limit / BINS
+        return (torch.arange(BINS, dtype=torch.float64) + 0.5) * width - self.limit
+
+    def extremes(self) -> tuple[float, float]:
+        """The outer edges of the outermost bins that hold something, zero inside."""
+        full, width = self.counts.nonzero().reshape(-1), 2 * self.limit / BINS
+        if not full.numel():
+            return 0.0, 0.0
+        low, high = full[0].item() * width, (full[-1].item() + 1) * width
+        return min(low - self.limit, 0.0), max(high - self.limit, 0.0)
+
+
+class _Clipping:
+    """An observer whose range is chosen from a histogram."""
+
+    def __init__(self, bits: int = 8, symmetric: bool = True) -> None:
+        self.bits, self.symmetric = bits, symmetric
+        self.histogram = Histogram()
+
+    def update(self, x: Tensor) -> None:
+        self.histogram.update(x)
+
+    def range(self) -> tuple[float, float]:
+        """The best of a few fractions of the full range, by `loss`, the smallest being best."""
+        low, high = self.histogram.extremes()
+        if low == high:
+            return low, high
+        if self.symmetric:
+            low, high = -max(-low, high), max(-low, high)
+        fractions = [i / _FRACTIONS for i in range(_FRACTIONS, _FRACTIONS // 16, -1)]
+        return min(((low * f, high * f) for f in fractions), key=self.loss)
+
+    def loss(self, clipped: tuple[float, float]) -> float:
+        raise NotImplementedError
+
+
+class Percentile(_Clipping):
+    """The narrowest range that leaves out at most `100 - percentile` percent of the values."""
+
+    percentile = 99.99
+
+    def range(self) -> tuple[float, float]:
+        counts, centres = self.histogram.counts, self.histogram.centres
+        allowed = counts.sum() * (1 - self.percentile / 100)
+        low, high = self.histogram.extremes()
+        if self.symmetric:
+            folded = counts[BINS // 2 :] + counts[: BINS // 2].flip(0)
+            edge = _cut(folded, allowed) * 2 * self.histogram.limit / BINS
+            return -edge, edge
+        half = allowed / 2
+        inside = (counts.cumsum(0) > half) & (counts.flip(0).cumsum(0).flip(0) > half)
+        kept = centres[inside]
+        if not kept.numel():
+            return low, high
+        return min(kept[0].item(), 0.0), max(kept[-1].item(), 0.0)
+
+
+class MeanSquare(_Clipping):
+    """The range whose codes have the least mean square error."""
+
+    def loss(self, clipped: tuple[float, float]) -> float:
+        values, counts = self.histogram.centres, self.histogram.counts
+        error = values - _rounded(values, clipped, self.bits, self.symmetric)
+        return (counts * error.square()).sum().item()
+
+
+class Entropy(_Clipping):
+    """The range whose codes' distribution diverges least from the values' (Kullback-Leibler).
+
+    Source: Migacz, 8-bit inference with TensorRT (2017): what is clipped counts at the edges of the
+    reference; within a code, the quantized distribution is even over the bins that hold something.
+    """
+
+    def loss(self, clipped: tuple[float, float]) -> float:
+        values, counts = self.histogram.centres, self.histogram.counts
+        inside = (values >= clipped[0]) & (values <= clipped[1])
+        if not inside.any():
+            return math.inf
+        reference = counts[inside].clone()
+        reference[0] += counts[values < clipped[0]].sum()
+        reference[-1] += counts[values > clipped[1]].sum()
+        held = counts[inside]
+        codes = _codes(values[inside], clipped, self.bits, self.symmetric).long()
+        codes -= codes.min()
+        size = int(codes.max()) + 1
+        mass = torch.zeros(size, dtype=torch.float64).index_add_(0, codes, held)
+        bins = torch.zeros(size, dtype=torch.float64).index_add_(0, codes, (held > 0).double())
+        quantized = torch.where(held > 0, (mass / bins.clamp_min(1))[codes], 0)
+        p, q = reference / reference.sum(), quantized / quantized.sum().clamp_min(1e-300)
+        there = p > 0
+        return (p[there] * (p[there] / q[there].clamp_min(1e-12)).log()).sum().item()
+
+
+OBSERVERS: dict[str, Callable[[int, bool], Observer]] = {
+    "minmax": lambda bits, symmetric: MinMax(),
+    "moving-average": lambda bits, symmetric: MovingAverage(),
+    "percentile": Percentile,
+    "mse": MeanSquare,
+    "entropy": Entropy,
+}
+
+
+def step_of(low: float, high: float, bits: int, symmetric: bool) -> tuple[float, int]:
+    """(scale, zero point) of codes for the range [low, high], which holds zero. (Q1) (Q2)"""
+    qmin, qmax = code_range(bits, symmetric)
+    if symmetric:
+        return max(max(-low, high) / qmax, SMALLEST_SCALE), 0
+    scale = max(high / (qmax - qmin) - low / (qmax - qmin), SMALLEST_SCALE)
+    return scale, min(max(qmin - round(low / scale), qmin), qmax)
+
+
+def _extremes(x: Tensor) -> tuple[float, float]:
+    """Of the finite values and zero."""
+    x = x.detach()
+    x = x[x.isfinite()]
+    if not x.numel():
+        return 0.0, 0.0
+    low, high = x.aminmax()
+    return min(low.item(), 0.0), max(high.item(), 0.0)
+
+
+def _cut(folded: Tensor, allowed: Tensor) -> int:
+    """How many bins from zero on hold all but the allowed count."""
+    beyond = folded.flip(0).cumsum(0).flip(0)  # in this bin and farther out
+    return int((beyond > allowed).sum())
+
+
+def _codes(values: Tensor, clipped: tuple[float, float], bits: int, symmetric: bool) -> Tensor:
+    scale, zero_point = step_of(*clipped, bits, symmetric)
+    return ((values / scale).round() + zero_point).clamp(*code_range(bits, symmetric))
+
+
+def _rounded(values: Tensor, clipped: tuple[float, float], bits: int, symmetric: bool) -> Tensor:
+    scale, zero_point = step_of(*clipped, bits, symmetric)
+    return (_codes(values, clipped, bits, symmetric) - zero_point) * scale

@@ -1,0 +1,209 @@
+"""Record: what calibration keeps of the activations that sites read, in bounded memory.
+
+Sites that read one activation share one record, as they will share its codes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from qfx.calibration.observers import Observer
+from qfx.capture import attribute
+from qfx.match import match
+from qfx.ops.rotation import transformed_weight
+from qfx.patterns import names
+from qfx.site import Match, Site
+from qfx.views import View, apply
+
+ROWS = 256  # of a sample, at most
+SiteKey = tuple[str, int]  # its name, and which of the sites of that name in the graph it is
+
+
+class Transform(NamedTuple):
+    """x' = rotate(x * factor) before x is quantized (R1)."""
+
+    factor: Tensor | None = None
+    rotation: int = 0
+
+    def of(self, x: Tensor) -> Tensor:
+        return torch.ops.qfx.rotate(x.float(), self.factor, self.rotation)  # type: ignore[no-any-return]
+
+    def of_weight(self, w_nk: Tensor) -> Tensor:
+        return transformed_weight(w_nk, self.factor, self.rotation).float()
+
+
+@dataclass
+class Activation:
+    """A stream of rows [*, K]: its channels' magnitudes, and rows drawn from it.
+
+    The rows are a uniform sample, whatever the number of batches, and the same one every time; and
+    the few rows with the largest elements, which a sample would miss.
+    """
+
+    k: int
+    room: int  # rows of the sample
+    rows: int = 0
+    calls: int = 0
+    squares: float = 0.0
+    absmax: Tensor = field(default_factory=lambda: torch.zeros(0))
+    sample: Tensor = field(default_factory=lambda: torch.zeros(0))
+    extreme: Tensor = field(default_factory=lambda: torch.zeros(0))
+    _drawn: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def __post_init__(self) -> None:
+        self.absmax = torch.zeros(self.k)
+        self.sample, self.extreme = torch.zeros(0, self.k), torch.zeros(0, self.k)
+        self._random = torch.Generator().manual_seed(0)
+
+    def update(self, x: Tensor) -> None:
+        x_mk = x.detach().reshape(-1, self.k).float()
+        x_mk = x_mk[x_mk.isfinite().all(1)]
+        self.calls += 1
+        self.rows += x_mk.shape[0]
+        if not x_mk.numel():
+            return
+        self.squares += x_mk.square().sum(dtype=torch.float64).item()
+        self.absmax = torch.maximum(self.absmax, x_mk.abs().amax(0))
+        self._draw(x_mk)
+        self._keep_extreme(torch.cat([self.extreme, x_mk]))
+
+    def _keep_extreme(self, rows: Tensor) -> None:
+        largest = rows.abs().amax(1).topk(min(self.room // 8, rows.shape[0])).indices
+        self.extreme = rows[largest.sort().values]
+
+    def _draw(self, x_mk: Tensor) -> None:
+        """Each row gets a random number; those with the smallest ones stay."""
+        numbers = torch.cat([self._drawn, torch.rand(x_mk.shape[0], generator=self._random)])
+        chosen = numbers.topk(min(self.room, numbers.numel()), largest=False).indices.sort().values
+        new = chosen[chosen >= self.sample.shape[0]] - self.sample.shape[0]
+        old = chosen[chosen < self.sample.shape[0]]
+        self.sample = torch.cat([self.sample[old], x_mk[new]])
+        self._drawn = numbers[chosen]
+
+    def shrink(self, room: int) -> None:
+        """Keeps the rows that a smaller sample would hold."""
+        self.room = min(self.room, room)
+        kept = self._drawn.topk(min(self.room, self._drawn.numel()), largest=False).indices
+        kept = kept.sort().values
+        self.sample, self._drawn = self.sample[kept], self._drawn[kept]
+        self._keep_extreme(self.extreme)
+
+    @property
+    def outlier_ratio(self) -> float:
+        """max|x| over the root mean square."""
+        rms = math.sqrt(self.squares / max(self.rows * self.k, 1))
+        return self.absmax.max().item() / rms if rms else 0.0
+
+
+class Reader(NamedTuple):
+    """A site as calibration sees it."""
+
+    key: SiteKey
+    names: tuple[str, ...]  # that patterns are matched against
+    weight: Tensor
+    view: View
+
+    @property
+    def w_nk(self) -> Tensor:
+        return apply(self.view, self.weight.detach())
+
+    @property
+    def largest(self) -> Tensor:
+        """max_n |w_nk|, float32 [K]."""
+        w_nk = self.w_nk
+        return torch.maximum(w_nk.amax(0), -w_nk.amin(0)).float()
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sites that read one activation, of one type."""
+
+    activation: Activation
+    readers: tuple[Reader, ...]
+    dtype: torch.dtype
+
+    @property
+    def m(self) -> int:
+        """Rows of a call, on average."""
+        return round(self.activation.rows / max(self.activation.calls, 1))
+
+
+@dataclass
+class Session:
+    """All groups of a model, by the key of their first site, and what is done with their inputs."""
+
+    room: int = ROWS
+    groups: dict[SiteKey, Group] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)  # what patterns may mean
+    observers: dict[SiteKey, tuple[Transform, Observer]] | None = None  # of a second pass
+
+    def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
+        """One call of a captured graph, its sites' inputs recorded."""
+        matches = match(gm, prefixes)
+        self.names.update(name for m in matches for name in names(m))
+        return _Recorder(gm, keyed_sites(matches), self).run(*arguments)
+
+    def record(self, key: SiteKey, x: Tensor) -> None:
+        if self.observers is None:
+            self.groups[key].activation.update(x)
+        elif key in self.observers:
+            transform, observer = self.observers[key]
+            observer.update(transform.of(x))
+
+    def fit(self, memory: float) -> None:
+        """Shrinks the samples, now and later, so that they take at most so many bytes."""
+        width = sum(g.activation.k for g in self.groups.values())
+        self.room = min(self.room, max(int(memory / max(width * 4 * 9 / 8, 1)), 8))
+        for group in self.groups.values():
+            group.activation.shrink(self.room)
+
+
+def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
+    """The sites with what tells them apart."""
+    counts, found = Counter[str](), []
+    for site in (m for m in matches if isinstance(m, Site)):
+        found.append(((site.name, counts[site.name]), site))
+        counts[site.name] += 1
+    return found
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and records what its sites read."""
+
+    def __init__(
+        self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], session: Session
+    ) -> None:
+        super().__init__(gm)
+        self.session = session
+        shared: dict[tuple[fx.Node, View], list[tuple[SiteKey, Site]]] = {}
+        for key, site in sites:
+            if site.node.graph is gm.graph:
+                shared.setdefault((site.x, site.x_view), []).append((key, site))
+        self.first = {sites[0][1].node: sites for sites in shared.values()}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n in self.first:
+            self._record(self.first[n])
+        return super().run_node(n)
+
+    def _record(self, sites: list[tuple[SiteKey, Site]]) -> None:
+        (key, first), *_ = sites
+        x = apply(first.x_view, self.env[first.x])
+        if not x.numel() or not x.is_floating_point():
+            return
+        if key not in self.session.groups:
+            readers = tuple(Reader(k, names(s), self._weight(s), s.view) for k, s in sites)
+            made = Activation(x.shape[-1], self.session.room)
+            self.session.groups[key] = Group(made, readers, x.dtype)
+        self.session.record(key, x)
+
+    def _weight(self, site: Site) -> Tensor:
+        found = self.env.get(site.weight)  # not there yet if it stands later in the graph
+        return attribute(site.weight) if found is None else found

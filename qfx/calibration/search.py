@@ -1,0 +1,161 @@
+"""Search: for each group of sites the candidates, a scheme and a transform, and their errors.
+
+The error of a site is the mean over the sampled rows of |y - y'|^2 / max(|y|^2, mean |y|^2), y its
+output without bias. Noise in rows of little power counts as it does in the others, and the few rows
+of huge power do not drown the rest. On SmolLM2 smoothing chosen by it halves the divergence that
+rotation leaves; chosen by |y - y'|^2 / |y|^2 it takes a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qfx.calibration.observers import OBSERVERS, step_of
+from qfx.calibration.record import Group, Transform
+from qfx.ops.quantize import dequantize, quantize_static
+from qfx.plan import CostModel
+from qfx.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
+
+STRENGTHS = (0.35, 0.5, 0.65, 0.8)  # of smoothing
+WEIGHT_ROWS = 2048
+_SMALLEST = 1e-5  # magnitudes below this are not smoothed
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to quantize the sites of a group, and what it costs."""
+
+    scheme: Scheme | None  # None: float
+    transform: Transform
+    errors: tuple[float, ...]  # of each site
+    seconds: float  # predicted, of all sites
+    reason: str = ""  # of float
+
+    @property
+    def error(self) -> float:
+        return sum(self.errors)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A group's weights, of large ones `WEIGHT_ROWS` rows, and its outputs on the sampled rows."""
+
+    group: Group
+    weights: tuple[Tensor, ...]
+    exact: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, group: Group, per_row: bool) -> _Problem:
+        """`per_row`: each row of a weight is quantized by itself, so that some stand for all."""
+        weights = [reader.w_nk for reader in group.readers]
+        if per_row:
+            weights = [w[:: -(-w.shape[0] // WEIGHT_ROWS)] for w in weights]
+        floats = tuple(w.float() for w in weights)
+        return cls(group, floats, tuple(group.activation.sample @ w.t() for w in floats))
+
+    def errors(self, scheme: Scheme, transform: Transform, observer: str) -> tuple[float, ...]:
+        """Of each site."""
+        activation = self.group.activation
+        x_hat, extreme = transform.of(activation.sample), transform.of(activation.extreme)
+        if scheme.x is not None:
+            x_hat = rounded_activation(x_hat, scheme.x, observer, extreme)
+        rounded = (rounded_weight(transform.of_weight(w), scheme.w) for w in self.weights)
+        return tuple(
+            relative_error(exact, x_hat @ w_hat.t())
+            for exact, w_hat in zip(self.exact, rounded, strict=True)
+        )
+
+
+def candidates(
+    group: Group, schemes: Sequence[Scheme], observer: str, cost: CostModel, minimum_gain: float
+) -> list[Candidate]:
+    """The group in float, and every scheme with the best strength of smoothing for it, those left
+    out whose predicted gain is below `minimum_gain`."""
+    times = [_times(group, scheme, cost) for scheme in schemes]
+    in_float = times[0][0]
+    gain = max(in_float / int8_s for _, int8_s in times)
+    reason = "" if gain >= minimum_gain else f"int8 would be {gain:.2f}x float"
+    found = [Candidate(None, Transform(), (0.0,) * len(group.readers), in_float, reason)]
+    gaining = [
+        (s, int8_s)
+        for s, (_, int8_s) in zip(schemes, times, strict=True)
+        if in_float / int8_s >= minimum_gain
+    ]
+    problem = _Problem.of(group, all(s.w.axes == PER_ROW for s, _ in gaining))
+    for scheme, int8_s in gaining:
+        found.append(Candidate(scheme, *_best_smoothing(problem, scheme, observer), int8_s))
+    return found
+
+
+def _best_smoothing(
+    problem: _Problem, scheme: Scheme, observer: str
+) -> tuple[Transform, tuple[float, ...]]:
+    rotation = scheme.block(problem.group.activation.k)
+    transforms = [Transform(factor, rotation) for factor in _factors(problem.group, scheme)]
+    tried = [(t, problem.errors(scheme, t, observer)) for t in transforms]
+    return min(tried, key=lambda each: sum(each[1]))
+
+
+def _factors(group: Group, scheme: Scheme) -> Iterator[Tensor | None]:
+    """None, and 1 / s_k with s_k = max|x_k|^a / max|w_k|^(1 - a).
+
+    Source: Xiao et al., SmoothQuant, 2023.
+    """
+    absmax = group.activation.absmax.clamp_min(_SMALLEST)
+    if scheme.x is not None and scheme.x.axes == PER_COLUMN:
+        yield 1 / absmax
+        return
+    yield None
+    if scheme.x is None or scheme.w.axes == PER_COLUMN:
+        return
+    largest = torch.stack([reader.largest for reader in group.readers]).amax(0)
+    for strength in STRENGTHS:
+        factor = largest.clamp_min(_SMALLEST) ** (1 - strength) / absmax**strength
+        yield factor / factor.log().mean().exp()  # near 1, which changes nothing but rounding
+
+
+def relative_error(exact: Tensor, noisy: Tensor) -> float:
+    """The mean over rows of |y - y'|^2 / max(|y|^2, mean |y|^2)."""
+    power = exact.square().sum(1)
+    noise = (exact - noisy).square().sum(1)
+    allowed = torch.maximum(power, power.mean()).clamp_min(1e-30)
+    return (noise / allowed).mean().item() if power.numel() else 0.0
+
+
+def rounded_activation(x: Tensor, spec: QSpec, observer: str, extreme: Tensor) -> Tensor:
+    """The values that the codes of x stand for; a static range is that of x and `extreme`."""
+    if not spec.static:
+        return _fake(x, spec)
+    watch = OBSERVERS[observer](spec.bits, spec.symmetric)
+    watch.update(torch.cat([x, extreme]))
+    scale, zero_point = step_of(*watch.range(), spec.bits, spec.symmetric)
+    steps = torch.tensor([scale]), torch.tensor([zero_point], dtype=torch.int32)
+    codes = quantize_static(x, *steps, spec.bits, spec.symmetric)
+    return dequantize(*codes, None, None, "none", torch.float32)
+
+
+def rounded_weight(w_nk: Tensor, spec: QSpec) -> Tensor:
+    """The values that the codes of a weight stand for."""
+    if spec.axes == PER_COLUMN:
+        return _fake(w_nk.t(), replace(spec, axes=(1,))).t()
+    n, k = w_nk.shape
+    if not spec.group or spec.group >= k:
+        return _fake(w_nk, spec)
+    padded = torch.nn.functional.pad(w_nk, (0, -k % spec.group))
+    return _fake(padded.reshape(-1, spec.group), spec).reshape(n, -1)[:, :k]
+
+
+def _fake(x: Tensor, spec: QSpec) -> Tensor:
+    how = (list(spec.axes), spec.bits, spec.symmetric)
+    return torch.ops.qfx.fake_quantize(x.contiguous(), *how, torch.float32)
+
+
+def _times(group: Group, scheme: Scheme, cost: CostModel) -> tuple[float, float]:
+    """Predicted seconds of all sites, in float and in int8."""
+    m, shapes = max(group.m, 1), [reader.w_nk.shape for reader in group.readers]
+    each = [cost.estimate(m, k, n, group.dtype, scheme) for n, k in shapes]
+    return sum(e.float_s for e in each), sum(e.int8_s for e in each)

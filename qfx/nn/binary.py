@@ -1,0 +1,152 @@
+"""BinaryLinear: 1-bit weights and activations, trained by a straight-through gradient. (H1)-(H6)"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.nn.functional import first_order, scaled_gradient
+from qfx.scheme import PER_ROW, PER_TENSOR
+from qfx.weights import Memo
+
+ops = torch.ops.qfx
+CLIP = 1.0  # weights beyond it get no gradient
+
+
+def binary_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor,
+    axes: tuple[int, ...] = PER_ROW,
+    packed: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """sign(x) [..., K] @ sign(weight) [N, K].T * x_scale * mean|weight| + bias [N]. (H3)
+
+    The sum of signs is exact. `x_scale`: float32 [1], positive. `axes`: what mean|weight| is taken
+    over, `PER_ROW` (one scale for each output) or `PER_TENSOR`. `packed`: `binary_packed` of this
+    weight, if it is known already. Gradients (H4)-(H6) to x, weight, bias and x_scale, once.
+    Source: Rastegari et al., XNOR-Net, 2016; the masks are those of Courbariaux et al., Binarized
+    Neural Networks, 2016.
+    """
+    bits, w_scale = packed or binary_packed(weight, axes)
+    return _Binary.apply(x, weight, bias, x_scale, bits, w_scale)  # type: ignore[no-any-return]
+
+
+def binary_packed(weight: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The signs of weight [N, K] as the kernels read them, and mean|weight| float32 [N]."""
+    size = weight.detach().float().abs()
+    mean = size.mean(1) if axes == PER_ROW else size.mean().expand(weight.shape[0])
+    return ops.binary_pack(weight.detach()), mean.contiguous()
+
+
+class _Binary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, x_scale: Tensor, bits: Tensor, scale: Tensor
+    ) -> Tensor:
+        return ops.binary_linear(x, bits, x_scale * scale, bias, "none", x.dtype)  # type: ignore
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias, x_scale, _, w_scale = inputs
+        ctx.save_for_backward(x, weight, x_scale, w_scale)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, weight, x_scale, w_scale = ctx.saved_tensors
+        grad = first_order(grad, "binary_linear", x, weight)
+        g_mn = grad.reshape(math.prod(x.shape[:-1]), weight.shape[0])
+        x_mk = x.reshape(g_mn.shape[0], x.shape[-1])
+        dx_hat = g_mn @ (_sign(weight, torch.float32) * w_scale[:, None]).to(grad.dtype)
+        signs = _sign(x_mk, grad.dtype)
+        dx = dx_hat * (x_mk.abs() <= x_scale)  # (H4)
+        d_scale = (dx_hat * signs).sum(dtype=torch.float32)  # (H5)
+        dw = (g_mn.t() @ signs) * x_scale * (weight.abs() <= CLIP)  # (H6)
+        db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
+        dx = dx.reshape(x.shape).to(x.dtype)
+        return dx, dw.to(weight.dtype), db, d_scale.reshape(x_scale.shape), None, None
+
+
+def _sign(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """+1 or -1, the signs of the forward: both zeros are +1. (H1)"""
+    return torch.where(v >= 0, 1.0, -1.0).to(dtype)
+
+
+class BinaryLinear(nn.Module):
+    """y = sign(x + shift) [..., K] @ sign(weight) [N, K].T * scales + bias, of the type of x. (H3)
+
+    Parameters: `weight`, `bias` in float; `x_log_scale` [1], the logarithm of the scale of
+    activations; `shift` [K], if asked for. The scale of weights is mean|weight| over `axes`:
+    `PER_ROW`, one for each output, or `PER_TENSOR`. Until `observe` was called, `x_log_scale` and
+    with it the output is NaN. In eval mode the weight is packed once, a bit an element, and again
+    when it changes; a compiled graph packs it at each call.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        axes: tuple[int, ...] = PER_ROW,
+        shift: bool = False,
+    ) -> None:
+        super().__init__()
+        self._take(nn.Linear(in_features, out_features, bias), axes, shift)
+
+    @classmethod
+    def from_float(
+        cls, linear: nn.Linear, axes: tuple[int, ...] = PER_ROW, shift: bool = False
+    ) -> BinaryLinear:
+        """Takes over the very parameters of `linear`."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._take(linear, axes, shift)
+        module.train(linear.training)
+        return module
+
+    def _take(self, linear: nn.Linear, axes: tuple[int, ...], shift: bool) -> None:
+        if axes not in (PER_ROW, PER_TENSOR):
+            raise ValueError(
+                f"BinaryLinear: axes={axes} is neither (1,) per row nor (0, 1) per tensor"
+            )
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.axes, self.weight, self.bias = axes, linear.weight, linear.bias
+        device = linear.weight.device
+        self.x_log_scale = nn.Parameter(torch.full((1,), torch.nan, device=device))
+        self.shift = nn.Parameter(torch.zeros(linear.in_features, device=device)) if shift else None
+        self._memo = Memo()
+
+    @property
+    def learns_activations(self) -> bool:
+        """There is always a scale of activations, to be fitted by `observe`."""
+        return True
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """Sets the scale of activations to mean|x|, that of least square error for x [..., K]."""
+        size = self._shifted(x).float().abs().mean()
+        self.x_log_scale.copy_(size.clamp_min(2.0**-126).log().reshape(1))
+
+    def _shifted(self, x: Tensor) -> Tensor:
+        return x if self.shift is None else x + self.shift.to(x.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N], of the type of x."""
+        x_scale = scaled_gradient(self.x_log_scale.exp(), self.in_features, 2)
+        packed = None
+        if not self.training:
+            packed = self._memo.get((self.weight,), lambda: binary_packed(self.weight, self.axes))
+        return binary_linear(self._shifted(x), self.weight, self.bias, x_scale, self.axes, packed)
+
+    def extra_repr(self) -> str:
+        shift = ", shift=True" if self.shift is not None else ""
+        per = "row" if self.axes == PER_ROW else "tensor"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, weight scale per {per}{shift}"
+        )

@@ -1,0 +1,141 @@
+"""Linear: int8 weights instead of float ones, for a model that is saved, loaded and served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.nn.frozen import Frozen, freeze, linear, weight_values
+from qfx.recipe import SiteRecipe
+from qfx.scheme import Scheme
+
+ops = torch.ops.qfx
+_OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
+
+
+class Linear(nn.Module):
+    """y = x [..., K] @ w^ [N, K].T + bias, of the type of x; w^ are int8 codes and does not train.
+
+    The state_dict holds `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`,
+    and what the scheme needs of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32
+    [1], `x_zero_point` int32 [1]. In memory the codes are there once, as the kernels read them
+    (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
+    gradients (T1). Casting the module casts the bias alone.
+    """
+
+    packed: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    factor: Tensor | None
+    x_scale: Tensor | None
+    x_zero_point: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        scheme: Scheme | SiteRecipe | None = None,
+    ) -> None:
+        """Initialised as nn.Linear is; mostly to be loaded into."""
+        super().__init__()
+        self._take(nn.Linear(in_features, out_features, bias), scheme)
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear, scheme: Scheme | SiteRecipe | None = None) -> Linear:
+        """Quantizes the weight of `linear` and takes over its bias, the very parameter.
+
+        `scheme`: `qfx.Scheme()` by default; a `SiteRecipe` brings static scales and a factor with
+        it. Raises ValueError for a scheme that needs a recipe, and a recipe of another shape.
+        """
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._take(linear, scheme)
+        module.train(linear.training)
+        return module
+
+    def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.scheme, frozen = freeze(linear.weight, scheme or Scheme())
+        self.register_buffer("packed", frozen.packed, persistent=False)
+        for name in ("scale", *_OPTIONAL):
+            self.register_buffer(name, getattr(frozen, name))
+
+    @property
+    def codes(self) -> Tensor:
+        """int8 [N, K]."""
+        return ops.unpack_weight(self.packed, self.out_features, self.in_features)  # type: ignore
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)"""
+        return weight_values(self.codes, self.scale, self.zero_point, self.scheme, torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N]."""
+        return linear(x, self.bias, self._frozen(), self.scheme)
+
+    def _frozen(self) -> Frozen:
+        return Frozen(self.packed, self.scale, *(getattr(self, name) for name in _OPTIONAL))
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, scheme={self.scheme}"
+        )
+
+    # --- the packed form stays with this build; what leaves the process is codes ---
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in ("scale", "zero_point"):  # the kernels read them column by column
+            if getattr(self, name) is not None:
+                destination[prefix + name] = getattr(self, name).contiguous()
+        destination[prefix + "codes"] = self.codes
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        codes = state_dict.pop(prefix + "codes", None)
+        rest = (metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        shape = (self.out_features, self.in_features)
+        if codes is None:
+            if strict:
+                missing.append(prefix + "codes")
+        elif codes.dtype != torch.int8 or codes.shape != shape:
+            errors.append(
+                f"{prefix}codes is {codes.dtype} {list(codes.shape)}, expected int8 {list(shape)}"
+            )
+        else:
+            assign = metadata.get("assign_to_params_buffers", False)
+            codes = codes if assign else codes.to(self.packed.device)
+            self.packed = ops.pack_weight(codes, self.scheme.w.group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_buffers"] = {**self._buffers, "packed": self.codes}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.packed = ops.pack_weight(self.packed, self.scheme.w.group)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        kept = {name: b for name, b in self._buffers.items() if b is not None}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():  # `.half()` is about computing, not about scales
+            after = self._buffers[name]
+            if after is not None and after.dtype != before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self

@@ -1,0 +1,96 @@
+"""int8_linear_guarded: reference, fake, gradient; the bound (B5) that it decides by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.ops.linear import int8_linear_dynamic
+from qfx.ops.quantize import ACTIVATIONS, code_range, quantize
+from qfx.ops.registry import fake, no_gradient, reference
+
+
+def relative_bound(
+    x: Tensor,
+    error: Tensor,
+    axes: Sequence[int],
+    bits: int,
+    symmetric: bool,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> Tensor:
+    """g_m for each row of x [..., K], float64 [M]: what int8 may be off by, |x_m| |w_n| being 1.
+
+    `error` float32 [2]: alpha and beta of the weight, as `qfx.packing` makes them. (B5)
+    """
+    k, (qmin, qmax) = x.shape[-1], code_range(bits, symmetric)
+    rows = x.reshape(x.shape[:-1].numel(), k).double()
+    _, scale, _ = quantize(x, axes, bits, symmetric, factor, rotation)
+    step = scale.reshape(-1).double() * (0.5 + (qmax - qmin) * 2.0**-21)  # (B1)
+    alpha, beta = error.double()
+    transformed = rows if factor is None else rows * factor
+    size = rows.norm(dim=1)
+    bound = (step * k**0.5 * alpha + transformed.norm(dim=1) * beta) / size
+    return torch.where(size == 0, 0.0, bound)
+
+
+@reference
+def int8_linear_guarded(
+    x: Tensor,
+    w: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    error: Tensor,
+    bias: Tensor | None,
+    guard: float,
+    site: str,
+    axes: Sequence[int],
+    bits: int,
+    symmetric: bool,
+    activation: str,
+    out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> Tensor:
+    """int8_linear_dynamic(x), but rows whose bound (B5) is not at most `guard` are those of the
+    float linear: x [..., K], w [N, K] float -> out_dtype [..., N].
+
+    `packed`, `w_scale`, `error`: of w. `site`: the name under which the kernel counts, "" for none.
+    """
+    how = (axes, bits, symmetric)
+    transform = (factor, rotation)
+    y = int8_linear_dynamic(x, packed, w_scale, bias, *how, activation, out_dtype, *transform)
+    rows = ~(relative_bound(x, error, *how, *transform) <= guard)
+    if rows.any():
+        some = x.reshape(len(rows), x.shape[-1])[rows].to(out_dtype)
+        bias = None if bias is None else bias.to(out_dtype)
+        in_float = ACTIVATIONS[activation](F.linear(some, w.to(out_dtype), bias))
+        y.view(len(rows), w.shape[0])[rows] = in_float
+    return y
+
+
+@fake("int8_linear_guarded")
+def _(
+    x: Tensor,
+    w: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    error: Tensor,
+    bias: Tensor | None,
+    guard: float,
+    site: str,
+    axes: Sequence[int],
+    bits: int,
+    symmetric: bool,
+    activation: str,
+    out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+
+
+no_gradient("int8_linear_guarded")

@@ -1,0 +1,74 @@
+"""Patterns: which matmuls a `Config` means by `skip`, `only` and the sites of a recipe."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from torch import fx
+
+from qfx.config import Config
+from qfx.recipe import Recipe, SiteRecipe
+from qfx.site import Match, Site
+
+
+def names(match: Match) -> tuple[str, ...]:
+    """The names patterns are matched against: call site's module path and parameter name."""
+    if isinstance(match, Site):
+        # a tied weight has one name, but is also what the calling module calls it
+        called = f"{match.path}.{match.parameter.rpartition('.')[2]}" if match.path else ""
+        return tuple(n for n in (match.path, match.parameter, called) if n)
+    return (match.path,) if match.path else ()
+
+
+def fits(pattern: str, candidates: Iterable[str]) -> bool:
+    """Whether the pattern equals a run of whole components of a dotted name, wildcards allowed."""
+    shapes = (pattern, f"*.{pattern}", f"{pattern}.*", f"*.{pattern}.*")
+    return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
+
+
+def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:
+    """The recipe of each site it names, by the site's matmul.
+
+    Raises ValueError for a site that has another N or K in the model.
+    """
+    given = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
+    calls = Counter[str]()
+    found = {}
+    for site in (m for m in matches if isinstance(m, Site)):
+        named = given.get((site.name, calls[site.name]))
+        calls[site.name] += 1
+        if named is None:
+            continue
+        if (site.n or named.n, site.k or named.k) != (named.n, named.k):
+            raise ValueError(
+                f"recipe: {named} has K={named.k} and N={named.n} there, but K={site.k} and "
+                f"N={site.n} in the model"
+            )
+        found[site.node] = named
+    return found
+
+
+def check_names(config: Config, known: Iterable[str]) -> None:
+    """Raises ValueError for a pattern or a recipe's site that fits none of the `known` names, and
+    for a scheme that lacks its recipe."""
+    known = sorted(set(known))
+    listed = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
+    for option in ("skip", "only"):
+        for pattern in getattr(config, option):
+            if not fits(pattern, known):
+                raise ValueError(
+                    f"{option}: the pattern {pattern!r} matches nothing; there is: {listed}"
+                )
+    if config.recipe is None and config.chosen.calibrated:
+        raise ValueError(
+            f"the scheme {config.scheme} has static scales, which only a recipe holds: give one, "
+            'options={"recipe": qfx.calibrate(model, batches)}'
+        )
+    missing = [s.name for s in config.recipe.sites if s.name not in known] if config.recipe else []
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise ValueError(
+            f"recipe: the model has no {', '.join(missing[:5])}{more}; there is: {listed}"
+        )

@@ -1,0 +1,63 @@
+"""Watch: run a model with every graph that Dynamo captures handed to a watcher, in float.
+
+The watcher is a function (graph, prefixes, arguments) -> outputs; prefixes as for `qfx.match`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from qfx.capture import clone, trace
+from qfx.frame import SELF, prefixes, running_path
+from qfx.opened import open_operators
+
+Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
+_WATCHER: ContextVar[Watcher] = ContextVar("watcher")
+
+
+def watch(
+    model: Callable[..., Any],
+    watcher: Watcher,
+    *inputs: Any,
+    dynamic: bool | None = None,
+    **keyword_inputs: Any,
+) -> Any:
+    """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph."""
+    token = _WATCHER.set(watcher)
+    try:
+        with torch.no_grad():
+            if isinstance(model, fx.GraphModule):
+                return _look(trace(model, *inputs))(*inputs)
+            plain = _uncompiled(model)
+            return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
+    finally:
+        _WATCHER.reset(token)
+
+
+def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
+    """The backend. One function for all calls: a second one reuses Dynamo's code."""
+    graph, captured = open_operators(clone(gm)), prefixes()
+
+    def run(*arguments: Any) -> Any:
+        # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
+        here = {root: running_path() if root == SELF else path for root, path in captured.items()}
+        return _WATCHER.get()(graph, here, arguments)
+
+    return torch._dynamo.disable(run)
+
+
+def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model under `torch.compile(model)` or `model.compile()`."""
+    model = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return model.forward  # type: ignore[union-attr]
+    return model
+
+
+def uncompiled_module(model: nn.Module) -> nn.Module:
+    return getattr(model, "_orig_mod", model)
