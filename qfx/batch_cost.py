@@ -3,6 +3,7 @@ own that are measured when one is first asked for."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from qfx.grid import (
     ROUNDS,
@@ -27,6 +29,12 @@ from qfx.timing import fastest
 
 BMM_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
 ATTENTION_AXES = ((1, 16, 128, 512), (32, 64, 128), (16, 128, 512))  # M, D, N
+DECODE_AXES = (
+    (1, 2),
+    (32, 64, 128),
+    (16, 128, 512),
+)  # M, D, N; no more than one query is asked for
+FAR = 64 << 20  # bytes that no cache near the processor holds
 BATCH = 8  # matrices of a measurement
 Cell = Callable[[int, int, int, int, torch.dtype], list[float]]
 
@@ -68,12 +76,22 @@ def attention_table(dtype: torch.dtype, threads: int, isa: str) -> BatchTable:
     return kept("attention", (dtype, threads, isa), _from_json, lambda: measure_attention(dtype))
 
 
+@lru_cache
+def decode_table(dtype: torch.dtype, threads: int, isa: str) -> BatchTable:
+    """The same for one query, with `attention_decode` in the place of int8."""
+    return kept("decode", (dtype, threads, isa), _from_json, lambda: measure_decode(dtype))
+
+
 def measure_bmm(dtype: torch.dtype) -> BatchTable:
     return _measure(BMM_AXES, _bmm_cell, dtype)
 
 
 def measure_attention(dtype: torch.dtype) -> BatchTable:
     return _measure(ATTENTION_AXES, _attention_cell, dtype)
+
+
+def measure_decode(dtype: torch.dtype) -> BatchTable:
+    return _measure(DECODE_AXES, _decode_cell, dtype)
 
 
 def _from_json(text: str) -> BatchTable:
@@ -103,13 +121,32 @@ def _bmm_cell(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[fl
 
 
 def _attention_cell(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
-    """As models call it: heads are split off the features, so rows lie apart."""
-    q, keys, values = (
-        random(rows, batch * k, dtype).reshape(1, rows, batch, k).transpose(1, 2)
-        for rows in (m, n, n)
-    )
+    q, keys, values = _heads(batch, m, k, n, dtype)
     return fastest(
         lambda: F.scaled_dot_product_attention(q, keys, values),
         lambda: torch.ops.qfx.int8_attention(q, keys, values, None, k**-0.5, False, dtype),
         rounds=ROUNDS,
     )
+
+
+def _decode_cell(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    """Keys and values from memory: since the last token the whole model was read."""
+    q, keys, values = _heads(batch, m, k, n, dtype)
+    pairs = FAR // max(2 * keys.numel() * keys.element_size(), FAR // 1024)
+    apart = torch.contiguous_format  # as cat leaves a cache
+    past = itertools.cycle(
+        [(keys.clone(memory_format=apart), values.clone(memory_format=apart)) for _ in range(pairs)]
+    )
+    return fastest(
+        lambda: F.scaled_dot_product_attention(q, *next(past)),
+        lambda: torch.ops.qfx.attention_decode(q, *next(past), None, k**-0.5, False, dtype),
+        rounds=ROUNDS,
+    )
+
+
+def _heads(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, keys, values as models call it: heads are split off the features, so rows lie apart."""
+    return [
+        random(rows, batch * k, dtype).reshape(1, rows, batch, k).transpose(1, 2)
+        for rows in (m, n, n)
+    ]

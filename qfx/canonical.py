@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from qfx.attend import attend
 from qfx.attention import Attention
 from qfx.capture import value
 from qfx.coded import (
@@ -67,10 +68,10 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> fx.GraphModule:
     for product, scheme in products:
         with at(product.node):
             results[product.node] = _multiply(product, scheme, results)
-    attentions = [e.match for e in plan.entries if e.scheme and isinstance(e.match, Attention)]
-    for attention in attentions:
-        with at(attention.node):
-            results[attention.node] = _attend(attention, results)
+    for entry in plan.entries:
+        if isinstance(entry.match, Attention) and (entry.scheme or entry.decodes):
+            with at(entry.match.node):
+                results[entry.match.node] = attend(entry.match, entry.decodes, results)
     sites = [(e.match, e) for e in plan.entries if e.scheme and isinstance(e.match, Site)]
     shared = {site.node.graph: Inputs(site.node.graph, results) for site, _ in sites}
     for found, entry in sites:
@@ -110,19 +111,6 @@ def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node])
     node.replace_all_uses_with(result)
     graph.erase_node(node)
     return result
-
-
-def _attend(attention: Attention, results: dict[fx.Node, fx.Node]) -> fx.Node:
-    """int8_attention(q, k, v, mask): one operator, as a softmax stands between the products."""
-    node, nodes = attention.node, (attention.query, attention.key, attention.val, attention.mask)
-    operands = tuple(results.get(n, n) if n is not None else None for n in nodes)
-    arguments = (*operands, attention.scale, attention.causal, attention.dtype)
-    with node.graph.inserting_before(node):
-        y = emit(node.graph, ops.int8_attention.default, arguments, f"{node.name}_int8")
-    y.meta = dict(node.meta)
-    node.replace_all_uses_with(y)
-    node.graph.erase_node(node)
-    return y
 
 
 def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import qfx._C as _C
 from qfx import pass_cost
-from qfx.batch_cost import attention_table, bmm_table
+from qfx.batch_cost import attention_table, bmm_table, decode_table
 from qfx.form_cost import form, form_table
 from qfx.grid import (
     ROUNDS,
@@ -129,6 +129,11 @@ class MachineCost:
     ) -> Estimate:
         """Predicted times of `batch` attentions of m queries and n keys with k features."""
         return attention_table(dtype, torch.get_num_threads(), _C.isa()).estimate(batch, m, k, n)
+
+    def estimate_decode(self, batch: int, k: int, n: int, dtype: torch.dtype) -> float:
+        """How many times as fast as PyTorch's attention of one query `attention_decode` is."""
+        found = decode_table(dtype, torch.get_num_threads(), _C.isa())
+        return found.estimate(batch, 1, k, n).gain
 
 
 @lru_cache

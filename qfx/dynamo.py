@@ -60,7 +60,9 @@ def qfx(
     if not added:
         return inner(copy, example_inputs)
     feed = drop_unused_inputs(copy, added)
-    run = with_packed_weights(inner(copy, fed_examples(feed, example_inputs)), feed)
+    below = config.inner == "inductor" and not _switches_gradients(copy)
+    compiled = inner(copy, fed_examples(feed, example_inputs))
+    run = with_packed_weights(_below_autograd(compiled) if below else compiled, feed)
     layer = prefixes().get(SELF)
     return only_for(layer, run) if layer and any(e.recipe for e in plan.entries) else run
 
@@ -102,6 +104,26 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
             return compile_fx(gm, inputs, config_patches=patches or None)  # type: ignore[return-value]
 
     return compile_graph
+
+
+def _below_autograd(compiled: Compiled) -> Compiled:
+    """Where no gradients are recorded, a compiled graph runs without autograd's kernels: those of
+    our operators are Python functions, which take longer than many a call."""
+
+    def run(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            return compiled(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return compiled(*arguments)
+
+    return run
+
+
+def _switches_gradients(gm: fx.GraphModule) -> bool:
+    """Whether the graph, or a body in it, turns the recording of gradients on or off itself."""
+    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    targets = (str(node.target) for graph in graphs for node in graph.nodes)
+    return any("grad_enabled" in target or "inference_mode" in target for target in targets)
 
 
 def _run_as_it_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:

@@ -55,6 +55,10 @@ class CostModel(Protocol):
         """Of `batch` attentions of m queries and n keys with k features."""
         ...
 
+    def estimate_decode(self, batch: int, k: int, n: int, dtype: torch.dtype) -> float:
+        """How many times as fast as PyTorch's attention of one query `attention_decode` is."""
+        ...
+
     def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
         """Seconds that training adds to a step's int8 forward."""
         ...
@@ -70,6 +74,7 @@ class Entry:
     estimate: Estimate | None = None
     where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
     recipe: SiteRecipe | None = None  # what calibration found for the scheme
+    decodes: bool = False  # float, but by `attention_decode`
     guard: Guard | None = None  # rows above its limit run in float
 
     @property
@@ -123,7 +128,7 @@ def _entry(
     if config.only and not any(fits(p, names(match)) for p in config.only):
         return Entry(match, None, f"not among only={list(config.only)}")
     if isinstance(match, Product | Attention):
-        return _product_by_cost(match, config, cost)
+        return _decode_by_cost(match, cost) or _product_by_cost(match, config, cost)
     return _by_recipe(match, recipe) if recipe else _by_cost(match, config, cost)
 
 
@@ -193,6 +198,19 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     attention = Scheme(rotation=64).at(k)
     taken = attention if attends else Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
     return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
+
+
+def _decode_by_cost(match: Product | Attention, cost: CostModel | None) -> Entry | None:
+    """One query reads keys and values once, in float as fast as int8 could quantize them."""
+    batch, k, n = (hint(size) for size in (match.batch, match.k, match.n))
+    one = isinstance(match, Attention) and type(match.m) is int and match.m == 1
+    if not one or cost is None or batch is None or k is None or n is None:
+        return None
+    gain = cost.estimate_decode(batch, k, n, match.dtype)
+    if gain < 1:
+        return None
+    reason = f"an attention of one query: float, attention_decode predicted {gain:.2f}x PyTorch's"
+    return Entry(match, None, reason, decodes=True)
 
 
 def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:

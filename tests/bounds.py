@@ -108,6 +108,30 @@ def mean(u: float, a: Known) -> Tensor:
     return rounded(u, a.v.mean(-1, keepdim=True), inside)
 
 
+def attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """How far `attention_decode` may be from its reference: (A9), and two roundings."""
+    d, n = k.shape[-1], k.shape[-2]
+    if n == 0:
+        return torch.zeros(())
+    q, k, v = q.double(), k.double(), v.double()
+    terms = q.abs() @ k.abs().mT * abs(scale)
+    if mask is not None and mask.dtype != torch.bool:
+        terms = terms + mask.double().abs().nan_to_num(posinf=0)
+    most = terms.amax(-1, keepdim=True)
+    power = 2 * (d / 16 + 8) * U32 * most + (4 * most + 2 * n + 16) * U32
+    largest = v.abs().amax(-2, keepdim=True)
+    inside = largest * (torch.expm1(power) + n * torch.e**-80)
+    return inside + 2 * (UNIT[dtype] * (largest + inside) + TINY[UNIT[dtype]])
+
+
 def softmax(u: float, a: Known, kept: Tensor | None = None) -> Tensor:
     """p~ = exp(x~) / sum exp(x~): the quotient moves by a factor of at most exp(e_i + max e). What
     is not `kept` is 0."""

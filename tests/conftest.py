@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from qfx.batch_cost import ATTENTION_AXES, BMM_AXES, BatchTable
+from qfx.batch_cost import ATTENTION_AXES, BMM_AXES, DECODE_AXES, BatchTable
 from qfx.cost import AXES, BLOCK, CostTable
 from qfx.form_cost import AXES as FORM_AXES
 from qfx.form_cost import FormTable
@@ -110,6 +110,7 @@ def _batches(axes: Axes) -> BatchTable:
 
 
 FIXED_BMM_COST, FIXED_ATTENTION_COST = _batches(BMM_AXES), _batches(ATTENTION_AXES)
+FIXED_DECODE_COST = _batches(DECODE_AXES)
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +124,4 @@ def fixed_cost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(
             "qfx.cost.attention_table", lambda dtype, threads, isa: FIXED_ATTENTION_COST
         )
+        monkeypatch.setattr("qfx.cost.decode_table", lambda dtype, threads, isa: FIXED_DECODE_COST)

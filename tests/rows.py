@@ -194,6 +194,13 @@ def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (q, k, v, mask, row.k**-0.5 if row.k else 1.0, row.bits < 8, row.out_dtype)
 
 
+def _append(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """The last third of the keys is new."""
+    q, k, v, *rest = _attention(row, g)
+    parts = [part for t in (k, v) for part in t.tensor_split([row.n - row.n // 3], dim=-2)]
+    return (q, *parts, *rest)
+
+
 def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     """Some rows have a bound above the guard, and some below, where there are several."""
     x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
@@ -218,6 +225,8 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "int8_bmm": _bmm,
     "int8_bmm_dynamic": _bmm_dynamic,
     "int8_attention": _attention,
+    "attention_decode": _attention,
+    "attention_append": _append,
     "int8_linear_guarded": _guarded,
     "binary_pack": lambda r, g: (_weight(r, g),),
     "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
@@ -368,7 +377,8 @@ ROWS += [
     for m, k in ((1, 32), (2, 1984), (7, 1921), (12, 4097), (31, 8200), (249, 96))
 ]
 ROWS += [
-    Row("int8_attention", leading, k, n, dtype, dtype, bits=bits, symmetric=symmetric)
+    Row(op, leading, k, n, dtype, dtype, bits=bits, symmetric=symmetric)
+    for op in ("int8_attention", "attention_decode", "attention_append")
     for dtype in _TYPES
     for leading, k, n in (((2, 3, 50), 64, 70), ((7, 13), 33, 40), ((2, 1), 16, 100))
     for bits in (8, 7)  # fewer than 8: causal

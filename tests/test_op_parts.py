@@ -11,6 +11,7 @@ from torch import Tensor
 from qfx.ops import FAKES, REFERENCES
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.ops.registry import NO_GRADIENT
+from tests import bounds
 from tests.conftest import same_bits
 from tests.rows import ROWS, Row
 
@@ -28,6 +29,8 @@ QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quanti
 WITHOUT_GRADIENT = (
     *QUANTIZING,
     "int8_attention",
+    "attention_decode",
+    "attention_append",
     "int8_bmm_dynamic",
     "int8_linear_requantize",
     "int8_linear_guarded",
@@ -65,6 +68,10 @@ def _attention_bound(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     return largest * (2 * k.shape[-2] / 65535 + 4 * ROUNDOFF[rest[-1]]) + 2.0**-25
 
 
+def _grown(q: Tensor, past_k: Tensor, k: Tensor, past_v: Tensor, v: Tensor, *rest: Any) -> Any:
+    return q, torch.cat([past_k, k], -2), torch.cat([past_v, v], -2), *rest
+
+
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_kernel_equals_reference(row: Row, isa: str) -> None:
     """Bit for bit; the activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
@@ -77,6 +84,12 @@ def test_kernel_equals_reference(row: Row, isa: str) -> None:
         assert (
             (got[0].double() - expected[0].double()).abs() <= _attention_bound(*arguments)
         ).all()
+        return
+    if row.op in ("attention_decode", "attention_append"):
+        q, k, v, *rest = _grown(*arguments) if row.op == "attention_append" else arguments
+        error = (got[0].double() - expected[0].double()).abs()
+        assert (error <= bounds.attention_decode(q, k, v, *rest)).all()
+        assert all(same_bits(g, e) for g, e in zip(got[1:], expected[1:], strict=True))
         return
     if row.activation in ("none", "relu") or row.op not in FLOAT_OUT:
         assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))

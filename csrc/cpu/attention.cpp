@@ -65,18 +65,6 @@ PackedFloats pack_values(const Kernels& kernels, const FloatMatrix& v) {
                      memory);
 }
 
-// Row m of the mask in float32, padded to whole panels.
-void load_mask(const Mask& mask, int64_t m, int64_t keys, float* out) {
-  const char* row = mask.data + m * mask.row_stride;
-  for (int64_t n = 0; n < keys; ++n, row += mask.column_stride) {
-    if (mask.kind == Mask::Kind::kBool) {
-      out[n] = *row != 0 ? 0.f : -std::numeric_limits<float>::infinity();
-    } else {
-      std::memcpy(out + n, row, sizeof(float));
-    }
-  }
-}
-
 // sums[p][e] = the sum of the codes of the first 32 p keys.
 const int32_t* sums_of_first_keys(const PackedWeight& v) {
   thread_local Scratch scratch;
@@ -236,6 +224,17 @@ class Block {
 };
 
 }  // namespace
+
+void load_mask(const Mask& mask, int64_t m, int64_t keys, float* out) {
+  const char* row = mask.data + m * mask.row_stride;
+  for (int64_t n = 0; n < keys; ++n, row += mask.column_stride) {
+    if (mask.kind == Mask::Kind::kBool) {
+      out[n] = *row != 0 ? 0.f : -std::numeric_limits<float>::infinity();
+    } else {
+      std::memcpy(out + n, row, sizeof(float));
+    }
+  }
+}
 
 void attend(const Kernels& kernels, const Attention& a) {
   const PackedFloats k = pack_keys(kernels, a.k), v = pack_values(kernels, a.v);

@@ -1,4 +1,5 @@
-// softmax(q k^T scale + mask) v of one matrix of a batch, in int8: equations (A1) to (A6).
+// softmax(q k^T scale + mask) v of one matrix of a batch, in int8: equations (A1) to (A6), and in
+// float.
 #pragma once
 
 #include <cstdint>
@@ -25,5 +26,11 @@ struct Attention {
 };
 
 void attend(const Kernels& kernels, const Attention& attention);
+
+// The same in float, for a few queries: (A7) to (A9).
+void attend_in_float(const Kernels& kernels, const Attention& attention);
+
+// Row m of a mask in float32.
+void load_mask(const Mask& mask, int64_t m, int64_t keys, float* out);
 
 }  // namespace qfx::cpu

@@ -2,6 +2,7 @@
 # extension and the native tests (tests/native) both read this list, so that they agree on the flags.
 set(QFX_CORE
   attention.cpp
+  attention_decode.cpp
   binary.cpp
   binary_pack.cpp
   binary_ref.cpp

@@ -185,6 +185,11 @@ struct RowKernels {
   void (*mix)(const MixArgs* args);
   void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
   void (*finish_floats)(const FloatEpilogueArgs* args);
+  void (*score_keys)(const float* q, const float* k, int64_t stride, int64_t keys, int64_t d,
+                     float scale, float* scores);
+  float (*exponentials)(float* scores, int64_t keys, float top);
+  void (*mix_values)(const float* p, const float* v, int64_t stride, int64_t keys, int64_t e,
+                     float* y);
 };
 
 struct Kernels {

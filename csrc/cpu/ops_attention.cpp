@@ -1,7 +1,9 @@
-// int8_attention on the CPU.
+// int8_attention, attention_decode and attention_append on the CPU.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <cstring>
+#include <tuple>
 
 #include "cpu/arguments.h"
 #include "cpu/attention.h"
@@ -78,9 +80,10 @@ FloatMatrix matrix(const Matrices& all, int64_t i, Dtype dtype) {
   return {all[i], dtype, all.rows, all.columns, all.row_stride};
 }
 
-Tensor int8_attention(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask, double scale,
-                      bool causal, ScalarType out_dtype) {
-  constexpr const char* op = "int8_attention";
+// each(i, attention) for every matrix of the batch; `op` says who asks.
+template <typename Each>
+Tensor attention(const char* op, Tensor q, Tensor k, Tensor v, const std::optional<Tensor>& mask,
+                 double scale, bool causal, ScalarType out_dtype, const Each& each) {
   check_float(op, "q", q);
   check_float(op, "k", k);
   check_float(op, "v", v);
@@ -94,21 +97,111 @@ Tensor int8_attention(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask, 
   Tensor y = empty_on_cpu(with_last(q, size.e), out_dtype);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t bytes = size.m * size.e * (dtype == Dtype::kFloat32 ? 4 : 2);
-  const Kernels& kernels = kernels_of(current_isa());
   const Matrices queries(q), keys(k), values(v);
   constexpr int64_t kStepsPerScore = 64;  // in parallel.h's unit
   const int64_t work = size.batch * size.m * size.n * (size.d + 2 * size.e + kStepsPerScore);
   parallel(size.batch, work, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      attend(kernels,
-             {matrix(queries, i, q_dtype), matrix(keys, i, k_dtype), matrix(values, i, v_dtype),
-              masks[i], static_cast<float>(scale), causal, dtype, out + i * bytes});
+      each(i, Attention{matrix(queries, i, q_dtype), matrix(keys, i, k_dtype),
+                        matrix(values, i, v_dtype), masks[i], static_cast<float>(scale), causal,
+                        dtype, out + i * bytes});
     }
   });
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { m.impl("int8_attention", TORCH_BOX(&int8_attention)); }
+Tensor int8_attention(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask, double scale,
+                      bool causal, ScalarType out_dtype) {
+  const Kernels& kernels = kernels_of(current_isa());
+  return attention("int8_attention", q, k, v, mask, scale, causal, out_dtype,
+                   [&](int64_t, const Attention& a) { attend(kernels, a); });
+}
+
+Tensor attention_decode(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask, double scale,
+                        bool causal, ScalarType out_dtype) {
+  const Kernels& kernels = kernels_of(current_isa());
+  return attention("attention_decode", q, k, v, mask, scale, causal, out_dtype,
+                   [&](int64_t, const Attention& a) { attend_in_float(kernels, a); });
+}
+
+// The rows of `past`, then those of `added`: [*B, P + R, D], filled one matrix at a time.
+class Grown {
+ public:
+  Grown(const char* op, const char* what, const Tensor& past, const Tensor& added)
+      : past_tensor_(checked(op, what, past, added)),
+        added_tensor_(with_contiguous_rows(added)),
+        past_(past_tensor_),
+        added_(added_tensor_),
+        whole_(empty_on_cpu(shape_with(past, past_.rows + added_.rows), past.scalar_type())) {}
+
+  const Tensor& whole() const { return whole_; }
+
+  void fill(int64_t i) const {
+    const int64_t bytes = past_.columns * past_.element;
+    char* out =
+        static_cast<char*>(whole_.mutable_data_ptr()) + i * (past_.rows + added_.rows) * bytes;
+    copy(past_, i, out);
+    copy(added_, i, out + past_.rows * bytes);
+  }
+
+ private:
+  static Tensor checked(const char* op, const char* what, const Tensor& past, const Tensor& added) {
+    const bool same =
+        past.dim() >= 2 && past.dim() == added.dim() && past.scalar_type() == added.scalar_type() &&
+        past.size(past.dim() - 1) == added.size(past.dim() - 1) &&
+        std::equal(past.sizes().begin(), past.sizes().end() - 2, added.sizes().begin());
+    STD_TORCH_CHECK(same, op, ": past_", what, " is ", dtype_name(past.scalar_type()),
+                    " with shape ", shape_of(past), " and ", what, " ",
+                    dtype_name(added.scalar_type()), " with shape ", shape_of(added),
+                    ", expected one dtype and shapes [*B, P, D] and [*B, R, D]");
+    return with_contiguous_rows(past);
+  }
+
+  static std::vector<int64_t> shape_with(const Tensor& t, int64_t rows) {
+    std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
+    shape[shape.size() - 2] = rows;
+    return shape;
+  }
+
+  static void copy(const Matrices& from, int64_t i, char* out) {
+    const int64_t bytes = from.columns * from.element;
+    const char* rows = from[i];
+    if (from.row_stride == from.columns) {
+      std::memcpy(out, rows, from.rows * bytes);
+      return;
+    }
+    for (int64_t r = 0; r < from.rows; ++r) {
+      std::memcpy(out + r * bytes, rows + r * from.row_stride * from.element, bytes);
+    }
+  }
+
+  Tensor past_tensor_, added_tensor_;  // keep what the two below point to
+  Matrices past_, added_;
+  Tensor whole_;
+};
+
+// Each head's keys and values are copied just before they are read, so they come from the cache.
+std::tuple<Tensor, Tensor, Tensor> attention_append(Tensor q, Tensor past_k, Tensor k,
+                                                    Tensor past_v, Tensor v,
+                                                    std::optional<Tensor> mask, double scale,
+                                                    bool causal, ScalarType out_dtype) {
+  constexpr const char* op = "attention_append";
+  const Grown keys(op, "k", past_k, k), values(op, "v", past_v, v);
+  const Kernels& kernels = kernels_of(current_isa());
+  Tensor y = attention(op, q, keys.whole(), values.whole(), mask, scale, causal, out_dtype,
+                       [&](int64_t i, const Attention& a) {
+                         keys.fill(i);
+                         values.fill(i);
+                         attend_in_float(kernels, a);
+                       });
+  return {y, keys.whole(), values.whole()};
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  m.impl("int8_attention", TORCH_BOX(&int8_attention));
+  m.impl("attention_decode", TORCH_BOX(&attention_decode));
+  m.impl("attention_append", TORCH_BOX(&attention_append));
+}
 
 }  // namespace
 }  // namespace qfx::cpu

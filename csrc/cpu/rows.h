@@ -5,6 +5,7 @@
 
 #include "cpu/activation.h"
 #include "cpu/columns.h"
+#include "cpu/decode.h"
 #include "cpu/groups.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
@@ -135,6 +136,9 @@ constexpr RowKernels kRowKernels = {
     .mix = mix_row,
     .weight_only = weight_only,
     .finish_floats = finish_floats,
+    .score_keys = score_keys,
+    .exponentials = exponentials,
+    .mix_values = mix_values,
 };
 
 }  // namespace

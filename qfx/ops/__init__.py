@@ -3,6 +3,7 @@ reference (the definition), its fake implementation and its gradient."""
 
 from qfx.ops import (
     attention,
+    attention_decode,
     binary,
     bmm,
     groups,
@@ -18,6 +19,6 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "binary", "bmm", "groups", "guard", "linear", "quantize",
-    "rotation", "ste", "stochastic", "weight", "weight_only",
+    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "groups", "guard",
+    "linear", "quantize", "rotation", "ste", "stochastic", "weight", "weight_only",
 ]  # fmt: skip

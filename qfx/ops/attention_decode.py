@@ -1,0 +1,99 @@
+"""attention_decode, attention_append: float attention of a query. Reference, fake, gradient.
+
+docs/numerics.md (A7) to (A9).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from qfx.ops.registry import fake, no_gradient, reference
+
+
+@reference
+def attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M, E]; exact, then rounded, and
+    operators within the bound of (A9).
+
+    `mask`: float32, added to the scores, or bool, whether a key counts; broadcasts to [*B, M, N].
+    `causal`: row m sees the keys 0..m. A row that sees no key is 0.
+    """
+    scores = (q.double() @ k.double().mT) * scale  # (A7)
+    if mask is not None:
+        kept = torch.zeros_like(mask, dtype=torch.float64)
+        scores = scores + (mask if mask.dtype != torch.bool else kept.masked_fill(~mask, -math.inf))
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    if k.shape[-2] == 0:
+        return q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
+    top = scores.amax(-1, keepdim=True)
+    p = (scores - top.masked_fill(top == -math.inf, 0)).exp()  # (A8)
+    total = p.sum(-1, keepdim=True)
+    return ((p @ v.double()) * (1 / total).masked_fill(total == 0, 0)).to(out_dtype)  # (A9)
+
+
+@fake("attention_decode")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
+
+
+@reference
+def attention_append(
+    q: Tensor,
+    past_k: Tensor,
+    k: Tensor,
+    past_v: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """attention_decode behind a past, past_k [*B, P, D] and past_v [*B, P, E]: its result, the keys
+    [*B, P + R, D] and the values [*B, P + R, E]."""
+    keys, values = torch.cat([past_k, k], -2), torch.cat([past_v, v], -2)
+    return attention_decode(q, keys, values, mask, scale, causal, out_dtype), keys, values
+
+
+@fake("attention_append")
+def _(
+    q: Tensor,
+    past_k: Tensor,
+    k: Tensor,
+    past_v: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    def grown(past: Tensor, added: Tensor) -> Tensor:
+        rows = past.shape[-2] + added.shape[-2]
+        return past.new_empty((*past.shape[:-2], rows, past.shape[-1]))
+
+    y = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
+    return y, grown(past_k, k), grown(past_v, v)
+
+
+no_gradient("attention_decode", "use scaled_dot_product_attention where gradients are needed")
+no_gradient("attention_append", "use scaled_dot_product_attention where gradients are needed")
