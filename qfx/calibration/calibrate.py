@@ -42,11 +42,10 @@ def calibrate(
     """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each site.
 
     `batches`: of inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
-    `model(**batch)`. `config`: its `scheme` gives the candidates, each tried with and without
-    rotation, with several strengths of smoothing, and with up to 8 outlying features in float;
-    sites of a static preset may fall back to dynamic scales per token. Static scales need batches
-    that can be read twice. `observer`: how static ranges are found: minmax, moving-average,
-    percentile (99.99), mse or entropy.
+    `model(**batch)`. `config`: its `scheme` is tried with several strengths of smoothing, and with
+    up to 8 outlying features in float; sites of a static preset may fall back to dynamic scales per
+    token. Static scales need batches that can be read twice. `observer`: how static ranges are
+    found: minmax, moving-average, percentile (99.99), mse or entropy.
 
     Without a `metric` the result is the fastest choice, by the cost model, whose error, summed over
     sites as noise power relative to signal, is at most `max_sqnr_loss_db` above that of the most
@@ -90,17 +89,12 @@ def calibrate(
 
 
 def _ladder(config: Config) -> tuple[Scheme, ...]:
-    """The schemes to try: a `Scheme`, or those of a preset, with and without rotation, and for
-    static activations also with scales found at run time, for each token."""
-    schemes = [config.chosen]
-    if isinstance(config.scheme, str):
-        schemes += [replace(s, rotation=0) for s in schemes]
-        schemes += [
-            replace(s, x=replace(s.x, static=False, axes=PER_ROW))
-            for s in schemes
-            if s.x is not None and s.x.static
-        ]
-    return tuple(dict.fromkeys(schemes))
+    """The schemes to try: that of the config, and for a static preset also the one whose scales are
+    found at run time, for each token."""
+    asked = config.chosen
+    if not isinstance(config.scheme, str) or asked.x is None or not asked.x.static:
+        return (asked,)
+    return asked, replace(asked, x=replace(asked.x, static=False, axes=PER_ROW))
 
 
 def _observe(
