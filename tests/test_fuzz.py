@@ -177,20 +177,20 @@ def _without(part: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 def _attends_to_all(patch: pytest.MonkeyPatch) -> None:
     """Attentions lose what says which keys count."""
-    attend = canonical._attend
-    blind = lambda a, results: attend(  # noqa: E731
-        dataclasses.replace(a, mask=None, causal=False), results
+    attend = canonical.attend
+    blind = lambda a, *rest: attend(  # noqa: E731
+        dataclasses.replace(a, mask=None, causal=False), *rest
     )
-    patch.setattr(canonical, "_attend", blind)
+    patch.setattr(canonical, "attend", blind)
 
 
 def _attends_twice_as_sharply(patch: pytest.MonkeyPatch) -> None:
     """Scores are twice what they should be."""
-    attend = canonical._attend
-    sharp = lambda a, results: attend(  # noqa: E731
-        dataclasses.replace(a, scale=2 * a.scale), results
+    attend = canonical.attend
+    sharp = lambda a, *rest: attend(  # noqa: E731
+        dataclasses.replace(a, scale=2 * a.scale), *rest
     )
-    patch.setattr(canonical, "_attend", sharp)
+    patch.setattr(canonical, "attend", sharp)
 
 
 class Mutant(NamedTuple):

@@ -135,10 +135,9 @@ void check_guard(const Tensor& x, const Tensor& w, const Tensor& w_scale, const 
 }
 
 Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error,
-                           std::optional<Tensor> bias, double guard, std::string site,
-                           std::vector<int64_t> axes, int64_t bits, bool symmetric,
-                           std::string activation, ScalarType out_dtype,
-                           std::optional<Tensor> factor, int64_t rotation) {
+                           std::optional<Tensor> bias, double guard, Text site,
+                           std::vector<int64_t> axes, int64_t bits, bool symmetric, Text activation,
+                           ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
   check_float(kOp, "x", x);
   check_guard(x, w, w_scale, error, guard);
   const Matrix size = matrix_of(kOp, "x", x);
