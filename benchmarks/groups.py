@@ -18,7 +18,9 @@ from torch import Tensor
 from benchmarks.common import Candidate, interleaved, keep_memory, machine, save
 from benchmarks.linear import LARGEST_FOR_REF, Shape, arguments
 from qfx import _C
-from qfx.ops.groups import quantize_groups
+from qfx.packing import Packing
+from qfx.scheme import QSpec
+from qfx.weights import pack
 
 SHAPES = [Shape(m, k, n) for k, n in ((768, 3072), (4096, 4096)) for m in (1, 16, 128)]
 BASELINE = "one scale a row"
@@ -47,8 +49,8 @@ def calls(shape: Shape) -> dict[str, Callable[[], Tensor]]:
         BASELINE: partial(OPS.int8_linear, *codes, *row, *tail)
     }
     for name, (group, symmetric) in KINDS.items():
-        w_q, scale_ng, zero_ng = quantize_groups(w_nk, group, BITS, symmetric)
-        weight = (OPS.pack_weight(w_q, group), scale_ng, None if symmetric else zero_ng)
+        made_of = pack(w_nk, (), Packing(QSpec(bits=BITS, symmetric=symmetric, group=group)))
+        weight = (made_of.blocks, made_of.scale, made_of.zero_point)
         made[name] = partial(OPS.int8_linear_groups, *codes, *weight, *tail)
     return made
 

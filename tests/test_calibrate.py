@@ -243,6 +243,28 @@ def test_the_metric_decides() -> None:
     assert len(calls) < 16
 
 
+def test_batches_are_read_twice_however_many_recipes_are_tried() -> None:
+    class Counted(list):
+        times = 0
+
+        def __iter__(self) -> Any:
+            Counted.times += 1
+            return super().__iter__()
+
+    model, given = Gated().eval(), Counted(batches())
+    calls = []
+
+    def metric(tried: Any) -> float:
+        calls.append(tried)
+        with torch.no_grad():
+            return -float((tried(given[0]) - model(given[0])).norm())
+
+    calibrated(model, given, STATIC, metric=metric, max_drop=1e-3)
+    assert len(calls) > 3
+    # the check that they can be read twice asks for an iterator, too
+    assert Counted.times == 3
+
+
 def test_float_stays_where_int8_does_not_gain() -> None:
     config = qfx.Config(minimum_gain=1e5)
     recipe = calibrated(Gated().eval(), batches(), config)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -24,6 +26,8 @@ from qfx.scheme import PER_ROW, Scheme
 from qfx.watch import watch
 
 Model = Callable[..., Any]
+Found = Mapping[SiteKey, Sequence[Candidate]]
+At = tuple[SiteKey, int]  # a candidate: its group, and which it is there
 _SMALLEST_MEMORY = 2**24  # bytes
 _MEMORY = 0.25  # of the bytes of the model's parameters that samples may take
 
@@ -66,26 +70,26 @@ def calibrate(
             "only once; give a list or a DataLoader"
         )
     session = Session()
-    _observe(model, batches, session, progress, "calibrating")
+    observe = partial(_observe, model, batches, session, progress)
+    observe("calibrating")
     groups = _wanted(session, config)
-    found = [
-        candidates(g, ladder, observer, MachineCost(), config.minimum_gain)
-        for g in tqdm(groups.values(), "searching", disable=not progress)
-    ]
+    found = {
+        key: candidates(group, ladder, observer, MachineCost(), config.minimum_gain)
+        for key, group in tqdm(groups.items(), "searching", disable=not progress)
+    }
+    ranges = _ranges(found, observer, session, observe)
 
     def recipe_of(choice: Choice) -> Recipe:
-        chosen = {k: each[i] for k, each, i in zip(groups, found, choice, strict=True)}
-        ranges = _ranges(model, batches, session, chosen, observer, progress)
-        return Recipe(tuple(_sites(groups, chosen, ranges)))
+        return Recipe(tuple(_sites(groups, found, choice, ranges)))
 
     if metric is None:
-        return recipe_of(by_error(found, max_sqnr_loss_db))
+        return recipe_of(by_error([*found.values()], max_sqnr_loss_db))
     wanted, measure = metric(model), metric
 
     def drop(choice: Choice) -> float:
         return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
 
-    return recipe_of(by_metric(found, drop, max_drop))
+    return recipe_of(by_metric([*found.values()], drop, max_drop))
 
 
 def _ladder(config: Config) -> tuple[Scheme, ...]:
@@ -137,7 +141,8 @@ def _parameter_bytes(model: Model) -> int:
 
 def _wanted(session: Session, config: Config) -> dict[SiteKey, Group]:
     """The groups without the sites that the config's patterns leave out."""
-    check_names(replace(config, scheme=Scheme()), session.names)
+    patterns = Config(skip=config.skip, only=config.only)  # a static preset would ask for a recipe
+    check_names(patterns, session.names)
     result = {}
     for key, group in session.groups.items():
         kept = tuple(r for r in group.readers if _fits(r.names, config))
@@ -153,40 +158,37 @@ def _fits(names: tuple[str, ...], config: Config) -> bool:
 
 
 def _ranges(
-    model: Model,
-    batches: Iterable[Any],
-    session: Session,
-    chosen: Mapping[SiteKey, Candidate],
-    observer: str,
-    progress: bool,
-) -> dict[SiteKey, tuple[float, int]]:
-    """(scale, zero point) of the static activations, observed as they are transformed."""
-    specs = {k: c.scheme.x for k, c in chosen.items() if c.scheme and c.scheme.calibrated}
-    watching = {
-        key: (chosen[key].transform, OBSERVERS[observer](spec.bits, spec.symmetric))
-        for key, spec in specs.items()
-        if spec
+    found: Found, observer: str, session: Session, observe: Callable[[str], None]
+) -> dict[At, tuple[float, int]]:
+    """(scale, zero point) of each static candidate's activation, observed as it is transformed."""
+    static = {
+        (key, i): (candidate, candidate.scheme.x)
+        for key, each in found.items()
+        for i, candidate in enumerate(each)
+        if candidate.scheme and candidate.scheme.x and candidate.scheme.x.static
     }
-    if not watching:
+    if not static:
         return {}
-    session.observers = watching
-    _observe(model, batches, session, progress, "static ranges")
+    watching = {at: OBSERVERS[observer](x.bits, x.symmetric) for at, (_, x) in static.items()}
+    session.observers = defaultdict(list)
+    for (key, i), (candidate, _) in static.items():
+        session.observers[key].append((candidate.transform, watching[key, i]))
+    observe("static ranges")
     return {
-        key: step_of(*watching[key][1].range(), spec.bits, spec.symmetric)
-        for key, spec in specs.items()
-        if spec
+        at: step_of(*watching[at].range(), x.bits, x.symmetric) for at, (_, x) in static.items()
     }
 
 
 def _sites(
     groups: Mapping[SiteKey, Group],
-    chosen: Mapping[SiteKey, Candidate],
-    ranges: Mapping[SiteKey, tuple[float, int]],
+    found: Found,
+    choice: Choice,
+    ranges: Mapping[At, tuple[float, int]],
 ) -> Iterator[SiteRecipe]:
-    for key, group in groups.items():
-        candidate = chosen[key]
+    for (key, group), i in zip(groups.items(), choice, strict=True):
+        candidate = found[key][i]
         scheme, factor = candidate.scheme, candidate.transform.factor
-        scale, zero_point = ranges.get(key, (None, None))
+        scale, zero_point = ranges.get((key, i), (None, None))
         if scheme is None or scheme.x is None or scheme.x.symmetric:
             zero_point = None
         for reader, error in zip(group.readers, candidate.errors, strict=True):

@@ -22,9 +22,8 @@ def by_error(groups: Sequence[Sequence[Candidate]], loss_db: float) -> Choice:
     best = [min(group, key=lambda c: (c.error, c.seconds)) for group in usable]
     budget = sum(c.error for c in best) * (10 ** (loss_db / 10) - 1)
     chosen = list(best)
-    for saved, added, index, candidate in _swaps(usable, best):
-        del saved
-        extra = added - (chosen[index].error - best[index].error)
+    for index, candidate in _swaps(usable, best):
+        extra = candidate.error - chosen[index].error
         if candidate.seconds < chosen[index].seconds and extra <= budget:
             budget -= extra
             chosen[index] = candidate
@@ -33,15 +32,16 @@ def by_error(groups: Sequence[Sequence[Candidate]], loss_db: float) -> Choice:
 
 def _swaps(
     groups: Sequence[Sequence[Candidate]], best: Sequence[Candidate]
-) -> list[tuple[float, float, int, Candidate]]:
-    """(seconds saved, error added, group, candidate), the most saved for its error first."""
-    swaps = [
-        (best[i].seconds - c.seconds, c.error - best[i].error, i, c)
-        for i, group in enumerate(groups)
-        for c in group
-        if c.seconds < best[i].seconds
-    ]
-    return sorted(swaps, key=lambda s: s[0] / max(s[1], 1e-30), reverse=True)
+) -> list[tuple[int, Candidate]]:
+    """(group, a faster candidate), the most time saved for its error first."""
+
+    def worth(swap: tuple[int, Candidate]) -> float:
+        index, candidate = swap
+        saved = best[index].seconds - candidate.seconds
+        return saved / max(candidate.error - best[index].error, 1e-30)
+
+    faster = ((i, c) for i, g in enumerate(groups) for c in g if c.seconds < best[i].seconds)
+    return sorted(faster, key=worth, reverse=True)
 
 
 def by_metric(

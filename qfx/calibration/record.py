@@ -5,7 +5,6 @@ Sites that read one activation share one record, as they will share its codes.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,32 +62,29 @@ class Activation:
     room: int  # rows of the sample
     rows: int = 0
     calls: int = 0
-    squares: float = 0.0
-    absmax: Tensor = field(default_factory=lambda: torch.zeros(0))
-    sample: Tensor = field(default_factory=lambda: torch.zeros(0))
-    extreme: Tensor = field(default_factory=lambda: torch.zeros(0))
-    _drawn: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def __post_init__(self) -> None:
         self.absmax = torch.zeros(self.k)
         self.sample, self.extreme = torch.zeros(0, self.k), torch.zeros(0, self.k)
+        self._drawn = torch.zeros(0)  # the random number of each sampled row
         self._random = torch.Generator().manual_seed(0)
 
     def update(self, x: Tensor) -> None:
         x_mk = x.detach().reshape(-1, self.k).float()
-        x_mk = x_mk[x_mk.isfinite().all(1)]
+        finite = x_mk.isfinite().all(1)
+        x_mk = x_mk if finite.all() else x_mk[finite]
         self.calls += 1
         self.rows += x_mk.shape[0]
         if not x_mk.numel():
             return
-        self.squares += x_mk.square().sum(dtype=torch.float64).item()
         self.absmax = torch.maximum(self.absmax, x_mk.abs().amax(0))
         self._draw(x_mk)
-        self._keep_extreme(torch.cat([self.extreme, x_mk]))
+        self.extreme = self._largest(torch.cat([self.extreme, self._largest(x_mk)]))
 
-    def _keep_extreme(self, rows: Tensor) -> None:
+    def _largest(self, rows: Tensor) -> Tensor:
+        """The rows with the largest elements, in their order."""
         largest = rows.abs().amax(1).topk(min(self.room // 8, rows.shape[0])).indices
-        self.extreme = rows[largest.sort().values]
+        return rows[largest.sort().values]
 
     def _draw(self, x_mk: Tensor) -> None:
         """Each row gets a random number; those with the smallest ones stay."""
@@ -105,13 +101,7 @@ class Activation:
         kept = self._drawn.topk(min(self.room, self._drawn.numel()), largest=False).indices
         kept = kept.sort().values
         self.sample, self._drawn = self.sample[kept], self._drawn[kept]
-        self._keep_extreme(self.extreme)
-
-    @property
-    def outlier_ratio(self) -> float:
-        """max|x| over the root mean square."""
-        rms = math.sqrt(self.squares / max(self.rows * self.k, 1))
-        return self.absmax.max().item() / rms if rms else 0.0
+        self.extreme = self._largest(self.extreme)
 
 
 class Reader(NamedTuple):
@@ -154,7 +144,7 @@ class Session:
     room: int = ROWS
     groups: dict[SiteKey, Group] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)  # what patterns may mean
-    observers: dict[SiteKey, tuple[Transform, Observer]] | None = None  # of a second pass
+    observers: dict[SiteKey, list[tuple[Transform, Observer]]] | None = None  # of a second pass
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         """One call of a captured graph, its sites' inputs recorded."""
@@ -165,9 +155,9 @@ class Session:
     def record(self, key: SiteKey, x: Tensor) -> None:
         if self.observers is None:
             self.groups[key].activation.update(x)
-        elif key in self.observers:
-            transform, observer = self.observers[key]
-            observer.update(transform.of(x))
+        else:
+            for transform, observer in self.observers.get(key, ()):
+                observer.update(transform.of(x))
 
     def fit(self, memory: float) -> None:
         """Shrinks the samples, now and later, so that they take at most so many bytes."""

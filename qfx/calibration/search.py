@@ -9,14 +9,14 @@ rotation leaves; chosen by |y - y'|^2 / |y|^2 it takes a third.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import Group, Transform
-from qfx.ops.quantize import dequantize, quantize_static
+from qfx.functions import dequantize, quantize
 from qfx.plan import CostModel
 from qfx.recipe import LEAST_INT8
 from qfx.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
@@ -68,7 +68,7 @@ class _Problem:
         return tuple(
             relative_error(exact, x_hat @ w_hat.t() + transform.in_float(activation.sample, w))
             for w, exact in zip(self.weights, self.exact, strict=True)
-            for w_hat in [rounded_weight(transform.of_weight(w), scheme.w)]
+            for w_hat in [dequantize(quantize(transform.of_weight(w), scheme.w))]
         )
 
 
@@ -90,6 +90,8 @@ def candidates(
         for s, (_, int8_s) in zip(schemes, times, strict=True)
         if in_float / int8_s >= minimum_gain
     ]
+    if not gaining:
+        return found
     problem = _Problem.of(group, all(s.w.axes == PER_ROW for s, _ in gaining))
     for scheme, int8_s in gaining:
         fallback = schemes[0].calibrated and not scheme.calibrated
@@ -154,29 +156,12 @@ def relative_error(exact: Tensor, noisy: Tensor) -> float:
 def rounded_activation(x: Tensor, spec: QSpec, observer: str, extreme: Tensor) -> Tensor:
     """The values that the codes of x stand for; a static range is that of x and `extreme`."""
     if not spec.static:
-        return _fake(x, spec)
+        return dequantize(quantize(x, spec))
     watch = OBSERVERS[observer](spec.bits, spec.symmetric)
     watch.update(torch.cat([x, extreme]))
     scale, zero_point = step_of(*watch.range(), spec.bits, spec.symmetric)
     steps = torch.tensor([scale]), torch.tensor([zero_point], dtype=torch.int32)
-    codes = quantize_static(x, *steps, spec.bits, spec.symmetric)
-    return dequantize(*codes, None, None, "none", torch.float32)
-
-
-def rounded_weight(w_nk: Tensor, spec: QSpec) -> Tensor:
-    """The values that the codes of a weight stand for."""
-    if spec.axes == PER_COLUMN:
-        return _fake(w_nk.t(), replace(spec, axes=(1,))).t()
-    n, k = w_nk.shape
-    if not spec.group or spec.group >= k:
-        return _fake(w_nk, spec)
-    padded = torch.nn.functional.pad(w_nk, (0, -k % spec.group))
-    return _fake(padded.reshape(-1, spec.group), spec).reshape(n, -1)[:, :k]
-
-
-def _fake(x: Tensor, spec: QSpec) -> Tensor:
-    how = (list(spec.axes), spec.bits, spec.symmetric)
-    return torch.ops.qfx.fake_quantize(x.contiguous(), *how, torch.float32)
+    return dequantize(quantize(x, spec, *steps))
 
 
 def _times(group: Group, scheme: Scheme, cost: CostModel, outliers: int = 0) -> tuple[float, float]:

@@ -3,37 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.ops.quantize import ACTIVATIONS, quantize
+from qfx.ops.quantize import ACTIVATIONS
 from qfx.ops.registry import fake, no_gradient, reference
-from qfx.ops.weight import K_MULTIPLE, group_of, unpack_weight
-from qfx.scheme import PER_ROW
-
-
-def quantize_groups(
-    w: Tensor, group: int, bits: int, symmetric: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """w [N, K] -> codes int8 [N, K], scale float32 [N, G], zero point int32 [N, G]: (Q1)-(Q4) of
-    each row of each group.
-
-    `group`: elements of K that share a scale, a multiple of 64, or 0 for all of them, else
-    ValueError; G = ceil(K / group). Scales lie column by column, as the kernels read them.
-    """
-    if group < 0 or group % K_MULTIPLE:
-        raise ValueError(
-            f"quantize_groups: group={group}, expected 0 (one scale for all of K) or a multiple of "
-            f"{K_MULTIPLE}"
-        )
-    n, k = w.shape
-    step = group or max(k, 1)
-    groups = -(-k // step)
-    parts = F.pad(w, (0, groups * step - k)).reshape(n * groups, step)
-    q, scale, zero_point = quantize(parts, PER_ROW, bits, symmetric)
-    codes = q.reshape(n, groups * step)[:, :k].contiguous()
-    by_column = (v.reshape(n, groups).t().contiguous().t() for v in (scale, zero_point))
-    return codes, *by_column
+from qfx.ops.weight import group_of, unpack_weight
 
 
 @reference
