@@ -53,8 +53,8 @@ def _fuse_transform(graph: fx.Graph, quantize: fx.Node) -> None:
 def _fuse_row(graph: fx.Graph, quantize: fx.Node) -> None:
     """dequantize(int8_mm(quantize(x)))...  ->  int8_linears_dynamic(x)...
 
-    Readers that differ in activation or dtype, or whose weights come later, stay calls of their own,
-    which quantize the row anew in less time than a call takes.
+    Readers that differ in activation or dtype, or whose weights come later, stay calls of their
+    own, which quantize the row anew in less time than a call takes.
     """
     readers = [n for n in graph.nodes if _calls(n, ops.dequantize.default)]
     readers = [n for n in readers if _codes_of(n) is quantize and _one_row(n)]
@@ -72,12 +72,11 @@ def _fuse_row(graph: fx.Graph, quantize: fx.Node) -> None:
 def _one_call(
     graph: fx.Graph, quantize: fx.Node, readers: list[fx.Node], end: tuple[Any, ...], at: fx.Node
 ) -> None:
-    x, axes, bits, symmetric, *transform = quantize.args
+    source: Any = quantize.args[0]
     weights = (list(operands) for operands in zip(*map(_weight, readers), strict=True))
-    arguments = (x, *weights, axes, bits, symmetric, *end, *transform)
+    arguments = (source, *weights, *quantize.args[1:4], *end, *quantize.args[4:])
     with graph.inserting_before(at):
-        name = f"{x}_int8"
-        call = emit(graph, ops.int8_linears_dynamic.default, arguments, name)
+        call = emit(graph, ops.int8_linears_dynamic.default, arguments, f"{source}_int8")
         inherit(call, readers[0])
         results = [
             emit(graph, operator.getitem, (call, i), f"{n.name.removesuffix('_dequantize')}_int8")
@@ -86,7 +85,7 @@ def _one_call(
     for node, y in zip(readers, results, strict=True):
         y.meta = dict(node.meta)
         node.replace_all_uses_with(y)
-        erase(graph, node, down_to={x})
+        erase(graph, node, down_to={source})
 
 
 def _weight(dequantize: fx.Node) -> tuple[Any, Any, Any]:
@@ -137,7 +136,8 @@ def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
         fused = emit(graph, *call, f"{dequantize.name.removesuffix('_dequantize')}_int8")
     fused.meta = dict(replaced.meta)
     replaced.replace_all_uses_with(fused)
-    erase(graph, replaced, down_to={triple.args[0]})
+    source: Any = triple.args[0]
+    erase(graph, replaced, down_to={source})
 
 
 def _static_reader(dequantize: fx.Node) -> fx.Node | None:
