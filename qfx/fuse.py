@@ -53,8 +53,8 @@ def _fuse_transform(graph: fx.Graph, quantize: fx.Node) -> None:
 def _fuse_row(graph: fx.Graph, quantize: fx.Node) -> None:
     """dequantize(int8_mm(quantize(x)))...  ->  int8_linears_dynamic(x)...
 
-    Readers that differ in activation or dtype, or whose weights come later, stay calls of their
-    own, which quantize the row anew in less time than a call takes.
+    Readers that differ in activation or dtype, or whose weights come later, stay calls of their own,
+    which quantize the row anew in less time than a call takes.
     """
     readers = [n for n in graph.nodes if _calls(n, ops.dequantize.default)]
     readers = [n for n in readers if _codes_of(n) is quantize and _one_row(n)]
@@ -72,11 +72,12 @@ def _fuse_row(graph: fx.Graph, quantize: fx.Node) -> None:
 def _one_call(
     graph: fx.Graph, quantize: fx.Node, readers: list[fx.Node], end: tuple[Any, ...], at: fx.Node
 ) -> None:
-    source: Any = quantize.args[0]
+    x, axes, bits, symmetric, *transform = quantize.args
     weights = (list(operands) for operands in zip(*map(_weight, readers), strict=True))
-    arguments = (source, *weights, *quantize.args[1:4], *end, *quantize.args[4:])
+    arguments = (x, *weights, axes, bits, symmetric, *end, *transform)
     with graph.inserting_before(at):
-        call = emit(graph, ops.int8_linears_dynamic.default, arguments, f"{source}_int8")
+        name = f"{x}_int8"
+        call = emit(graph, ops.int8_linears_dynamic.default, arguments, name)
         inherit(call, readers[0])
         results = [
             emit(graph, operator.getitem, (call, i), f"{n.name.removesuffix('_dequantize')}_int8")
@@ -85,7 +86,7 @@ def _one_call(
     for node, y in zip(readers, results, strict=True):
         y.meta = dict(node.meta)
         node.replace_all_uses_with(y)
-        erase(graph, node, down_to={source})
+        erase(graph, node, down_to={x})
 
 
 def _weight(dequantize: fx.Node) -> tuple[Any, Any, Any]:
@@ -136,8 +137,7 @@ def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
         fused = emit(graph, *call, f"{dequantize.name.removesuffix('_dequantize')}_int8")
     fused.meta = dict(replaced.meta)
     replaced.replace_all_uses_with(fused)
-    source: Any = triple.args[0]
-    erase(graph, replaced, down_to={source})
+    erase(graph, replaced, down_to={triple.args[0]})
 
 
 def _static_reader(dequantize: fx.Node) -> fx.Node | None:
