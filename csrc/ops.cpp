@@ -24,7 +24,6 @@ STABLE_TORCH_LIBRARY(qfx, m) {
   m.def("int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_ste(Tensor x, Tensor? w, Tensor? bias, Tensor? x_step, Tensor? w_step, Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, int[] w_axes, int bits, int w_bits, bool symmetric, Tensor? seed, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
-  m.def("int8_linears_dynamic(Tensor x, Tensor[] packed, Tensor[] w_scale, Tensor?[] bias, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor[]");
   m.def("int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error, Tensor? bias, float guard, str site, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("binary_pack(Tensor w) -> Tensor");
   m.def("binary_mm(Tensor x, Tensor packed, SymInt n) -> Tensor");

@@ -82,7 +82,6 @@ _INT8_ALREADY = tuple(
         "int8_linear_groups",
         "int8_linear_requantize",
         "int8_linear_ste",
-        "int8_linears_dynamic",
         "int8_mm",
         "int8_weight_linear",
     )

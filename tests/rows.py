@@ -212,15 +212,6 @@ def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (x, w, *operands, guard, "", *how, row.activation, row.out_dtype, *transform)
 
 
-def _linears_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """Two weights, the second with other outputs and without a bias."""
-    weights = [replace(row, n=row.n // 2 + 1, bias=False), row]
-    packed = [_packed(r, g) for r in weights]
-    scales = [_scales(g, r.n) for r in weights]
-    how = (list(row.axes), row.bits, row.symmetric, row.activation, row.out_dtype)
-    return (_x(row, g), packed, scales, [None, _bias(row, g)], *how, *_transform(row, g))
-
-
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, *_transform(r, g)),
     "rotate": lambda r, g: (_x(r, g), *_transform(r, g), r.symmetric),  # symmetric: back
@@ -271,10 +262,9 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.out_dtype,
         *_transform(r, g),
     ),
-    "int8_linears_dynamic": _linears_dynamic,
 }
 _TRANSFORMED = (
-    "rotate", "quantize", "quantize_static", "int8_linear_dynamic", "int8_linears_dynamic",
+    "rotate", "quantize", "quantize_static", "int8_linear_dynamic",
     "int8_linear_ste", "int8_linear_guarded",
 )  # fmt: skip
 _SHAPES = (

@@ -1,4 +1,4 @@
-// int8_mm, int8_linear, int8_linear_dynamic, int8_linears_dynamic on the CPU.
+// int8_mm, int8_linear, int8_linear_dynamic on the CPU.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -95,37 +95,11 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
       scales);
 }
 
-// One after another: for one row, quantizing it again costs less than a call would.
-std::vector<Tensor> int8_linears_dynamic(Tensor x, std::vector<Tensor> packed,
-                                         std::vector<Tensor> w_scale,
-                                         std::vector<std::optional<Tensor>> bias,
-                                         std::vector<int64_t> axes, int64_t bits, bool symmetric,
-                                         Text activation, ScalarType out_dtype,
-                                         std::optional<Tensor> factor, int64_t rotation) {
-  constexpr const char* op = "int8_linears_dynamic";
-  STD_TORCH_CHECK(packed.size() == w_scale.size() && packed.size() == bias.size(), op,
-                  ": expected as many weights as scales and biases, got ", packed.size(), ", ",
-                  w_scale.size(), " and ", bias.size());
-  check_float(op, "x", x);
-  const Matrix size = matrix_of(op, "x", x);
-  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  thread_local Scratch scratch;
-  std::vector<Tensor> results;
-  for (size_t i = 0; i < packed.size(); ++i) {
-    float* scales = scratch.get<float>(std::max<int64_t>(size.rows, 1));
-    const DynamicLinear how = {packed[i],  w_scale[i], bias[i], spec,
-                               activation, out_dtype,  factor,  rotation};
-    results.push_back(linear_of_floats(op, x, how, scales));
-  }
-  return results;
-}
-
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   m.impl("int8_mm", TORCH_BOX(&int8_mm));
   m.impl("int8_linear", TORCH_BOX(&int8_linear));
   m.impl("int8_linear_ste", TORCH_BOX(&int8_linear_ste));
   m.impl("int8_linear_dynamic", TORCH_BOX(&int8_linear_dynamic));
-  m.impl("int8_linears_dynamic", TORCH_BOX(&int8_linears_dynamic));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""int8_mm, int8_linear and its forms: reference, fake, gradient. docs/numerics.md."""
+"""int8_mm, int8_linear, int8_linear_dynamic: reference, fake, gradient. docs/numerics.md."""
 
 from __future__ import annotations
 
@@ -95,43 +95,6 @@ def _(
 
 
 @reference
-def int8_linears_dynamic(
-    x: Tensor,
-    packed: Sequence[Tensor],
-    w_scale: Sequence[Tensor],
-    bias: Sequence[Tensor | None],
-    axes: Sequence[int],
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> list[Tensor]:
-    """int8_linear_dynamic(x) for each of several weights, in one call."""
-    how = (axes, bits, symmetric, activation, out_dtype, factor, rotation)
-    weights = zip(packed, w_scale, bias, strict=True)
-    return [int8_linear_dynamic(x, *weight, *how) for weight in weights]
-
-
-@fake("int8_linears_dynamic")
-def _(
-    x: Tensor,
-    packed: Sequence[Tensor],
-    w_scale: Sequence[Tensor],
-    bias: Sequence[Tensor | None],
-    axes: Sequence[int],
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> list[Tensor]:
-    return [x.new_empty((*x.shape[:-1], scale.shape[0]), dtype=out_dtype) for scale in w_scale]
-
-
-@reference
 def int8_linear_requantize(
     q: Tensor,
     scale: Tensor,
@@ -175,4 +138,3 @@ def _(
 no_gradient("int8_linear")
 no_gradient("int8_linear_requantize")
 no_gradient("int8_linear_dynamic")
-no_gradient("int8_linears_dynamic")

@@ -35,7 +35,7 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*args: Any) -> Any:
-            devices = {str(a.device) for a in [*args, *_listed(args)] if isinstance(a, Tensor)}
+            devices = {str(a.device) for a in args if isinstance(a, torch.Tensor)}
             if len(devices) > 1:
                 where = " and ".join(sorted(devices))
                 raise RuntimeError(f"{name}: operands are on {where}; move all to one device")
@@ -61,12 +61,11 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
-    def forward(ctx: Any, keyset: Any, listed: int, *args: Any) -> Any:
-        args = args[: len(args) - listed]
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         output = below(keyset, args)
         # torch leaves out trailing arguments at their default
         setup(ctx, (*args, *defaults[len(args) :]), output)
-        return tuple(output) if isinstance(output, list) else output
+        return output
 
     def backward(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():
@@ -74,25 +73,19 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
                 f"qfx::{name} has no second derivative: {WHY_FIRST_ORDER}; call backward or grad "
                 "with create_graph=False"
             )
-        return None, None, *formula(ctx, *grads)
+        return None, *formula(ctx, *grads)
 
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(f"BackwardOf_{name}", (torch.autograd.Function,), parts)
 
     def kernel(keyset: Any, *args: Any) -> Any:
         if forward_ad._current_level >= 0:
-            refuse_tangents(f"qfx::{name}", (*args, *_listed(args)))
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args, *(flat := _listed(args))):
-            return function.apply(keyset, len(flat), *args, *flat)
+            refuse_tangents(f"qfx::{name}", args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return function.apply(keyset, *args)
         return below(keyset, args)
 
     _AUTOGRAD.impl(name, kernel, "Autograd", with_keyset=True)
-
-
-def _listed(args: Sequence[Any]) -> list[Any]:
-    """What stands in lists of tensors: autograd sees arguments alone."""
-    lists = (a for a in args if isinstance(a, list | tuple))
-    return [t for values in lists for t in values if isinstance(t, Tensor)]
 
 
 INSTEAD = "use qfx::int8_linear_ste where gradients are needed, as the qfx backend does by itself"
