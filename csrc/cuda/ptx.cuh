@@ -130,6 +130,15 @@ __device__ __forceinline__ void mma_s8_16x8x32(int (&d)[4], const unsigned (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// d[8][8] += popcount(a[8][128] xor b[128][8]), bits. a: row g, bits 32 t; b: column g; d as for
+// mma_s8_8x8x16. sm_75.
+__device__ __forceinline__ void mma_xor_8x8x128(int (&d)[2], unsigned a, unsigned b) {
+  asm volatile(
+      "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%0,%1}, {%2}, {%3}, {%0,%1};"
+      : "+r"(d[0]), "+r"(d[1])
+      : "r"(a), "r"(b));
+}
+
 // d[16][8] += popcount(a[16][256] and b[256][8]), bits. a[i]: row g + 8 (i % 2), bits 32 t +
 // 128 (i / 2); b[i]: column g, bits 32 t + 128 i; d as above. Hopper has no xor in hardware. sm_80.
 __device__ __forceinline__ void mma_b1_16x8x256(int (&d)[4], const unsigned (&a)[4],

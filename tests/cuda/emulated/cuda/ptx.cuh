@@ -11,7 +11,10 @@
 
 namespace qfx::cuda {
 
-constexpr int kArchitecture = 1000;  // all instructions are there
+#if !defined(QFX_EMULATED_ARCHITECTURE)
+#define QFX_EMULATED_ARCHITECTURE 1000  // all instructions are there
+#endif
+constexpr int kArchitecture = QFX_EMULATED_ARCHITECTURE;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // --- launching ---
@@ -144,15 +147,17 @@ inline int& element_of_d(void* const* lanes, int row, int column) {
 
 template <int kRows, int kDepth>
 inline void multiply_bytes(void* const* lanes, uint32_t) {
+  int8_t a[kRows][kDepth], b[8][kDepth];  // first, for the compiler's sake
+  for (int k = 0; k < kDepth; ++k) {
+    for (int m = 0; m < kRows; ++m) a[m][k] = byte_of(word_of_a(lanes, m, k, 4), k % 4);
+    for (int n = 0; n < 8; ++n) b[n][k] = byte_of(word_of_b(lanes, k, n, 4), k % 4);
+  }
   for (int m = 0; m < kRows; ++m) {
     for (int n = 0; n < 8; ++n) {
-      unsigned sum = static_cast<unsigned>(element_of_d(lanes, m, n));
-      for (int k = 0; k < kDepth; ++k) {
-        const int a = byte_of(word_of_a(lanes, m, k, 4), k % 4);
-        const int b = byte_of(word_of_b(lanes, k, n, 4), k % 4);
-        sum += static_cast<unsigned>(a * b);
-      }
-      element_of_d(lanes, m, n) = static_cast<int>(sum);
+      int sum = 0;
+      for (int k = 0; k < kDepth; ++k) sum += a[m][k] * b[n][k];
+      int& d = element_of_d(lanes, m, n);
+      d = static_cast<int>(static_cast<unsigned>(d) + static_cast<unsigned>(sum));
     }
   }
 }
@@ -165,6 +170,20 @@ inline void mma_s8_8x8x16(int (&d)[2], unsigned a, unsigned b) {
 inline void mma_s8_16x8x32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   Fragments mine = {d, a, b};
   emulated::meet("mma.m16n8k32.s8", kAllLanes, &mine, multiply_bytes<16, 32>);
+}
+
+inline void mma_xor_8x8x128(int (&d)[2], unsigned a, unsigned b) {
+  Fragments mine = {d, &a, &b};
+  emulated::meet("mma.m8n8k128.b1", kAllLanes, &mine, [](void* const* lanes, uint32_t) {
+    for (int m = 0; m < 8; ++m) {
+      for (int n = 0; n < 8; ++n) {
+        for (int k = 0; k < 128; k += 32) {
+          const unsigned either = word_of_a(lanes, m, k, 32) ^ word_of_b(lanes, k, n, 32);
+          element_of_d(lanes, m, n) += std::popcount(either);
+        }
+      }
+    }
+  });
 }
 
 inline void mma_b1_16x8x256(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
