@@ -27,11 +27,6 @@ bool within_sm90(const Sizes& s) {
              kMost;
 }
 
-int64_t tile_count(const Config& c, const Sizes& s) {
-  const int64_t left = c.swap ? s.n : s.m, right = c.swap ? s.m : s.n;
-  return s.batch * ceil_div(left, c.left) * ceil_div(right, c.right);
-}
-
 int64_t sm90_steps(const Sizes& s) { return ceil_div(s.k_bytes, sm90::kTileBytes); }
 
 // Time in steps of a 128 x 256 tile. A step takes as long as its products or its bytes from L2, of
@@ -74,24 +69,31 @@ std::string names() {
   return text;
 }
 
+const Candidate* find(const std::string& name) {
+  for (const Candidate& c : candidates()) {
+    if (name == c.name) return &c;
+  }
+  return nullptr;
+}
+
 // "name" or "name/splits".
 Choice parse(const std::string& forced, const Sizes& size, int multiprocessors) {
   const size_t slash = forced.find('/');
-  const std::string name = forced.substr(0, slash), count = forced.substr(slash + 1);
-  for (const Candidate& c : candidates()) {
-    if (name != c.name) continue;
-    if (slash == std::string::npos) {
-      return {name, splits_by_rule(c.config, size, multiprocessors)};
-    }
-    const bool digits = !count.empty() && count.size() <= 3 &&
-                        count.find_first_not_of("0123456789") == std::string::npos;
-    const int splits = digits ? std::stoi(count) : 0;
-    STD_TORCH_CHECK(splits >= 1 && splits <= kMostSplits, "QFX_CUDA_KERNEL=", forced,
-                    ": the parts of K are '", count, "', expected 1 to ", kMostSplits);
-    return {name, static_cast<int>(std::min<int64_t>(splits, sm90_steps(size)))};
+  const std::string name = forced.substr(0, slash);
+  const Candidate* kernel = find(name);
+  STD_TORCH_CHECK(kernel != nullptr, "QFX_CUDA_KERNEL=", forced,
+                  ": there is no such kernel; there are portable, sm90 (the one that should be the "
+                  "fastest), ", names());
+  if (slash == std::string::npos) {
+    return {name, splits_by_rule(kernel->config, size, multiprocessors)};
   }
-  STD_TORCH_CHECK(false, "QFX_CUDA_KERNEL=", forced, ": there is no such kernel; there are portable, "
-                  "sm90 (the one that should be fastest), ", names());
+  const std::string count = forced.substr(slash + 1);
+  const bool digits = !count.empty() && count.size() <= 3 &&
+                      count.find_first_not_of("0123456789") == std::string::npos;
+  const int splits = digits ? std::stoi(count) : 0;
+  STD_TORCH_CHECK(splits >= 1 && splits <= kMostSplits, "QFX_CUDA_KERNEL=", forced,
+                  ": the parts of K are '", count, "', expected 1 to ", kMostSplits);
+  return {name, static_cast<int>(std::min<int64_t>(splits, sm90_steps(size)))};
 }
 
 }  // namespace
@@ -105,6 +107,12 @@ const std::vector<Candidate>& candidates() {
 #undef QFX_B1
   };
   return rows;
+}
+
+const Candidate& candidate(const std::string& name) {
+  const Candidate* found = find(name);
+  STD_TORCH_CHECK(found != nullptr, "there is no Hopper kernel '", name, "'");
+  return *found;
 }
 
 const std::vector<Measured>& measurements() {
@@ -153,9 +161,7 @@ Choice choose_or_force(Operands operands, const Sizes& size, const Gpu& gpu,
   if (!within_sm90(size)) return kPortable;
   if (forced == "sm90") return choose_by_rule(operands, size, gpu.multiprocessors);
   const Choice named = parse(forced, size, gpu.multiprocessors);
-  for (const Candidate& c : candidates()) {
-    if (named.kernel == c.name && c.config.operands == operands) return named;
-  }
+  if (candidate(named.kernel).config.operands == operands) return named;
   return choose(operands, size, gpu, measurements());
 }
 

@@ -31,6 +31,7 @@ struct Candidate {
 
 // The rows of kernels_sm90.inc, in its order.
 const std::vector<Candidate>& candidates();
+const Candidate& candidate(const std::string& name);
 
 // A recorded run on a GPU found this kernel right, and the fastest for these sizes.
 struct Measured {

@@ -1,7 +1,7 @@
 // The Hopper kernels by name (kernels_sm90.inc) and what follows from a configuration.
 #pragma once
 
-#include <cstdint>
+#include "cuda/gemm_plan.h"
 
 namespace qfx::cuda::sm90 {
 
@@ -37,6 +37,16 @@ struct Config {
     return stages * stage_bytes() + 4 * consumers() * piece_bytes() + 2 * stages * 8;
   }
 };
+
+// The tiles of one matrix.
+constexpr TileGrid grid_of(const Config& c, const Sizes& s) {
+  return {static_cast<unsigned>(ceil_div(c.swap ? s.n : s.m, c.left)),
+          static_cast<unsigned>(ceil_div(c.swap ? s.m : s.n, c.right))};
+}
+
+constexpr int64_t tile_count(const Config& c, const Sizes& s) {
+  return s.batch * grid_of(c, s).down * grid_of(c, s).across;
+}
 
 // k_s8_128x256 and so on.
 #define QFX_S8(name, ...) inline constexpr Config k_##name = {Operands::kCodes, __VA_ARGS__};

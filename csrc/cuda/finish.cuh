@@ -98,11 +98,11 @@ template <class T, class Element, class F>
 __device__ __forceinline__ void for_rows(const Element* staged, const TilePlace& place,
                                          const Sizes& size, int column, const F& f) {
   constexpr int kRowsAtOnce = T::kThreads / (T::kN / 4);
-  const int first = static_cast<int>(threadIdx.x) / (T::kN / 4);
+  const int first = T::thread() / (T::kN / 4);
   const int rows = static_cast<int>(size.m - place.m < T::kM ? size.m - place.m : T::kM);
 #pragma unroll 1
   for (int r = first; r < rows; r += kRowsAtOnce) {
-    const auto* from = reinterpret_cast<const Four<Element>*>(staged + staged_at<T>(r, column));
+    const auto* from = reinterpret_cast<const Four<Element>*>(staged + T::at(r, column));
     f(place.batch * size.m + place.m + r, *from);
   }
 }
@@ -130,7 +130,7 @@ template <class T, class Sums>
 __device__ __forceinline__ void finish_tile(const typename Sums::Element* staged,
                                             const TilePlace& place, const Sizes& size,
                                             const Sums& sums, const Output& out) {
-  const int column = static_cast<int>(threadIdx.x) % (T::kN / 4) * 4;
+  const int column = T::thread() % (T::kN / 4) * 4;
   if (place.n + column >= size.n) return;
   const Columns c = Columns::of(sums, out, place.batch, place.n + column, size.n);
   const bool whole = size.n % 4 == 0;

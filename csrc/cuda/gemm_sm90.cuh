@@ -4,7 +4,7 @@
 
 #include "cuda/finish.cuh"
 #include "cuda/ptx_sm90.cuh"
-#include "cuda/work_sm90.cuh"
+#include "cuda/work_sm90.h"
 
 namespace qfx::cuda::sm90 {
 
@@ -37,6 +37,28 @@ struct Ring {
     return left(stage) + C::kLeft * kTileBytes;
   }
 };
+
+// A tile and its steps of K.
+struct Work {
+  int left, right, matrix, tile, first, steps;
+};
+
+// All tiles of the first part of K, then those of the next. Of a matrix, kTileGroup left tiles run
+// through all right ones.
+__device__ __forceinline__ Work work_of(const Problem& p, int item) {
+  const int of_matrix = p.lefts * p.rights, tiles = p.items / p.splits, split = item / tiles;
+  Work w;
+  w.tile = item % tiles;
+  w.matrix = w.tile / of_matrix;
+  const int r = w.tile % of_matrix, begin = r / (kTileGroup * p.rights) * kTileGroup;
+  const int size = min(kTileGroup, p.lefts - begin), within = r % (kTileGroup * p.rights);
+  w.left = begin + within % size;
+  w.right = within / size;
+  const int64_t steps = p.steps;
+  w.first = static_cast<int>(steps * split / p.splits);
+  w.steps = static_cast<int>(steps * (split + 1) / p.splits) - w.first;
+  return w;
+}
 
 // Where a warpgroup is in the ring; `parity` changes with every turn.
 template <class C>
@@ -303,11 +325,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 }
 
 // Defines the launch of a row of kernels_sm90.inc; each has a file of its own.
-#define QFX_SM90_KERNEL(name, Sums)                                                               \
-  void launch_##name(const CUtensorMap& left, const CUtensorMap& right, const Problem& p,         \
-                     const Sums& sums, const Output& out, int blocks, Stream stream) {            \
-    using C = Constants<k_##name>;                                                                \
-    launch(gemm<C, Sums>, blocks, C::kThreads, C::kShared, stream, left, right, p, sums, out);    \
+#define QFX_SM90_KERNEL(name, Terms, Sums)                                                     \
+  void launch_##name(const Launch& l, const Terms& terms) {                                    \
+    using C = Constants<k_##name>;                                                             \
+    launch(gemm<C, Sums>, l.blocks, C::kThreads, C::kShared, l.stream, l.left, l.right,        \
+           l.problem, Sums{terms}, l.out);                                                     \
   }
 
 }  // namespace qfx::cuda::sm90

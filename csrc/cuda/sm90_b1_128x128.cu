@@ -3,6 +3,6 @@
 
 namespace qfx::cuda::sm90 {
 
-QFX_SM90_KERNEL(b1_128x128, SignSums)
+QFX_SM90_KERNEL(b1_128x128, SignTerms, SignSums)
 
 }  // namespace qfx::cuda::sm90

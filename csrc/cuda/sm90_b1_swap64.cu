@@ -3,6 +3,6 @@
 
 namespace qfx::cuda::sm90 {
 
-QFX_SM90_KERNEL(b1_swap64, SignSums)
+QFX_SM90_KERNEL(b1_swap64, SignTerms, SignSums)
 
 }  // namespace qfx::cuda::sm90

@@ -3,6 +3,6 @@
 
 namespace qfx::cuda::sm90 {
 
-QFX_SM90_KERNEL(s8_128x128, CodeSums)
+QFX_SM90_KERNEL(s8_128x128, CodeTerms, CodeSums)
 
 }  // namespace qfx::cuda::sm90

@@ -3,6 +3,6 @@
 
 namespace qfx::cuda::sm90 {
 
-QFX_SM90_KERNEL(s8_128x256, CodeSums)
+QFX_SM90_KERNEL(s8_128x256, CodeTerms, CodeSums)
 
 }  // namespace qfx::cuda::sm90

@@ -3,6 +3,6 @@
 
 namespace qfx::cuda::sm90 {
 
-QFX_SM90_KERNEL(s8_swap128, CodeSums)
+QFX_SM90_KERNEL(s8_swap128, CodeTerms, CodeSums)
 
 }  // namespace qfx::cuda::sm90

@@ -3,6 +3,6 @@
 
 namespace qfx::cuda::sm90 {
 
-QFX_SM90_KERNEL(s8_swap32, CodeSums)
+QFX_SM90_KERNEL(s8_swap32, CodeTerms, CodeSums)
 
 }  // namespace qfx::cuda::sm90

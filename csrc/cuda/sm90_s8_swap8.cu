@@ -3,6 +3,6 @@
 
 namespace qfx::cuda::sm90 {
 
-QFX_SM90_KERNEL(s8_swap8, CodeSums)
+QFX_SM90_KERNEL(s8_swap8, CodeTerms, CodeSums)
 
 }  // namespace qfx::cuda::sm90

@@ -23,6 +23,11 @@ struct Tile {
   static constexpr int kElements = kM * kN;
   static constexpr int kSharedBytes = std::max(stages * kStageBytes, 4 * kElements);
   using Sums = int32_t[kBlocksM][kBlocksN][4];
+
+  // A block finishes a tile together. Where element (row, column) lies meanwhile: four rows, which a
+  // quarter of a warp writes at once, in different banks; four columns stay together.
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int at(int row, int column) { return row * kN + (column ^ (row & 3) << 3); }
 };
 using Small = Tile<TileShape::k16x64, 1, 4, 8>;
 using Medium = Tile<TileShape::k64x64, 2, 2, 4>;
@@ -127,13 +132,6 @@ __device__ __forceinline__ void multiply_tile(uint8_t* shared, const TileRows& a
   __syncthreads();
 }
 
-// Where element (row, column) of a tile lies while a block finishes it. Four rows, which a quarter
-// of a warp writes at once, lie in different banks; four columns stay together.
-template <class T>
-__device__ __forceinline__ int staged_at(int row, int column) {
-  return row * T::kN + (column ^ (row & 3) << 3);
-}
-
 // From registers to shared memory, as the same bits.
 template <class T, class Element>
 __device__ __forceinline__ void stage_tile(Element* staged,
@@ -145,7 +143,7 @@ __device__ __forceinline__ void stage_tile(Element* staged,
     for (int j = 0; j < T::kBlocksN; ++j) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        Element* to = staged + staged_at<T>(F::row_of(i, h), F::column_of(j));
+        Element* to = staged + T::at(F::row_of(i, h), F::column_of(j));
         to[0] = sums[i][j][2 * h];
         to[1] = sums[i][j][2 * h + 1];
       }

@@ -1,4 +1,5 @@
 // The Hopper kernels on the emulator against exact sums: by name, or the parts given as arguments.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -6,15 +7,18 @@
 #include <string>
 #include <vector>
 
-#include "cuda/variants_sm90.cuh"
+#include <torch/headeronly/util/BFloat16.h>
+
+#include "cuda/multiply_sm90.h"
+#include "cuda/ptx.cuh"
 
 namespace {
 
+using namespace qfx;
 using namespace qfx::cuda;
 namespace emulated = qfx::emulated;
 using sm90::Operands;
 
-constexpr int kMultiprocessors = 3;  // fewer than tiles: blocks are persistent
 constexpr int32_t kCanary = 0x5ca1ab1e;
 
 // Rows of codes or bits with a pitch of a multiple of 16 bytes; what lies behind K is not zero.
@@ -46,6 +50,7 @@ struct Case {
   Operands operands;
   Sizes size;
   unsigned seed;
+  int multiprocessors = 3;
 };
 
 std::string text_of(const Case& c) {
@@ -69,11 +74,7 @@ struct Operation {
         w(c.size.batch, c.size.n, c.size.k_bytes, random),
         row_terms(numbers(c.size.batch * c.size.m, -128, 127, random)),
         column_terms(numbers(c.size.batch * c.size.n, -9999, 9999, random)) {
-    for (const Candidate& candidate : candidates()) {
-      if (c.choice.kernel != candidate.name) continue;
-      workspace.resize(
-          static_cast<size_t>(sm90::workspace_size(candidate.config, c.size, c.choice.splits)));
-    }
+    workspace.resize(static_cast<size_t>(sm90::part_values(c.size, c.choice)), kCanary);
   }
 
   int32_t exact(int64_t b, int64_t m, int64_t n) const {
@@ -96,15 +97,16 @@ struct Operation {
 
   void run(const Output& out) {
     emulated::set_seed(c.seed);
-    std::fill(workspace.begin(), workspace.end(), 0);
-    int32_t* memory = workspace.empty() ? nullptr : workspace.data();
+    int32_t* parts = workspace.empty() ? nullptr : workspace.data();
     if (c.operands == Operands::kCodes) {
-      const CodeSums sums = {{row_terms.data(), 1}, column_terms.data(), c.size.n};
-      sm90::run(c.choice, c.size, a.all(), w.all(), sums, out, memory, kMultiprocessors, nullptr);
+      const CodeTerms terms = {{row_terms.data(), 1}, column_terms.data(), c.size.n};
+      sm90::multiply_codes(c.size, a.all(), w.all(), terms, out, c.choice, parts, c.multiprocessors,
+                           nullptr);
     } else {
-      const SignSums sums = {static_cast<uint32_t>(8 * c.size.k_bytes), row_terms.data(),
-                             column_terms.data()};
-      sm90::run(c.choice, c.size, a.all(), w.all(), sums, out, memory, kMultiprocessors, nullptr);
+      const SignTerms terms = {static_cast<uint32_t>(8 * c.size.k_bytes), row_terms.data(),
+                               column_terms.data()};
+      sm90::multiply_signs(c.size, a.all(), w.all(), terms, out, c.choice, parts, c.multiprocessors,
+                           nullptr);
     }
   }
 };
@@ -204,11 +206,14 @@ void check_batches(const Candidate& kernel) {
   check_floats({{kernel.name, 1}, kernel.config.operands, {3, 129, 70, 200}, 4});
 }
 
-// More steps than stages, several tiles for each block, in other orders.
-void check_seeds(const Candidate& kernel) {
-  for (unsigned seed = 10; seed < 16; ++seed) {
-    const int64_t k = 128 * (kernel.config.stages + 3);
-    check_integers({{kernel.name, 1}, kernel.config.operands, {1, 40, 140, k}, seed});
+// One block takes all tiles, and its ring of stages turns in the middle of one, in other orders.
+void check_turns(const Candidate& kernel) {
+  const sm90::Config& c = kernel.config;
+  const int64_t left = c.left + 1, right = 2 * std::min(c.right, 64) + c.right + 1;
+  const int64_t k = 128 * (c.stages / 2 + 2);
+  for (unsigned seed = 10; seed < 15; ++seed) {
+    check_integers({{kernel.name, 1}, c.operands, {1, c.swap ? right : left, c.swap ? left : right, k},
+                    seed, 1});
   }
 }
 
@@ -219,7 +224,7 @@ struct Part {
 constexpr Part kParts[] = {{"sizes", check_sizes},
                            {"parts_of_k", check_parts_of_k},
                            {"batches", check_batches},
-                           {"seeds", check_seeds}};
+                           {"turns", check_turns}};
 
 }  // namespace
 

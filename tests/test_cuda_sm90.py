@@ -1,0 +1,158 @@
+"""The Hopper kernels (csrc/cuda/gemm_sm90.cuh), which no GPU has run yet: on the emulator against exact
+sums, broken on purpose, which the emulator must see, and compiled, with the machine code read."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+CUDA = ROOT / "csrc" / "cuda"
+BUILD = ROOT / "build" / "cuda_sm90"  # kept, so that only what changed is compiled again
+KERNEL = (CUDA / "gemm_sm90.cuh").read_text()
+NAMES = re.findall(r"^QFX_..\((\w+),", (CUDA / "kernels_sm90.inc").read_text(), re.M)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One change of the kernel, and what the emulator says of it."""
+
+    name: str
+    kernel: str
+    old: str
+    new: str
+    symptom: str
+
+
+WRONG = r"element \d+ is -?\d+, expected"
+BROKEN = (
+    Broken("stage_released_early", "s8_swap16", "wgmma_wait<1>();", "wgmma_wait<2>();", WRONG),
+    Broken("sums_read_early", "s8_swap16", "wgmma_wait<0>();", "", WRONG),
+    Broken("registers_not_handed_over", "s8_swap8", "wgmma_fence();", "",
+           "registers that no wgmma.fence has handed over"),
+    Broken("parity_of_consumer", "s8_swap8", "wait_phase(ring.full + at.stage, at.parity);",
+           "wait_phase(ring.full + at.stage, at.parity ^ 1);", f"deadlock in block|{WRONG}"),
+    Broken("parity_of_producer", "s8_swap8", "at.parity ^ 1);", "at.parity);", "deadlock in block"),
+    Broken("parity_of_skipped_tiles", "s8_128x128", "parity ^= stage / C::kStages & 1;", "",
+           f"deadlock in block|{WRONG}"),
+    Broken("stage_never_released", "s8_swap8",
+           "if (tells && step > 0) arrive(ring.empty + previous);", "", "deadlock in block"),
+    Broken("not_all_warps_waited_for", "s8_128x256",
+           "init_barrier(ring.empty + s, 4 * C::kWarpgroups);",
+           "init_barrier(ring.empty + s, 4);", f"beyond the 4 of its phase|{WRONG}"),
+    Broken("fewer_bytes_expected", "s8_swap8", "arrive_expecting(full, C::kStageBytes);",
+           "arrive_expecting(full, C::kStageBytes - 16);", f"deadlock in block|{WRONG}"),
+    Broken("barriers_not_shown", "s8_swap8", "  show_barriers();", "",
+           "no fence has shown to the copy engine"),
+    Broken("barriers_not_ready", "s8_swap8", "init_barriers(ring);\n  __syncthreads();",
+           "init_barriers(ring);", "was not initialized"),
+    Broken("piece_overwritten", "s8_128x128",
+           "p.size, sums, out);\n    __syncwarp();", "p.size, sums, out);", WRONG),
+    Broken("step_of_k", "b1_swap16", "rows + i * 2, right + i * 2", "rows + i * 2, right + i * 4",
+           f"a wgmma tile at byte|{WRONG}"),
+    Broken("stride_of_tile", "s8_swap16", "kStride = kTileAlign >> 4", "kStride = kTileAlign >> 5",
+           WRONG),
+    Broken("finished_too_soon", "s8_swap8", "p.splits - 1;", "p.splits - 2;", WRONG),
+)  # fmt: skip
+
+
+def run(command: Sequence[str | Path], timeout: float = 300) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, f"{' '.join(map(str, command))}\n{text}"
+    return text
+
+
+def write_broken(b: Broken) -> str:
+    """Its header in the build folder, unless it is there; what CMake takes."""
+    assert KERNEL.count(b.old) == 1, f"{b.name}: '{b.old}' is not in the kernel once"
+    path = BUILD / "broken" / b.name / "cuda" / "gemm_sm90.cuh"
+    text = KERNEL.replace(b.old, b.new)
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return f"{b.name}={b.kernel}"
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder of sm90_tests and broken_<name>."""
+    if shutil.which("cmake") is None or shutil.which("ninja") is None:
+        pytest.skip("cmake and ninja build the emulated kernels, and one of them is not on the PATH")
+    torch_dir = Path(torch.__file__).parent
+    broken = ";".join(write_broken(b) for b in BROKEN)
+    run(["cmake", "-S", ROOT / "tests" / "cuda", "-B", BUILD, "-G", "Ninja",
+         f"-DQFX_TORCH={torch_dir}", f"-DQFX_BROKEN={broken}"])  # fmt: skip
+    run(["cmake", "--build", BUILD, "--target", "sm90_programs"])
+    return BUILD
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_are_exact_in_any_order_of_threads_and_copies(name: str, programs: Path) -> None:
+    assert f"{name} ok" in run([programs / "sm90_tests", name])
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda b: b.name)
+def test_the_emulator_sees_that_a_kernel_is_broken(broken: Broken, programs: Path) -> None:
+    command = [programs / f"broken_{broken.name}", broken.kernel]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1, result.stdout
+    assert re.search(broken.symptom, result.stdout), result.stdout
+
+
+def tool(name: str) -> str:
+    """A program of the CUDA toolkit, or of the package nvidia-cuda-<name>."""
+    packaged = sorted(Path(torch.__file__).parent.parent.glob(f"nvidia/*/bin/{name}"))
+    found = shutil.which(name) or (str(packaged[-1]) if packaged else None)
+    if found is None:
+        pytest.skip(f"{name} compiles or disassembles kernels for Hopper, and it is not on the PATH")
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, tuple[str, Path]]:
+    """What ptxas says of each kernel, and its machine code."""
+    nvcc, folder = tool("nvcc"), BUILD / "machine_code"
+    folder.mkdir(parents=True, exist_ok=True)
+    of_torch = Path(torch.__file__).parent / "include"
+
+    def compile_one(name: str) -> tuple[str, Path]:
+        path = folder / f"{name}.cubin"
+        return run([nvcc, "-std=c++20", "-O3", "-fmad=false", "-Xptxas", "-v", "-cubin", "-o", path,
+                    "-gencode=arch=compute_90a,code=sm_90a", f"-I{ROOT / 'csrc'}",
+                    f"-I{of_torch}", CUDA / f"sm90_{name}.cu"]), path  # fmt: skip
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(NAMES, pool.map(compile_one, NAMES), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_registers_hold_the_sums(name: str, compiled: dict[str, tuple[str, Path]]) -> None:
+    said, _ = compiled[name]
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    assert re.findall("C75[0-9]+|warning.*", said) == []  # as: wgmma runs one after another
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_machine_code_has_what_hopper_is_for(
+    name: str, compiled: dict[str, tuple[str, Path]]
+) -> None:
+    _, path = compiled[name]
+    code = run([tool("cuobjdump"), "-sass", path])
+    right = int(re.findall(r"\d+", name)[-1])
+    product = f"IGMMA.64x{right}x32.S8.S8" if "s8" in name else f"BGMMA.64x{right}x256.AND.POPC"
+    for instruction in (product, "UTMALDG.3D", "SYNCS.PHASECHK.TRANS64.TRYWAIT"):
+        assert instruction in code
+    assert re.findall(r"\b(?:LDL|STL|IMMA|BMMA)\b.*", code) == []
+
+
+def test_the_choice_of_a_kernel(programs: Path) -> None:
+    assert "choice ok" in run([programs / "choice_tests"])
