@@ -1,0 +1,36 @@
+# The CUDA operators and kernels, for CMakeLists.txt here and in tests/cuda.
+
+# Plain C++.
+set(QFX_CUDA_OPERATORS
+  arguments.cpp
+  ops_dequantize.cpp
+  ops_quantize.cpp
+  ops_weight.cpp)
+# Kernels for all architectures.
+set(QFX_CUDA_KERNELS
+  dequantize.cu
+  fake_quantize.cu
+  pack.cu
+  quantize.cu
+  rotate.cu
+  stochastic.cu)
+# Kernels for Hopper alone (TMA, wgmma), and which of them runs.
+set(QFX_CUDA_HOPPER_KERNELS
+  choice.cpp
+  multiply_sm90.cu
+  tensor_map.cpp
+  sm90_b1_128x128.cu
+  sm90_b1_128x256.cu
+  sm90_b1_swap16.cu
+  sm90_b1_swap64.cu
+  sm90_s8_128x128.cu
+  sm90_s8_128x256.cu
+  sm90_s8_swap128.cu
+  sm90_s8_swap16.cu
+  sm90_s8_swap32.cu
+  sm90_s8_swap64.cu
+  sm90_s8_swap8.cu)
+
+list(TRANSFORM QFX_CUDA_OPERATORS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+list(TRANSFORM QFX_CUDA_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+list(TRANSFORM QFX_CUDA_HOPPER_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
