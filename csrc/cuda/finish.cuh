@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/codes.cuh"
+#include "cuda/elements.cuh"
 #include "cuda/epilogue.cuh"
 #include "cuda/tiles.cuh"
 

@@ -3,6 +3,7 @@
 // pairs and the P warps in their order. (W2)
 #pragma once
 
+#include "cuda/elements.cuh"
 #include "cuda/epilogue.cuh"
 #include "cuda/gemv.h"
 #include "cuda/warp.cuh"
