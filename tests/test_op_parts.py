@@ -74,10 +74,15 @@ def _grown(q: Tensor, past_k: Tensor, k: Tensor, past_v: Tensor, v: Tensor, *res
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_kernel_equals_reference(row: Row, isa: str) -> None:
-    """Bit for bit; the activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
     arguments = row.arguments()
-    got = as_tuple(_op(row.op)(*arguments))
-    expected = as_tuple(REFERENCES[row.op](*arguments))
+    got, expected = _op(row.op)(*arguments), REFERENCES[row.op](*arguments)
+    assert_equals(row, arguments, as_tuple(got), as_tuple(expected))
+
+
+def assert_equals(
+    row: Row, arguments: tuple[Any, ...], got: tuple[Tensor, ...], expected: tuple[Tensor, ...]
+) -> None:
+    """Bit for bit; the activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
     for g, e in zip(got, expected, strict=True):
         assert g.dtype == e.dtype and g.shape == e.shape
     if row.op == "int8_attention":
