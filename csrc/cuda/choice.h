@@ -7,14 +7,9 @@
 
 #include "cuda/config_sm90.h"
 #include "cuda/gemm_plan.h"
+#include "cuda/gpu.h"
 
 namespace qfx::cuda {
-
-struct Gpu {
-  std::string name;
-  int multiprocessors;
-  int capability;  // 90 for 9.0
-};
 
 // "portable" (gemm.cuh, which plans for itself), or a row of kernels_sm90.inc with parts of K.
 struct Choice {

@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <map>
+#include <mutex>
 #include <string>
 
 // Weak: a PyTorch without CUDA has none, and must load this library nevertheless.
@@ -12,13 +14,12 @@ aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 namespace qfx::cuda {
 namespace {
 
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, which, device);
+Gpu gpu_at(int32_t index) {
+  cudaDeviceProp found = {};
+  const cudaError_t error = cudaGetDeviceProperties(&found, index);
   STD_TORCH_CHECK(error == cudaSuccess,
                   "qfx: the GPU does not answer: ", cudaGetErrorString(error));
-  return value;
+  return {found.name, 10 * found.major + found.minor, found.multiProcessorCount};
 }
 
 std::string place_of(const Tensor& t) {
@@ -31,12 +32,12 @@ std::string place_of(const Tensor& t) {
 
 void OnDevice::enter(const Tensor& first) {
   check(first, first);
-  const int32_t index = first.get_device_index();
-  guard_.emplace(index);
+  index_ = first.get_device_index();
+  guard_.emplace(index_);
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, op_,
                   ": this PyTorch was built without CUDA");
   void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
   stream_ = static_cast<Stream>(stream);
 }
 
@@ -47,11 +48,13 @@ void OnDevice::check(const Tensor& first, const Tensor& other) const {
                   "; move all to one device");
 }
 
-int OnDevice::capability() const {
-  return 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
-         attribute(cudaDevAttrComputeCapabilityMinor);
+const Gpu& OnDevice::gpu() const {
+  static std::mutex mutex;
+  static std::map<int32_t, Gpu> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find(index_);
+  return found != known.end() ? found->second
+                              : known.emplace(index_, gpu_at(index_)).first->second;
 }
-
-int OnDevice::multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
 
 }  // namespace qfx::cuda

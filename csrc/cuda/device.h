@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "cuda/gpu.h"
 #include "cuda/stream.h"
 
 namespace qfx::cuda {
@@ -26,8 +27,8 @@ class OnDevice {
   // PyTorch's current one.
   Stream stream() const { return stream_; }
 
-  int capability() const;  // 75, 80, 86, 89, 90, ...
-  int multiprocessors() const;
+  const Gpu& gpu() const;  // asked once for each
+  int multiprocessors() const { return gpu().multiprocessors; }
 
  private:
   void enter(const Tensor& first);
@@ -39,6 +40,7 @@ class OnDevice {
   const char* op_;
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   Stream stream_ = nullptr;
+  int32_t index_ = 0;
 };
 
 }  // namespace qfx::cuda

@@ -49,7 +49,15 @@ Launch launch_of(const Choice& choice, const Sizes& s, const Rows& a, const Rows
           std::min(p.items, multiprocessors), stream};
 }
 
+bool follow_each_other(const Rows& rows, int64_t count) {
+  return rows.batch_step % rows.pitch == 0 && rows.batch_step >= rows.pitch * count;
+}
+
 }  // namespace
+
+bool can_read(const Sizes& s, const Rows& a, const Rows& w) {
+  return s.batch == 1 || (follow_each_other(a, s.m) && follow_each_other(w, s.n));
+}
 
 int64_t part_values(const Sizes& s, const Choice& choice) {
   return choice.splits == 1 ? 0 : s.batch * s.m * s.n + counters(candidate(choice.kernel), s);

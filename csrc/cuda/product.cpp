@@ -1,8 +1,11 @@
 #include "cuda/product.h"
 
+#include <cstdlib>
 #include <numeric>
 
+#include "cuda/choice.h"
 #include "cuda/moves.h"
+#include "cuda/multiply_sm90.h"
 
 namespace qfx::cuda {
 namespace {
@@ -37,13 +40,33 @@ HeldRows padded(const Tensor& like, const CodeLines& lines, const RowSizes& size
   return made;
 }
 
-template <typename Terms, typename Multiply>
-void run(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a, const Rows& w,
-         const Terms& terms, const Output& out, const Multiply& multiply) {
+// The value of QFX_CUDA_KERNEL, which forces a kernel (choice.h): for benchmarks and tests.
+std::string forced_kernel() {
+  const char* value = std::getenv("QFX_CUDA_KERNEL");
+  return value == nullptr ? "" : value;
+}
+
+template <typename Terms>
+using Multiply = void (*)(const Sizes&, const Rows&, const Rows&, const Terms&, const Output&,
+                          const GemmPlan&, int32_t*, Stream);
+template <typename Terms>
+using MultiplySm90 = void (*)(const Sizes&, const Rows&, const Rows&, const Terms&, const Output&,
+                              const Choice&, int32_t*, int, Stream);
+
+template <typename Terms>
+void run(const OnDevice& device, const Tensor& like, sm90::Operands operands, const Sizes& size,
+         const Rows& a, const Rows& w, const Terms& terms, const Output& out,
+         Multiply<Terms> portable, MultiplySm90<Terms> hopper) {
   if (size.batch * size.m * size.n == 0) return;
-  const GemmPlan plan = plan_of(size, device.multiprocessors());
-  Tensor parts = empty_beside(like, {part_values(size, plan)}, ScalarType::Int);
-  multiply(size, a, w, terms, out, plan, data_of<int32_t>(parts), device.stream());
+  const Gpu& gpu = device.gpu();
+  const Choice choice = choose_or_force(operands, size, gpu, forced_kernel());
+  const bool is_portable = choice.kernel == "portable" || !sm90::can_read(size, a, w);
+  const GemmPlan plan = plan_of(size, gpu.multiprocessors);
+  const int64_t count = is_portable ? part_values(size, plan) : sm90::part_values(size, choice);
+  Tensor memory = empty_beside(like, {count}, ScalarType::Int);
+  int32_t* parts = data_of<int32_t>(memory);
+  if (is_portable) return portable(size, a, w, terms, out, plan, parts, device.stream());
+  hopper(size, a, w, terms, out, choice, parts, gpu.multiprocessors, device.stream());
 }
 
 }  // namespace
@@ -126,12 +149,14 @@ QuantizedRows quantized_rows(const char* op, const Tensor& given, const CodeSpec
 
 void run_product(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a,
                  const Rows& w, const CodeTerms& terms, const Output& out) {
-  run(device, like, size, a, w, terms, out, multiply_codes);
+  run<CodeTerms>(device, like, sm90::Operands::kCodes, size, a, w, terms, out, multiply_codes,
+                 sm90::multiply_codes);
 }
 
 void run_product(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a,
                  const Rows& w, const SignTerms& terms, const Output& out) {
-  run(device, like, size, a, w, terms, out, multiply_signs);
+  run<SignTerms>(device, like, sm90::Operands::kBits, size, a, w, terms, out, multiply_signs,
+                 sm90::multiply_signs);
 }
 
 Tensor linear_of_codes(const char* op, const OnDevice& device, LinearOperands o,

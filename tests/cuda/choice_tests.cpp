@@ -31,7 +31,7 @@ void expect_error(const std::string& part, const F& f) {
   expect(false, "no error with '" + part + "'");
 }
 
-const Gpu kGpu = {"a Hopper GPU", 132, 90};
+const Gpu kGpu = {"a Hopper GPU", 90, 132};
 
 const std::vector<Measured> kMeasured = {
     {"a Hopper GPU", Operands::kCodes, {1, 16, 4096, 4096}, {"s8_swap16", 2}},
@@ -53,7 +53,7 @@ void only_what_was_measured_runs() {
   expect(choose(Operands::kCodes, {1, 16, 4096, 100}, kGpu, kMeasured).kernel == "portable",
          "a row for the portable kernel");
   expect(choose(Operands::kBits, size, kGpu, kMeasured).kernel == "portable", "no row for bits");
-  const Gpu other = {"no such GPU", 132, 90};
+  const Gpu other = {"no such GPU", 90, 132};
   expect(choose(Operands::kCodes, size, other, kMeasured).kernel == "portable", "no row for a GPU");
   for (const Measured& row : measurements()) {
     expect(row.choice.kernel == "portable" ||
@@ -135,7 +135,7 @@ void forced() {
   expect_error("the parts of K are '17', expected 1 to 16", [&] { with("s8_swap8/17"); });
   expect_error("the parts of K are 'x'", [&] { with("s8_swap8/x"); });
   expect_error("asks for a kernel for compute capability 9.0, but a GPU has 8.9", [&] {
-    choose_or_force(Operands::kCodes, size, {"a GPU", 128, 89}, "sm90");
+    choose_or_force(Operands::kCodes, size, {"a GPU", 89, 128}, "sm90");
   });
 }
 

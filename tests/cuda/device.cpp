@@ -7,7 +7,7 @@
 
 namespace qfx::cuda {
 
-static int emulated_capability = 80;
+static Gpu emulated_gpu = {"the emulator", 80, 4};
 
 void OnDevice::enter(const Tensor& first) { check(first, first); }
 
@@ -16,8 +16,7 @@ void OnDevice::check(const Tensor& first, const Tensor& other) const {
                   ": operands are on cpu and another; move all to one device");
 }
 
-int OnDevice::capability() const { return emulated_capability; }
-int OnDevice::multiprocessors() const { return 4; }
+const Gpu& OnDevice::gpu() const { return emulated_gpu; }
 
 }  // namespace qfx::cuda
 
@@ -27,6 +26,6 @@ __attribute__((visibility("default"))) void qfx_emulated_seed(uint64_t seed) {
   qfx::emulated::set_seed(seed);
 }
 __attribute__((visibility("default"))) void qfx_emulated_capability(int capability) {
-  qfx::cuda::emulated_capability = capability;
+  qfx::cuda::emulated_gpu.capability = capability;
 }
 }
