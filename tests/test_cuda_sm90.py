@@ -43,6 +43,7 @@ BROKEN = (
     Broken("parity_of_producer", "s8_swap8", "at.parity ^ 1);", "at.parity);", "deadlock in block"),
     Broken("parity_of_skipped_tiles", "s8_128x128", "parity ^= stage / C::kStages & 1;", "",
            f"deadlock in block|{WRONG}"),
+    Broken("turns_not_awaited", "s8_128x128", "wait_phase(ring.turn + group, parity);", ";", WRONG),
     Broken("stage_never_released", "s8_swap8",
            "if (tells && step > 0) arrive(ring.empty + previous);", "", "deadlock in block"),
     Broken("not_all_warps_waited_for", "s8_128x256",
@@ -86,7 +87,9 @@ def write_broken(b: Broken) -> str:
 def programs() -> Path:
     """The folder of sm90_tests and broken_<name>."""
     if shutil.which("cmake") is None or shutil.which("ninja") is None:
-        pytest.skip("cmake and ninja build the emulated kernels, and one of them is not on the PATH")
+        pytest.skip(
+            "cmake and ninja build the emulated kernels, and one of them is not on the PATH"
+        )
     torch_dir = Path(torch.__file__).parent
     broken = ";".join(write_broken(b) for b in BROKEN)
     run(["cmake", "-S", ROOT / "tests" / "cuda", "-B", BUILD, "-G", "Ninja",
@@ -113,7 +116,9 @@ def tool(name: str) -> str:
     packaged = sorted(Path(torch.__file__).parent.parent.glob(f"nvidia/*/bin/{name}"))
     found = shutil.which(name) or (str(packaged[-1]) if packaged else None)
     if found is None:
-        pytest.skip(f"{name} compiles or disassembles kernels for Hopper, and it is not on the PATH")
+        pytest.skip(
+            f"{name} compiles or disassembles kernels for Hopper, and it is not on the PATH"
+        )
     return found
 
 

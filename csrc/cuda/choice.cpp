@@ -18,7 +18,8 @@ constexpr int kFillSteps = 4;  // that pass until a tile's first stage is there
 
 const Choice kPortable = {"portable", 1};
 
-// Coordinates and counts are int32 in the Hopper kernels, and their copy engine has no empty tensor.
+// Coordinates and counts are int32 in the Hopper kernels, and their copy engine has no empty
+// tensor.
 bool within_sm90(const Sizes& s) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / kMostSplits;
   if (s.batch < 1 || s.m < 1 || s.n < 1 || s.k_bytes < 1) return false;
@@ -30,7 +31,8 @@ bool within_sm90(const Sizes& s) {
 int64_t sm90_steps(const Sizes& s) { return ceil_div(s.k_bytes, sm90::kTileBytes); }
 
 // Time in steps of a 128 x 256 tile. A step takes as long as its products or its bytes from L2, of
-// which the large tile needs a fifth more time than for its products; parts of K write and read sums.
+// which the large tile needs a fifth more time than for its products; parts of K write and read
+// sums.
 double rule_cost(const Config& c, const Sizes& s, int splits, int multiprocessors) {
   constexpr double kProducts = 128. * 256, kBytes = (128 + 256) / 1.2;
   const double step = std::max(c.left * c.right / kProducts, (c.left + c.right) / kBytes);
@@ -59,8 +61,7 @@ double distance(const Sizes& a, const Sizes& b) {
   const auto ratio = [](int64_t x, int64_t y) {
     return std::abs(std::log2(static_cast<double>(x)) - std::log2(static_cast<double>(y)));
   };
-  return ratio(a.batch, b.batch) + ratio(a.m, b.m) + ratio(a.n, b.n) +
-         ratio(a.k_bytes, b.k_bytes);
+  return ratio(a.batch, b.batch) + ratio(a.m, b.m) + ratio(a.n, b.n) + ratio(a.k_bytes, b.k_bytes);
 }
 
 std::string names() {
@@ -83,7 +84,8 @@ Choice parse(const std::string& forced, const Sizes& size, int multiprocessors) 
   const Candidate* kernel = find(name);
   STD_TORCH_CHECK(kernel != nullptr, "QFX_CUDA_KERNEL=", forced,
                   ": there is no such kernel; there are portable, sm90 (the one that should be the "
-                  "fastest), ", names());
+                  "fastest), ",
+                  names());
   if (slash == std::string::npos) {
     return {name, splits_by_rule(kernel->config, size, multiprocessors)};
   }

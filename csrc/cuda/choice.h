@@ -1,5 +1,5 @@
-// Which kernel runs an integer product. The only place that decides it; pure functions of sizes, the
-// GPU and the environment.
+// Which kernel runs an integer product. The only place that decides it; pure functions of sizes,
+// the GPU and the environment.
 #pragma once
 
 #include <string>

@@ -5,9 +5,9 @@
 
 namespace qfx::cuda::sm90 {
 
-inline constexpr int kWarpgroup = 128;    // threads that issue one wgmma together
-inline constexpr int kTileBytes = 128;    // of K in a row of a tile, the span of the swizzle
-inline constexpr int kTileAlign = 1024;   // bytes after which the swizzle repeats
+inline constexpr int kWarpgroup = 128;   // threads that issue one wgmma together
+inline constexpr int kTileBytes = 128;   // of K in a row of a tile, the span of the swizzle
+inline constexpr int kTileAlign = 1024;  // bytes after which the swizzle repeats
 
 enum class Operands { kCodes, kBits };
 
@@ -18,8 +18,8 @@ struct Config {
   int left, right;
   int stages;      // tiles of 128 bytes of K in flight
   int warpgroups;  // that share a tile
-  int groups;      // of warpgroups, on tiles of their own in turns: one stores while another multiplies
-  bool swap;       // the weight is the left operand
+  int groups;  // of warpgroups, on tiles of their own in turns: one stores while another multiplies
+  bool swap;   // the weight is the left operand
 
   constexpr int blocks() const { return left / 64 / warpgroups; }  // of 64 rows, per warpgroup
   constexpr int consumers() const { return warpgroups * groups; }
@@ -34,7 +34,7 @@ struct Config {
   constexpr int piece_bytes() const { return piece_rows() * piece_pitch() * 4; }
 
   constexpr int shared_bytes() const {  // the tiles, the warps' pieces, the barriers
-    return stages * stage_bytes() + 4 * consumers() * piece_bytes() + 2 * stages * 8;
+    return stages * stage_bytes() + 4 * consumers() * piece_bytes() + (2 * stages + groups) * 8;
   }
 };
 

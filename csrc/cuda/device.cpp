@@ -53,8 +53,7 @@ const Gpu& OnDevice::gpu() const {
   static std::map<int32_t, Gpu> known;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(index_);
-  return found != known.end() ? found->second
-                              : known.emplace(index_, gpu_at(index_)).first->second;
+  return found != known.end() ? found->second : known.emplace(index_, gpu_at(index_)).first->second;
 }
 
 }  // namespace qfx::cuda

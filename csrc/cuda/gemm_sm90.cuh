@@ -1,5 +1,6 @@
 // The Hopper GEMM: acc[l, i, j] = sum_k left[l, i, k] right[l, j, k], exact, and its epilogue (E1).
-// Persistent blocks; one warpgroup loads (TMA), the others multiply (wgmma). docs/cuda.md tells how.
+// Persistent blocks; one warpgroup loads (TMA), the others multiply (wgmma). docs/cuda.md tells
+// how.
 #pragma once
 
 #include "cuda/finish.cuh"
@@ -24,11 +25,12 @@ struct Constants {
 
 inline constexpr int kStepsOfStage = 4;  // of 32 bytes of K, what one wgmma takes
 
-// The ring of stages, in shared memory.
+// The ring of stages and its barriers, in shared memory.
 template <class C>
 struct Ring {
   uint8_t* stages;
-  Barrier *full, *empty;
+  Barrier *full, *empty;  // [kStages]
+  Barrier* turn;          // [kGroups]
 
   __device__ __forceinline__ uint8_t* left(int stage) const {
     return stages + stage * C::kStageBytes;
@@ -106,8 +108,7 @@ __device__ __forceinline__ void produce(const Ring<C>& ring, const CUtensorMap* 
 // One warp's part of its tile; every warp tells the producer when it has read a stage.
 template <class C>
 __device__ __forceinline__ void multiply(const Ring<C>& ring, Cursor<C>& at, int steps,
-                                         int warpgroup,
-                                         int32_t (&d)[C::kBlocks][C::kRight / 2]) {
+                                         int warpgroup, int32_t (&d)[C::kBlocks][C::kRight / 2]) {
   const bool tells = threadIdx.x % 32 == 0;
   int previous = 0;
   for (int step = 0; step < steps; ++step, at.next()) {
@@ -267,7 +268,10 @@ __device__ __forceinline__ void finish(const Problem& p, const Sums& sums, const
   }
 }
 
-// The tiles of one group of warpgroups: every C::kGroups-th of the block's.
+// The tiles of one group of warpgroups: every C::kGroups-th of the block's. A group multiplies when
+// the one before it has done so: a barrier knows the parity of a phase, not how many have passed,
+// so a group must not wait for a stage of its own while those of the other before it are yet to
+// come.
 template <class C, class Sums>
 __device__ __forceinline__ void consume(const Ring<C>& ring, const Problem& p, const Sums& sums,
                                         const Output& out, int32_t* scratches) {
@@ -278,13 +282,17 @@ __device__ __forceinline__ void consume(const Ring<C>& ring, const Problem& p, c
   int32_t d[C::kBlocks][C::kRight / 2];
   Cursor<C> at;
   int turn = 0;
+  uint32_t parity = group == 0 ? 1 : 0;  // the first group's first turn is there from the beginning
   for (int item = blockIdx.x; item < p.items; item += gridDim.x, turn = (turn + 1) % C::kGroups) {
     const Work w = work_of(p, item);
     if (turn != group) {
       at.skip(w.steps);
       continue;
     }
+    if constexpr (C::kGroups > 1) wait_phase(ring.turn + group, parity);
+    parity ^= 1;
     multiply<C>(ring, at, w.steps, warpgroup, d);
+    if (C::kGroups > 1 && threadIdx.x % 32 == 0) arrive(ring.turn + (group + 1) % C::kGroups);
     finish<C>(p, sums, out, w, warp, d, scratch);
   }
 }
@@ -295,6 +303,7 @@ __device__ __forceinline__ void init_barriers(const Ring<C>& ring) {
     init_barrier(ring.full + s, 1);
     init_barrier(ring.empty + s, 4 * C::kWarpgroups);  // the warps that share a tile
   }
+  for (int g = 0; g < C::kGroups; ++g) init_barrier(ring.turn + g, 4 * C::kWarpgroups);
   show_barriers();
 }
 
@@ -308,7 +317,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   int32_t* scratches = reinterpret_cast<int32_t*>(shared + C::kStages * C::kStageBytes);
   constexpr int kScratchInts = 4 * C::kConsumers * C::kPieceBytes / 4;  // of four warps each
   Barrier* full = reinterpret_cast<Barrier*>(scratches + kScratchInts);
-  const Ring<C> ring = {shared, full, full + C::kStages};
+  const Ring<C> ring = {shared, full, full + C::kStages, full + 2 * C::kStages};
   if (threadIdx.x == 0) init_barriers(ring);
   __syncthreads();
   if (threadIdx.x / kWarpgroup == C::kConsumers) {
@@ -325,11 +334,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 }
 
 // Defines the launch of a row of kernels_sm90.inc; each has a file of its own.
-#define QFX_SM90_KERNEL(name, Terms, Sums)                                                     \
-  void launch_##name(const Launch& l, const Terms& terms) {                                    \
-    using C = Constants<k_##name>;                                                             \
-    launch(gemm<C, Sums>, l.blocks, C::kThreads, C::kShared, l.stream, l.left, l.right,        \
-           l.problem, Sums{terms}, l.out);                                                     \
+#define QFX_SM90_KERNEL(name, Terms, Sums)                                                         \
+  void launch_##name(const Launch& l, const Terms& terms) {                                        \
+    using C = Constants<k_##name>;                                                                 \
+    launch(gemm<C, Sums>, l.blocks, C::kThreads, C::kShared, l.stream, l.left, l.right, l.problem, \
+           Sums{terms}, l.out);                                                                    \
   }
 
 }  // namespace qfx::cuda::sm90

@@ -1,9 +1,8 @@
-#include "cuda/multiply_sm90.h"
-
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 
+#include "cuda/multiply_sm90.h"
 #include "cuda/ptx.cuh"
 #include "cuda/tensor_map.h"
 #include "cuda/work_sm90.h"
@@ -21,9 +20,14 @@ Problem problem_of(const Candidate& c, const Sizes& s, int splits, int32_t* part
   STD_TORCH_CHECK(splits >= 1 && splits <= steps, c.name, ": ", steps, " steps of K in ", splits,
                   " parts");
   const TileGrid grid = grid_of(c.config, s);
-  Problem p = {s, static_cast<int>(grid.down), static_cast<int>(grid.across),
-               static_cast<int>(steps), splits, static_cast<int>(tile_count(c.config, s) * splits),
-               nullptr, nullptr};
+  Problem p = {s,
+               static_cast<int>(grid.down),
+               static_cast<int>(grid.across),
+               static_cast<int>(steps),
+               splits,
+               static_cast<int>(tile_count(c.config, s) * splits),
+               nullptr,
+               nullptr};
   if (splits == 1) return p;
   p.sums = parts;
   p.arrivals = parts + s.batch * s.m * s.n;
@@ -45,8 +49,12 @@ Launch launch_of(const Choice& choice, const Sizes& s, const Rows& a, const Rows
   }
   const CUtensorMap of_a = map_of(a, s.m, s, config.swap ? config.right : config.left);
   const CUtensorMap of_w = map_of(w, s.n, s, config.swap ? config.left : config.right);
-  return {config.swap ? of_w : of_a, config.swap ? of_a : of_w,        p, out,
-          std::min(p.items, multiprocessors), stream};
+  return {config.swap ? of_w : of_a,
+          config.swap ? of_a : of_w,
+          p,
+          out,
+          std::min(p.items, multiprocessors),
+          stream};
 }
 
 bool follow_each_other(const Rows& rows, int64_t count) {

@@ -6,8 +6,8 @@
 
 namespace qfx::cuda::sm90 {
 
-// Whether tensor maps can describe the operands of a product. The matrices of a batch must follow each
-// other in whole rows.
+// Whether tensor maps can describe the operands of a product. The matrices of a batch must follow
+// each other in whole rows.
 bool can_read(const Sizes& size, const Rows& a, const Rows& w);
 
 // int32 values of memory that a choice needs for the parts of K; 0 for one part.

@@ -1,6 +1,6 @@
-// Hopper's own instructions (sm_90a), one wrapper each: mbarrier, TMA tile loads, wgmma on codes and on
-// bits, registers handed from one warpgroup to others. tests/cuda/emulated/ptx_sm90.cuh is the twin that
-// runs on a CPU, by the text of the PTX ISA 8.5; both must have the same names.
+// Hopper's own instructions (sm_90a), one wrapper each: mbarrier, TMA tile loads, wgmma on codes
+// and on bits, registers handed from one warpgroup to others. tests/cuda/emulated/ptx_sm90.cuh is
+// the twin that runs on a CPU, by the text of the PTX ISA 8.5; both must have the same names.
 #pragma once
 
 #include <cuda.h>
@@ -21,7 +21,8 @@ __device__ __forceinline__ void init_barrier(Barrier* b, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
 }
 
-// Makes initialized barriers visible to the copy engine; a __syncthreads() makes them so to threads.
+// Makes initialized barriers visible to the copy engine; a __syncthreads() makes them so to
+// threads.
 __device__ __forceinline__ void show_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -53,7 +54,8 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The box of the map at (byte k, row, matrix) into shared memory; its bytes complete on the barrier.
+// The box of the map at (byte k, row, matrix) into shared memory; its bytes complete on the
+// barrier.
 __device__ __forceinline__ void load_tile(void* to, const CUtensorMap* map, Barrier* b, int k,
                                           int row, int matrix) {
   asm volatile(
@@ -111,9 +113,9 @@ struct Wgmma;
 #define QFX_NAMES_60 \
   QFX_NAMES() "," QFX_NAMES(1) "," QFX_NAMES(2) "," QFX_NAMES(3) "," QFX_NAMES(4) "," QFX_NAMES(5)
 #define QFX_NAMES_64 QFX_NAMES_60 ",%60,%61,%62,%63"
-#define QFX_NAMES_128                                                                         \
-  QFX_NAMES_60 "," QFX_NAMES(6) "," QFX_NAMES(7) "," QFX_NAMES(8) "," QFX_NAMES(9) ","        \
-      QFX_NAMES(10) "," QFX_NAMES(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define QFX_NAMES_128                                                                             \
+  QFX_NAMES_60 "," QFX_NAMES(6) "," QFX_NAMES(7) "," QFX_NAMES(8) "," QFX_NAMES(9) "," QFX_NAMES( \
+      10) "," QFX_NAMES(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
 #define QFX_REGISTERS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
 #define QFX_REGISTERS_8(i) QFX_REGISTERS_4(i), QFX_REGISTERS_4(i + 4)
 #define QFX_REGISTERS_16(i) QFX_REGISTERS_8(i), QFX_REGISTERS_8(i + 8)
@@ -122,20 +124,21 @@ struct Wgmma;
 #define QFX_REGISTERS_128(i) QFX_REGISTERS_64(i), QFX_REGISTERS_64(i + 64)
 // `size` registers of each thread are operands 0 to size - 1 of the instruction; left, right and
 // whether to add to d are the next three.
-#define QFX_WGMMA(operands, columns, size, shape, types, left, right, add)                       \
-  template <>                                                                                    \
-  struct Wgmma<Operands::operands, columns> {                                                    \
-    static __device__ __forceinline__ void run(int32_t (&d)[size], uint64_t a, uint64_t b,       \
-                                               int accumulate) {                                 \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #add ", 0;\n"                            \
-                   "wgmma.mma_async.sync.aligned." shape ".s32." types " {" QFX_NAMES_##size     \
-                   "}, %" #left ", %" #right ", p;\n}"                                           \
-                   : QFX_REGISTERS_##size(0)                                                     \
-                   : "l"(a), "l"(b), "r"(accumulate));                                           \
-    }                                                                                            \
+#define QFX_WGMMA(operands, columns, size, shape, types, left, right, add)                   \
+  template <>                                                                                \
+  struct Wgmma<Operands::operands, columns> {                                                \
+    static __device__ __forceinline__ void run(int32_t (&d)[size], uint64_t a, uint64_t b,   \
+                                               int accumulate) {                             \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #add                                 \
+                   ", 0;\n"                                                                  \
+                   "wgmma.mma_async.sync.aligned." shape ".s32." types " {" QFX_NAMES_##size \
+                   "}, %" #left ", %" #right ", p;\n}"                                       \
+                   : QFX_REGISTERS_##size(0)                                                 \
+                   : "l"(a), "l"(b), "r"(accumulate));                                       \
+    }                                                                                        \
   };
-#define QFX_WGMMA_BOTH(columns, size, left, right, add)                                    \
-  QFX_WGMMA(kCodes, columns, size, "m64n" #columns "k32", "s8.s8", left, right, add)       \
+#define QFX_WGMMA_BOTH(columns, size, left, right, add)                              \
+  QFX_WGMMA(kCodes, columns, size, "m64n" #columns "k32", "s8.s8", left, right, add) \
   QFX_WGMMA(kBits, columns, size, "m64n" #columns "k256", "b1.b1.and.popc", left, right, add)
 
 QFX_WGMMA_BOTH(8, 4, 4, 5, 6)

@@ -37,14 +37,15 @@ CUtensorMap tile_map(const TileSource& from, int tile_rows) {
   const cuuint32_t box[3] = {kTileBytes, static_cast<cuuint32_t>(tile_rows), 1};
   const cuuint32_t every_element[3] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(from.data), sizes, strides, box,
-      every_element, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(from.data), sizes, strides,
+             box, every_element, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   STD_TORCH_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refused (error ",
                   static_cast<int>(result), ") tiles of ", tile_rows, " rows of ", from.matrices,
                   " matrices, ", from.step, " bytes apart, of ", from.rows, " rows of ",
-                  from.k_bytes, " bytes, ", from.pitch, " bytes apart, at address ", reinterpret_cast<uintptr_t>(from.data));
+                  from.k_bytes, " bytes, ", from.pitch, " bytes apart, at address ",
+                  reinterpret_cast<uintptr_t>(from.data));
   return map;
 }
 

@@ -24,8 +24,8 @@ struct Tile {
   static constexpr int kSharedBytes = std::max(stages * kStageBytes, 4 * kElements);
   using Sums = int32_t[kBlocksM][kBlocksN][4];
 
-  // A block finishes a tile together. Where element (row, column) lies meanwhile: four rows, which a
-  // quarter of a warp writes at once, in different banks; four columns stay together.
+  // A block finishes a tile together. Where element (row, column) lies meanwhile: four rows, which
+  // a quarter of a warp writes at once, in different banks; four columns stay together.
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int at(int row, int column) { return row * kN + (column ^ (row & 3) << 3); }
 };

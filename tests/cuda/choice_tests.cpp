@@ -1,9 +1,9 @@
 // Laws of cuda/choice.h.
-#include "cuda/choice.h"
-
 #include <cstdio>
 #include <exception>
 #include <string>
+
+#include "cuda/choice.h"
 
 namespace {
 
@@ -85,19 +85,19 @@ void rules_take_the_tile_that_fits() {
     const char* kernel;
   };
   constexpr Row kRows[] = {
-      {{1, 1, 4096, 4096}, "s8_swap8"},        {{1, 8, 12288, 4096}, "s8_swap8"},
-      {{1, 16, 12288, 4096}, "s8_swap16"},     {{1, 32, 4096, 4096}, "s8_swap32"},
-      {{1, 64, 4096, 8192}, "s8_swap64"},      {{1, 8192, 8192, 8192}, "s8_128x256"},
-      {{1, 4096, 4096, 4096}, "s8_128x256"},   {{64, 1024, 1024, 128}, "s8_128x256"},
+      {{1, 1, 4096, 4096}, "s8_swap8"},      {{1, 8, 12288, 4096}, "s8_swap8"},
+      {{1, 16, 12288, 4096}, "s8_swap16"},   {{1, 32, 4096, 4096}, "s8_swap32"},
+      {{1, 64, 4096, 8192}, "s8_swap64"},    {{1, 8192, 8192, 8192}, "s8_128x256"},
+      {{1, 4096, 4096, 4096}, "s8_128x256"}, {{64, 1024, 1024, 128}, "s8_128x256"},
   };
   for (const Row& row : kRows) {
     const Choice c = choose_by_rule(Operands::kCodes, row.size, kGpu.multiprocessors);
-    expect(c.kernel == row.kernel, "M " + std::to_string(row.size.m) + ": " + text_of(c) +
-                                       " instead of " + row.kernel);
+    expect(c.kernel == row.kernel,
+           "M " + std::to_string(row.size.m) + ": " + text_of(c) + " instead of " + row.kernel);
   }
   const Choice few = choose_by_rule(Operands::kCodes, {1, 1, 1024, 16384}, kGpu.multiprocessors);
-  expect(few.splits > 4, "16 tiles leave 132 multiprocessors idle unless K is split: " +
-                             text_of(few));
+  expect(few.splits > 4,
+         "16 tiles leave 132 multiprocessors idle unless K is split: " + text_of(few));
 }
 
 // A block has the shared memory that a kernel wants; wgmma and TMA take its tiles.
@@ -134,9 +134,8 @@ void forced() {
   expect_error("there are portable, sm90", [&] { with("s8_swap9"); });
   expect_error("the parts of K are '17', expected 1 to 16", [&] { with("s8_swap8/17"); });
   expect_error("the parts of K are 'x'", [&] { with("s8_swap8/x"); });
-  expect_error("asks for a kernel for compute capability 9.0, but a GPU has 8.9", [&] {
-    choose_or_force(Operands::kCodes, size, {"a GPU", 89, 128}, "sm90");
-  });
+  expect_error("asks for a kernel for compute capability 9.0, but a GPU has 8.9",
+               [&] { choose_or_force(Operands::kCodes, size, {"a GPU", 89, 128}, "sm90"); });
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // The Hopper kernels on the emulator against exact sums: by name, or the parts given as arguments.
+#include <torch/headeronly/util/BFloat16.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -6,8 +8,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include <torch/headeronly/util/BFloat16.h>
 
 #include "cuda/multiply_sm90.h"
 #include "cuda/ptx.cuh"
@@ -181,7 +181,8 @@ void check_floats(const Case& c) {
 
 // --- the cases of a kernel ---
 
-// Each M with an N and a K that fit no tile, around the kernel's own tile and more than one of them.
+// Each M with an N and a K that fit no tile, around the kernel's own tile and more than one of
+// them.
 void check_sizes(const Candidate& kernel) {
   constexpr int64_t kTokens[] = {1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 300};
   constexpr int64_t kFeatures[] = {1, 7, 65, 130, 71, 33, 257, 24, 129, 64, 259};
@@ -210,10 +211,13 @@ void check_batches(const Candidate& kernel) {
 void check_turns(const Candidate& kernel) {
   const sm90::Config& c = kernel.config;
   const int64_t left = c.left + 1, right = 2 * std::min(c.right, 64) + c.right + 1;
-  const int64_t k = 128 * (c.stages / 2 + 2);
-  for (unsigned seed = 10; seed < 15; ++seed) {
-    check_integers({{kernel.name, 1}, c.operands, {1, c.swap ? right : left, c.swap ? left : right, k},
-                    seed, 1});
+  for (unsigned seed = 10; seed < 16; ++seed) {
+    const int64_t k = 128 * (seed % 2 == 0 ? c.stages / 2 + 2 : c.stages + 2);
+    check_integers({{kernel.name, 1},
+                    c.operands,
+                    {1, c.swap ? right : left, c.swap ? left : right, k},
+                    seed,
+                    1});
   }
 }
 

@@ -60,10 +60,12 @@ WarpState& warp_state() { return state().warps[thread_index() / kWarp]; }
 
 // 32 bytes of row `row` of a tile: K-major, 128-byte swizzle.
 void read_row(uint64_t descriptor, int row, uint8_t* to) {
-  const auto field = [&](int bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4; };
+  const auto field = [&](int bit) {
+    return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4;
+  };
   const uint32_t start = field(0), stride = field(32);
-  const uint32_t first = start + static_cast<uint32_t>(row / 8) * stride +
-                         static_cast<uint32_t>(row % 8) * 128;
+  const uint32_t first =
+      start + static_cast<uint32_t>(row / 8) * stride + static_cast<uint32_t>(row % 8) * 128;
   for (uint32_t k = 0; k < kBytes; k += 16) {
     std::memcpy(to + k, shared_bytes_at(swizzled(first + k), 16), 16);
   }
@@ -90,7 +92,10 @@ int32_t product_of(Product product, const uint8_t* a, const uint8_t* b) {
       sum += static_cast<uint32_t>(static_cast<int8_t>(a[k]) * static_cast<int8_t>(b[k]));
     }
   } else {
-    for (int k = 0; k < kBytes; ++k) sum += std::popcount(static_cast<uint8_t>(a[k] & b[k]));
+    uint64_t x[kBytes / 8], y[kBytes / 8];
+    std::memcpy(x, a, kBytes);
+    std::memcpy(y, b, kBytes);
+    for (int i = 0; i < kBytes / 8; ++i) sum += static_cast<uint32_t>(std::popcount(x[i] & y[i]));
   }
   return static_cast<int32_t>(sum);
 }
@@ -106,7 +111,7 @@ void execute(Operation& op) {
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < op.columns; ++c) {
       int32_t& d = op.to->values[static_cast<size_t>(c / 8 * 4 + r / 8 * 2 + c % 2)]
-                               [static_cast<size_t>(r % 8 * 4 + c % 8 / 2)];
+                                [static_cast<size_t>(r % 8 * 4 + c % 8 / 2)];
       const uint32_t before = op.accumulate ? static_cast<uint32_t>(d) : 0;
       d = static_cast<int32_t>(before +
                                static_cast<uint32_t>(product_of(op.product, left[r], right[c])));

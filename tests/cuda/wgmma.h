@@ -1,7 +1,7 @@
 // Hopper's products of a warpgroup by the text of the PTX ISA 8.5 (wgmma), one warp's 16 rows at a
-// time. The tiles are read at a random time between the wgmma and the wait_group that covers it, and
-// d holds poison until then. Beside what the ISA forbids, descriptors other than those of K-major
-// tiles with a 128-byte swizzle are faults.
+// time. The tiles are read at a random time between the wgmma and the wait_group that covers it,
+// and d holds poison until then. Beside what the ISA forbids, descriptors other than those of
+// K-major tiles with a 128-byte swizzle are faults.
 #pragma once
 
 #include <cstdint>

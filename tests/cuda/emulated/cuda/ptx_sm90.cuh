@@ -45,8 +45,8 @@ inline void wgmma_results(int32_t (&)[kSize]) {}
 template <Operands kOperands, int kColumns>
 struct Wgmma {
   static void run(int32_t (&d)[kColumns / 2], uint64_t left, uint64_t right, int accumulate) {
-    constexpr auto kProduct = kOperands == Operands::kCodes ? emulated::Product::kBytes
-                                                            : emulated::Product::kBits;
+    constexpr auto kProduct =
+        kOperands == Operands::kCodes ? emulated::Product::kBytes : emulated::Product::kBits;
     emulated::wgmma(kProduct, kColumns, d, left, right, accumulate != 0);
   }
 };
