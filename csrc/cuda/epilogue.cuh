@@ -40,9 +40,10 @@ struct ActivationValue {
   static constexpr Activation value = kValue;
 };
 
-// Calls use(ActivationValue<...>{}) on the host: the values become templates there.
+// Calls use(ActivationValue<...>{}), on the host and on the device, there outside of loops: the
+// values become templates.
 template <typename Use>
-void with_activation(Activation activation, const Use& use) {
+__host__ __device__ __forceinline__ void with_activation(Activation activation, const Use& use) {
   switch (activation) {
     case Activation::kNone:
       return use(ActivationValue<Activation::kNone>{});

@@ -38,8 +38,8 @@ HeldRows padded(const Tensor& like, const CodeLines& lines, const RowSizes& size
 }
 
 template <typename Terms, typename Multiply>
-void run(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a, const Rows& w,
-         const Terms& terms, const Output& out, const Multiply& multiply) {
+void run(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a,
+         const Rows& w, const Terms& terms, const Output& out, const Multiply& multiply) {
   if (size.batch * size.m * size.n == 0) return;
   const GemmPlan plan = plan_of(size, device.multiprocessors());
   Tensor parts = empty_beside(like, {part_values(size, plan)}, ScalarType::Int);
