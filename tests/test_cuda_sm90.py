@@ -1,5 +1,5 @@
-"""The Hopper kernels (csrc/cuda/gemm_sm90.cuh), which no GPU has run yet: on the emulator against exact
-sums, broken on purpose, which the emulator must see, and compiled, with the machine code read."""
+"""The Hopper kernels (csrc/cuda/gemm_sm90.cuh), which no GPU has run yet: on the emulator against
+exact sums; broken on purpose, which the emulator must see; and compiled, their machine code read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import cuda_emulator
+
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "csrc" / "cuda"
-BUILD = ROOT / "build" / "cuda_sm90"  # kept, so that only what changed is compiled again
 KERNEL = (CUDA / "gemm_sm90.cuh").read_text()
 NAMES = re.findall(r"^QFX_..\((\w+),", (CUDA / "kernels_sm90.inc").read_text(), re.M)
 
@@ -75,7 +76,7 @@ def run(command: Sequence[str | Path], timeout: float = 300) -> str:
 def write_broken(b: Broken) -> str:
     """Its header in the build folder, unless it is there; what CMake takes."""
     assert KERNEL.count(b.old) == 1, f"{b.name}: '{b.old}' is not in the kernel once"
-    path = BUILD / "broken" / b.name / "cuda" / "gemm_sm90.cuh"
+    path = cuda_emulator.BUILD / "broken" / b.name / "cuda" / "gemm_sm90.cuh"
     text = KERNEL.replace(b.old, b.new)
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,17 +86,12 @@ def write_broken(b: Broken) -> str:
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    """The folder of sm90_tests and broken_<name>."""
-    if shutil.which("cmake") is None or shutil.which("ninja") is None:
-        pytest.skip(
-            "cmake and ninja build the emulated kernels, and one of them is not on the PATH"
-        )
-    torch_dir = Path(torch.__file__).parent
+    """The folder of sm90_tests, choice_tests and broken_<name>."""
+    build = cuda_emulator.build()
     broken = ";".join(write_broken(b) for b in BROKEN)
-    run(["cmake", "-S", ROOT / "tests" / "cuda", "-B", BUILD, "-G", "Ninja",
-         f"-DQFX_TORCH={torch_dir}", f"-DQFX_BROKEN={broken}"])  # fmt: skip
-    run(["cmake", "--build", BUILD, "--target", "sm90_programs"])
-    return BUILD
+    run(["cmake", f"-DQFX_BROKEN={broken}", build])
+    run(["cmake", "--build", build, "--target", "sm90_programs"])
+    return build
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,7 +121,7 @@ def tool(name: str) -> str:
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, tuple[str, Path]]:
     """What ptxas says of each kernel, and its machine code."""
-    nvcc, folder = tool("nvcc"), BUILD / "machine_code"
+    nvcc, folder = tool("nvcc"), cuda_emulator.BUILD / "machine_code"
     folder.mkdir(parents=True, exist_ok=True)
     of_torch = Path(torch.__file__).parent / "include"
 

@@ -36,6 +36,7 @@ void multiply_codes(const Sizes& size, const Rows& a, const Rows& w, const CodeT
 
 void settle_codes(const CodesOut& codes, int64_t rows, int64_t n, int8_t* q, float* scale,
                   int32_t* zero_point, Stream stream) {
+  if (rows == 0) return;
   launch(settle_row, dim3(static_cast<unsigned>(rows)), dim3(kSettleThreads), 0, stream, codes, n,
          q, scale, zero_point);
 }

@@ -12,11 +12,16 @@ constexpr int64_t kMaxBinaryK = INT32_MAX;  // the sum of K signs is an int32
 
 Element element_of(ScalarType type) {
   switch (type) {
-    case ScalarType::Float: return Element::kFloat32;
-    case ScalarType::BFloat16: return Element::kBFloat16;
-    case ScalarType::Half: return Element::kFloat16;
-    case ScalarType::Double: return Element::kFloat64;
-    default: return Element::kInt8;
+    case ScalarType::Float:
+      return Element::kFloat32;
+    case ScalarType::BFloat16:
+      return Element::kBFloat16;
+    case ScalarType::Half:
+      return Element::kFloat16;
+    case ScalarType::Double:
+      return Element::kFloat64;
+    default:
+      return Element::kInt8;
   }
 }
 
@@ -62,10 +67,10 @@ void run_signs(const char* op, const OnDevice& device, const Tensor& given, cons
   Tensor bits = empty_beside(x, {size.rows, layout.words()}, ScalarType::Int);
   Tensor set = empty_beside(x, {size.rows}, ScalarType::Int);
   Tensor scale = empty_beside(x, {size.rows}, ScalarType::Float);
-  signs_of_rows(x.const_data_ptr(), element_of(x.scalar_type()), size.rows, size.columns,
-                {data_of<uint32_t>(bits), layout.words(), data_of<int32_t>(set),
-                 data_of<float>(scale)},
-                device.stream());
+  signs_of_rows(
+      x.const_data_ptr(), element_of(x.scalar_type()), size.rows, size.columns,
+      {data_of<uint32_t>(bits), layout.words(), data_of<int32_t>(set), data_of<float>(scale)},
+      device.stream());
   out.row_scale = {floats(scale), 1};
   const int8_t* w = static_cast<const int8_t*>(packed.const_data_ptr());
   const Rows rows = {static_cast<const int8_t*>(bits.const_data_ptr()), layout.pitch(), 0};

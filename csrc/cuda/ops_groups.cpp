@@ -19,9 +19,8 @@ void check_group_zeros(const char* op, const Tensor& zero, const Tensor& scale, 
   check_dtype(op, "w_zero", zero, {ScalarType::Int});
   STD_TORCH_CHECK(shape_of(zero) == shape_of(scale), op, ": w_zero has shape ", shape_of(zero),
                   ", expected ", shape_of(scale), " as w_scale has");
-  STD_TORCH_CHECK(longest <= kMaxGroup, op, ": a group of ", longest,
-                  " with zero points is above ", kMaxGroup,
-                  ", where its int32 sum could overflow; pack the weight in groups");
+  STD_TORCH_CHECK(longest <= kMaxGroup, op, ": a group of ", longest, " with zero points is above ",
+                  kMaxGroup, ", where its int32 sum could overflow; pack the weight in groups");
 }
 
 // What is said of a weight packed without groups: all of K is one.
@@ -29,8 +28,8 @@ GroupTerms terms_of(const PackedWeight& w) {
   GroupTerms terms = {};
   const int64_t groups = w.layout.groups();
   terms.group = groups == 0 ? WeightLayout::of(0, w.layout.k, kMaxK).group : w.layout.group;
-  terms.colsum = groups == 0 ? PerGroup<int32_t>{w.colsum, 1, 0}
-                             : PerGroup<int32_t>{w.group_sums, groups, 1};
+  terms.colsum =
+      groups == 0 ? PerGroup<int32_t>{w.colsum, 1, 0} : PerGroup<int32_t>{w.group_sums, groups, 1};
   return terms;
 }
 
@@ -64,8 +63,8 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   out.data = y.mutable_data_ptr();
   if (y.numel() == 0) return y;
   const HeldRows rows = rows_of_codes(q, size, device.stream());
-  Tensor sums = empty_beside(q, {w_zero.has_value() ? w_scale.size(1) * size.rows : 0},
-                             ScalarType::Int);
+  Tensor sums =
+      empty_beside(q, {w_zero.has_value() ? w_scale.size(1) * size.rows : 0}, ScalarType::Int);
   terms.row_sums = data_of<int32_t>(sums);
   if (sums.numel() > 0) {
     sum_groups_of_rows(rows.rows, zero, size.rows, size.columns, terms.group,

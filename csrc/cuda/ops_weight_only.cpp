@@ -25,12 +25,18 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   const Dtype dtype = dtype_of(op, out_dtype);
   Tensor y = empty_beside(x, with_last(x, n), out_dtype);
   if (y.numel() == 0) return y;
-  const WeightOnly problem = {x.const_data_ptr(), dtype_of(op, x.scalar_type()),
-                              size.rows,          n,
-                              size.columns,       w.w,
-                              w.layout.pitch(),   scales,
-                              biases,             chosen,
-                              dtype,              y.mutable_data_ptr()};
+  const WeightOnly problem = {x.const_data_ptr(),
+                              dtype_of(op, x.scalar_type()),
+                              size.rows,
+                              n,
+                              size.columns,
+                              w.w,
+                              w.layout.pitch(),
+                              scales,
+                              biases,
+                              chosen,
+                              dtype,
+                              y.mutable_data_ptr()};
   weight_linear(problem, device.multiprocessors(), device.stream());
   return y;
 }

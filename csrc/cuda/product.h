@@ -14,7 +14,8 @@ struct HeldRows {
   Rows rows;
 };
 
-// The rows of codes q [..., K]: q itself, or a copy where rows do not begin at multiples of 16 bytes.
+// The rows of codes q [..., K]: q itself, or a copy where rows do not begin at multiples of 16
+// bytes.
 HeldRows rows_of_codes(const Tensor& q, const Matrix& size, Stream stream);
 
 // The same for each matrix of t [*B, R, K], whose rows or whose columns may be contiguous.

@@ -1,13 +1,12 @@
 // The products of csrc/cuda on the emulator: every tile shape, split or not, at the edges of its
 // tiles, with the extremes of codes, against sums in plain C++; and the laws of the plan.
-#include "cuda/gemm.h"
-
 #include <cstdio>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "cuda/gemm.h"
 #include "cuda/moves.h"
 #include "fibers.h"
 
@@ -33,7 +32,9 @@ struct Bytes {
   std::unique_ptr<Chunk[]> memory;
 
   Bytes(int64_t rows_, int64_t bytes_, std::mt19937& random)
-      : rows(rows_), bytes(bytes_), pitch(ceil_div(bytes_, 16) * 16),
+      : rows(rows_),
+        bytes(bytes_),
+        pitch(ceil_div(bytes_, 16) * 16),
         memory(new Chunk[rows_ * pitch / 16 + 1]()) {
     const int8_t extremes[] = {-128, 127, -127, 0};
     for (int64_t r = 0; r < rows; ++r) {
@@ -138,8 +139,9 @@ void signs_are_exact(const Sizes& size, TileShape shape, int splits) {
   Output out = {};
   out.data = got.data();
   out.type = OutType::kIntegers;
-  multiply_signs(size, p.all(0), w.all(0), {static_cast<uint32_t>(k_bytes), in_p.data(), in_w.data()},
-                 out, plan, reinterpret_cast<int32_t*>(parts.get()), nullptr);
+  multiply_signs(size, p.all(0), w.all(0),
+                 {static_cast<uint32_t>(k_bytes), in_p.data(), in_w.data()}, out, plan,
+                 reinterpret_cast<int32_t*>(parts.get()), nullptr);
   for (size_t i = 0; i < expected.size(); ++i) {
     for (int64_t k = 0; k < k_bytes; ++k) {
       const bool same = bit(p, i / size.n, k) == bit(w, i % size.n, k);
