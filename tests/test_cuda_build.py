@@ -23,6 +23,20 @@ INSTRUCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     **{("quantize", a): (r"LDG\.E\.EF\.128.*", r"STG\.E\.64.*") for a in ("80", "90")},
     **{("dequantize", a): (r"LDG\.E\.128.*", r"STG\.E\.128.*") for a in ARCHITECTURES},
     **{("pack", a): (r"IDP\.4A.*",) for a in ARCHITECTURES},
+    **{(s, "75"): (r"IMMA\.8816\.S8\.S8", r"LDSM\.16\.M88\.4") for s in ("gemm", "groups")},
+    **{
+        (s, a): (r"IMMA\.16832\.S8\.S8", r"LDSM\.16\.M88\.4", r"LDGSTS\.E\.BYPASS\.128.*")
+        for s in ("gemm", "groups")
+        for a in ("80", "90")
+    },
+    ("binary", "75"): (r"BMMA\.88128\.XOR\.POPC", r"LDSM\.16\.M88\.4"),
+    **{
+        ("binary", a): (r"BMMA\.168256\.AND\.POPC", r"LDGSTS\.E\.BYPASS\.128.*")
+        for a in ("80", "90")
+    },
+    **{("gemv", a): (r"LDG\.E\.EF\.128.*", r"PRMT", r"LDG\.E\.64.*") for a in ARCHITECTURES},
+    **{("moves", a): (r"IDP\.4A.*", r"STG\.E\.128.*") for a in ARCHITECTURES},
+    **{("signs", a): (r"VOTE\.ANY", r"POPC") for a in ARCHITECTURES},
 }
 LOADS = """
 import importlib.util, sys, torch
