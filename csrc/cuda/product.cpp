@@ -66,6 +66,7 @@ void run(const OnDevice& device, const Tensor& like, sm90::Operands operands, co
   Tensor memory = empty_beside(like, {count}, ScalarType::Int);
   int32_t* parts = data_of<int32_t>(memory);
   if (is_portable) return portable(size, a, w, terms, out, plan, parts, device.stream());
+  if (count > 0) device.clear(parts, static_cast<size_t>(count) * sizeof(int32_t));
   hopper(size, a, w, terms, out, choice, parts, gpu.multiprocessors, device.stream());
 }
 
