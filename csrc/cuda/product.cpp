@@ -42,8 +42,10 @@ void run(const OnDevice& device, const Tensor& like, const Sizes& size, const Ro
          const Rows& w, const Terms& terms, const Output& out, const Multiply& multiply) {
   if (size.batch * size.m * size.n == 0) return;
   const GemmPlan plan = plan_of(size, device.multiprocessors());
-  Tensor parts = empty_beside(like, {part_values(size, plan)}, ScalarType::Int);
-  multiply(size, a, w, terms, out, plan, data_of<int32_t>(parts), device.stream());
+  std::optional<Tensor> parts;
+  if (plan.splits > 1) parts = empty_beside(like, {part_values(size, plan)}, ScalarType::Int);
+  int32_t* values = parts.has_value() ? data_of<int32_t>(*parts) : nullptr;
+  multiply(size, a, w, terms, out, plan, values, device.stream());
 }
 
 }  // namespace
