@@ -16,8 +16,8 @@ Tensor pack_weight(Tensor w, int64_t group) {
   // A transposed weight, as backward has it, is turned first: by tiles, not byte by byte.
   const bool turn = w.stride(1) != 1 && w.stride(0) == 1;
   const int8_t* given = static_cast<const int8_t*>(w.const_data_ptr());
-  const HeldRows rows = turn ? rows_of_matrices(w, device.stream())
-                             : HeldRows{w, {given, w.stride(0), 0}};
+  const HeldRows rows =
+      turn ? rows_of_matrices(w, device.stream()) : HeldRows{w, {given, w.stride(0), 0}};
   pack_weight(rows.rows.data, rows.rows.pitch, turn ? 1 : w.stride(1), layout,
               data_of<int8_t>(packed), device.stream());
   return packed;
