@@ -1,4 +1,5 @@
-// Argument checks whose errors are sentences with the numbers.
+// Argument checks whose errors are sentences with the numbers. The kernels of each device check the
+// devices of their operands.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -21,15 +22,8 @@ inline std::string shape_of(const Tensor& t) {
 
 inline const char* dtype_name(ScalarType dtype) { return torch::headeronly::toString(dtype); }
 
-inline void check_cpu(const char* op, const char* what, const Tensor& t) {
-  STD_TORCH_CHECK(t.is_cpu(), op, ": ", what,
-                  " is not on the CPU while other operands are; move all "
-                  "operands to one device");
-}
-
 inline void check_dtype(const char* op, const char* what, const Tensor& t,
                         std::initializer_list<ScalarType> allowed) {
-  check_cpu(op, what, t);
   std::string names;
   for (ScalarType dtype : allowed) {
     if (t.scalar_type() == dtype) return;

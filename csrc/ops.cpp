@@ -1,9 +1,14 @@
-// The operators' schemas, one line each. Kernels: cpu/ops_*.cpp. Fake implementations, gradients
-// and the references that define them: qfx/ops/*.py. Numbers: docs/numerics.md.
+// The operators' schemas, one line each. Kernels: cpu/ops_*.cpp, cuda/ops_*.cpp. Fake
+// implementations, gradients and the references that define them: qfx/ops/*.py. Numbers:
+// docs/numerics.md. Tests register the same operators again under another name.
 #include <torch/csrc/stable/library.h>
 
+#if !defined(QFX_LIBRARY)
+#define QFX_LIBRARY qfx
+#endif
+
 // clang-format off
-STABLE_TORCH_LIBRARY(qfx, m) {
+STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("quantize(Tensor x, int[] axes, int bits, bool symmetric, Tensor? factor=None, int rotation=0) -> (Tensor, Tensor, Tensor)");
   m.def("rotate(Tensor x, Tensor? factor, int rotation, bool back=False) -> Tensor");
   m.def("quantize_static(Tensor x, Tensor scale, Tensor? zero_point, int bits, bool symmetric, Tensor? factor=None, int rotation=0) -> (Tensor, Tensor, Tensor)");

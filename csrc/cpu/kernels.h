@@ -11,7 +11,14 @@
 
 #include <cstdint>
 
+#include "types.h"
+
 namespace qfx::cpu {
+
+using qfx::Activation;
+using qfx::CodeSpec;
+using qfx::Dtype;
+using qfx::Transform;
 
 inline constexpr int kPanel = 32;      // columns of a weight panel
 inline constexpr int kGroup = 4;       // consecutive k of one column that lie side by side
@@ -22,19 +29,10 @@ inline constexpr int kAhead = 4096;  // bytes ahead of the weights that one row 
 inline constexpr int kLargestRotation = 64;
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
-enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
-enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
-
 // Extremes of a row as sortable integers: `magnitude` is the bit pattern of max|x| (NaN above
 // infinity above all finite), `low` and `high` bound the row and zero (see rows.h, to_sortable).
 struct Range {
   int32_t magnitude, low, high;
-};
-
-// What becomes of a row before it is quantized: R (x * factor). (R1)
-struct Transform {
-  const float* factor = nullptr;  // [n], or null: 1
-  int rotation = 0;               // the size of R's blocks, 16 or 64, which divides n; 0 without R
 };
 
 // How one row becomes codes: q = clamp(rne(x * inverse) + zero_point, qmin, qmax), 0 if !finite.

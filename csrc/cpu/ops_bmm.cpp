@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "batch.h"
 #include "cpu/arguments.h"
 #include "cpu/matrices.h"
 #include "cpu/pack_floats.h"
@@ -14,30 +15,9 @@
 namespace qfx::cpu {
 namespace {
 
-struct Sizes {
-  int64_t batch, m, n, k;
-};
-
-Sizes sizes_of(const char* op, const char* a_name, const Tensor& a, const char* b_name,
-               const Tensor& b) {
-  const auto last = a.sizes().end() - 2;
-  STD_TORCH_CHECK(
-      a.dim() >= 2 && a.dim() == b.dim() && std::equal(a.sizes().begin(), last, b.sizes().begin()),
-      op, ": ", a_name, " has shape ", shape_of(a), " and ", b_name, " has shape ", shape_of(b),
-      ", expected [*B, M, K] and [*B, N, K] with the same batch axes");
-  const int64_t axis = a.dim() - 1, k = a.size(axis);
-  STD_TORCH_CHECK(k == b.size(axis), op, ": ", a_name, " has K=", k, " (shape ", shape_of(a),
-                  ") but ", b_name, " has K=", b.size(axis), " (shape ", shape_of(b), ")");
-  STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
-                  ", where the int32 accumulator of a dot product could overflow");
-  int64_t batch = 1;
-  for (auto size = a.sizes().begin(); size != last; ++size) batch *= *size;
-  return {batch, a.size(axis - 1), b.size(axis - 1), k};
-}
-
 // Runs f(i) for each matrix of the batch.
 template <typename F>
-void for_each_matrix(const Sizes& size, const F& f) {
+void for_each_matrix(const BatchSizes& size, const F& f) {
   constexpr int64_t kStepsPerElement = 32;  // of quantizing and packing, in parallel.h's unit
   const int64_t one = size.m * size.n * size.k + (size.m + size.n) * size.k * kStepsPerElement;
   parallel(size.batch, size.batch * one, [&](int64_t begin, int64_t end) {
@@ -49,7 +29,7 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   constexpr const char* op = "int8_bmm";
   check_dtype(op, "a_q", a_q, {ScalarType::Char});
   check_dtype(op, "b_q", b_q, {ScalarType::Char});
-  const Sizes size = sizes_of(op, "a_q", a_q, "b_q", b_q);
+  const BatchSizes size = batch_sizes_of(op, "a_q", a_q, "b_q", b_q);
   check_zero_point(op, a_zero_point, size.batch * size.m);
   a_q = made_contiguous(a_q);
   a_zero_point = made_contiguous(a_zero_point);
@@ -85,7 +65,7 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
   constexpr const char* op = "int8_bmm_dynamic";
   check_float(op, "a", a);
   check_float(op, "b", b);
-  const Sizes size = sizes_of(op, "a", a, "b", b);
+  const BatchSizes size = batch_sizes_of(op, "a", a, "b", b);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   const CodeSpec b_spec = code_spec_of(op, {1}, b_bits, true);
   const Dtype a_dtype = dtype_of(op, a.scalar_type()), b_dtype = dtype_of(op, b.scalar_type());

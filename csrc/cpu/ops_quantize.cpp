@@ -24,8 +24,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
-  std::vector<int64_t> shape = with_last(x, 1);
-  if (spec.per_tensor) std::fill(shape.begin(), shape.end(), 1);
+  const std::vector<int64_t> shape = scale_shape(x, spec);
   Tensor scale = empty_on_cpu(shape, ScalarType::Float);
   Tensor zero_point = empty_on_cpu(shape, ScalarType::Int);
 
@@ -165,19 +164,6 @@ std::vector<Panel> panels_of(const float* col_scale, int64_t count, const float*
   return panels;
 }
 
-// One scale for each column of q [*B, M, N]: [N], or [*B, 1, N], one for each matrix.
-void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q) {
-  check_dtype(op, "col_scale", col_scale, {ScalarType::Float});
-  const int64_t n = q.size(q.dim() - 1);
-  if (col_scale.dim() <= 1) return check_vector(op, "col_scale", col_scale, n);
-  std::vector<int64_t> expected(q.sizes().begin(), q.sizes().end());
-  if (expected.size() >= 2) expected[expected.size() - 2] = 1;
-  STD_TORCH_CHECK(std::equal(expected.begin(), expected.end(), col_scale.sizes().begin(),
-                             col_scale.sizes().end()),
-                  op, ": col_scale has shape ", shape_of(col_scale), " and q has shape ",
-                  shape_of(q), ", expected [N], or [*B, 1, N] for q [*B, M, N]");
-}
-
 Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
                   std::optional<Tensor> col_scale, std::optional<Tensor> bias, Text activation,
                   ScalarType out_dtype) {
@@ -199,6 +185,7 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
   const float* col_scales = nullptr;
   int64_t rows_a_scale = std::max<int64_t>(size.rows, 1);
   if (col_scale.has_value()) {
+    check_cpu(op, "col_scale", *col_scale);
     check_col_scale(op, *col_scale, q);
     col_scale = made_contiguous(*col_scale);
     col_scales = floats(*col_scale);
@@ -262,13 +249,9 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
 
 Tensor pack_weight(Tensor w, int64_t group) {
   constexpr const char* op = "pack_weight";
-  check_dtype(op, "w", w, {ScalarType::Char});
-  STD_TORCH_CHECK(w.dim() == 2, op, ": w has shape ", shape_of(w), ", expected [N, K]");
+  check_cpu(op, "w", w);
+  check_weight(op, w, group);
   const int64_t n = w.size(0), k = w.size(1);
-  STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
-                  ", where the int32 accumulator of a dot product could overflow");
-  STD_TORCH_CHECK(group >= 0 && group % kKMultiple == 0, op, ": group=", group,
-                  ", expected 0 (one scale for all of K) or a multiple of ", kKMultiple);
   const int64_t size = packed_size(n, k, group);
   Tensor packed = empty_on_cpu({size}, ScalarType::Char);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());

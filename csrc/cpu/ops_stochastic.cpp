@@ -68,8 +68,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
-  std::vector<int64_t> shape = with_last(x, 1);
-  if (spec.per_tensor) std::fill(shape.begin(), shape.end(), 1);
+  const std::vector<int64_t> shape = scale_shape(x, spec);
   Tensor scale = empty_on_cpu(shape, ScalarType::Float);
   Tensor zero_point = empty_on_cpu(shape, ScalarType::Int);
   int32_t* zeros = static_cast<int32_t*>(zero_point.mutable_data_ptr());

@@ -14,9 +14,6 @@
 
 namespace qfx::cpu {
 
-// An int32 sum of K products of (code - zero point) in [-255, 255] and a weight in [-128, 127].
-inline constexpr int64_t kMaxK = 65792;
-
 inline int64_t round_up(int64_t x, int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }

@@ -7,12 +7,6 @@
 
 namespace qfx::cpu {
 
-struct CodeSpec {
-  int bits;
-  bool symmetric;
-  bool per_tensor;  // one scale for the matrix instead of one per row
-};
-
 // A matrix of floats whose rows are contiguous: x[m][k]. Its rows are meant transformed.
 struct FloatMatrix {
   const void* data;

@@ -4,6 +4,11 @@ Layout K32N32, version 1, one flat int8 tensor:
     header 64 bytes: b"QFXB", u32 version, u32 layout, u32 0, i64 N, i64 K, zeros
     blocks uint32 [Np/32, Kp/32, 32], zero padded     Np, Kp are N, K rounded up to 32
     (W[n, k] >= 0) = blocks[n // 32, k // 32, n % 32] >> (k % 32) & 1
+
+On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
+say everything (csrc/cuda/bits_layout.h), zero padded:
+    set int32 [N4], bits uint32 [N, Kp/32]     N4 = N rounded up to 4, Kp = K rounded up to 128
+    (W[n, k] >= 0) = bits[n, k // 32] >> (k % 32) & 1,  set[n] = sum_k (W[n, k] >= 0)
 Equations: docs/numerics.md (H1).
 """
 
@@ -20,6 +25,7 @@ from qfx.ops.registry import fake, no_gradient, reference
 
 MAGIC, VERSION, LAYOUT_K32N32 = b"QFXB", 1, 1
 HEADER_BYTES, PANEL, GROUP = 64, 32, 32
+CUDA_COLUMNS, CUDA_GROUP = 4, 128
 INSTEAD = "train with qfx.nn.BinaryLinear, which has a straight-through gradient"
 
 
@@ -53,9 +59,25 @@ def binary_pack(w: Tensor) -> Tensor:
     return torch.cat([head, words.transpose(1, 2).reshape(-1).view(torch.int8)])
 
 
+def cuda_packed_size(n: int, k: int) -> int:
+    """Bytes of a packed [n, k] weight on CUDA."""
+    return 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS) + n * -(-k // CUDA_GROUP) * CUDA_GROUP // 8
+
+
+def cuda_binary_pack(w: Tensor) -> Tensor:
+    """binary_pack as it is on CUDA, of w on any device."""
+    n, k = w.shape
+    octets = -(-k // CUDA_GROUP) * CUDA_GROUP // 8
+    bits = F.pad((w >= 0).to(torch.uint8), (0, -k % CUDA_GROUP)).reshape(n, octets, 8)
+    packed = (bits << torch.arange(8, device=w.device)).sum(-1).to(torch.uint8)
+    counts = F.pad((w >= 0).sum(1, dtype=torch.int32), (0, -n % CUDA_COLUMNS))
+    return torch.cat([counts.view(torch.int8), packed.reshape(-1).view(torch.int8)])
+
+
 @fake("binary_pack")
 def _(w: Tensor) -> Tensor:
-    return w.new_empty(packed_size(*w.shape), dtype=torch.int8)
+    size = cuda_packed_size if w.device.type == "cuda" else packed_size
+    return w.new_empty(size(*w.shape), dtype=torch.int8)
 
 
 def unpacked_signs(packed: Tensor, n: int, k: int) -> Tensor:

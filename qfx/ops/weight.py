@@ -7,6 +7,11 @@ Layout K4N32, version 2, one flat int8 tensor:
     W[n, k] = blocks[n // 32, k // 4, n % 32, k % 4]
     group_sums int32 [Np/32, G, 32], only if group > 0    G = ceil(K / group)
     group_sums[n // 32, g, n % 32] = sum_k W[n, k], k // group = g
+
+On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
+say everything (csrc/cuda/layout.h):
+    colsum int32 [N4], W int8 [N, Kp], zero padded     N4 = N up to 4, Kp = K up to 16
+    group_sums int32 [N, G], zeros int8 [group / 64], only if group > 0
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from qfx.ops.registry import fake, reference
 
 MAGIC, VERSION, LAYOUT_K4N32 = b"QFXW", 2, 1
 HEADER_BYTES, PANEL, GROUP, K_MULTIPLE = 64, 32, 4, 64
+CUDA_COLUMNS, CUDA_PITCH = 4, 16
 
 
 def _padded(n: int, k: int) -> tuple[int, int]:
@@ -66,10 +72,34 @@ def group_of(packed: Tensor, k: int) -> int:
     return int(group) or max(_padded(0, k)[1], K_MULTIPLE)
 
 
+def cuda_packed_size(n: int, k: int, group: int = 0) -> int:
+    """Bytes of a packed [n, k] weight on CUDA."""
+    columns = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS)
+    size = columns + n * (-(-k // CUDA_PITCH) * CUDA_PITCH)
+    if not group:
+        return size
+    group = min(group, max(_padded(0, k)[1], K_MULTIPLE))  # a longer one is as good as all of K
+    return size + 4 * n * -(-k // group) + group // K_MULTIPLE
+
+
+def cuda_pack_weight(w: Tensor, group: int = 0) -> Tensor:
+    """pack_weight as it is on CUDA, of w on any device."""
+    n, k = w.shape
+    colsum = F.pad(w.sum(1, dtype=torch.int32), (0, -n % CUDA_COLUMNS))
+    parts = [colsum.view(torch.int8), F.pad(w, (0, -k % CUDA_PITCH)).reshape(-1)]
+    if group:
+        group = min(group, max(_padded(0, k)[1], K_MULTIPLE))
+        sums = [w[:, i : i + group].sum(1, dtype=torch.int32) for i in range(0, k, group)]
+        parts += [torch.stack(sums, 1).reshape(-1).view(torch.int8)] if sums else []
+        parts += [w.new_zeros(group // K_MULTIPLE)]
+    return torch.cat(parts)
+
+
 @fake("pack_weight")
 def _(w: Tensor, group: int = 0) -> Tensor:
     n, k = w.shape
-    return w.new_empty(packed_size(n, k, group))
+    size = cuda_packed_size if w.device.type == "cuda" else packed_size
+    return w.new_empty(size(n, k, group))
 
 
 @reference

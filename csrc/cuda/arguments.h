@@ -1,0 +1,43 @@
+// Reading arguments into the CUDA kernels' types, with checks.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/layout.h"
+#include "cuda/quantize.h"
+#include "operands.h"
+
+// The library that the operators belong to and the device they run for; tests have their own.
+#if !defined(QFX_LIBRARY)
+#define QFX_LIBRARY qfx
+#define QFX_KEY CUDA
+#endif
+
+namespace qfx::cuda {
+
+// The rows of x, transformed (R1); x and `factor` must be contiguous.
+FloatRows float_rows_of(const char* op, const Tensor& x, const Matrix& size,
+                        const std::optional<Tensor>& factor = std::nullopt, int64_t rotation = 0);
+
+// Opens a packed weight for activations with k columns and n outputs; `packed` must be aligned.
+PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n);
+
+// The same for w_scale [N, G], a column for each group: G tells groups apart where the size alone
+// does not.
+PackedWeight grouped_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
+                        const Tensor& w_scale);
+
+// t itself, or a copy, contiguous and at an address that is a multiple of 16.
+Tensor made_aligned(const Tensor& t);
+
+// Uninitialized, on t's device.
+Tensor empty_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarType dtype);
+
+template <typename T>
+T* data_of(Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+}  // namespace qfx::cuda

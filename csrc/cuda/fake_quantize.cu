@@ -1,0 +1,44 @@
+// fake_quantize: the values that codes stand for, without the codes. (Q5)
+#include "cuda/codes.cuh"
+
+namespace qfx::cuda {
+namespace {
+
+struct FakeQuantize {
+  CodeSpec spec;
+  const float* scale;         // per tensor
+  const int32_t* zero_point;  // the same
+  Dtype dtype;
+  void* y;
+
+  template <typename Row>
+  __device__ void operator()(Row& row) const {
+    const RowCode code =
+        spec.per_tensor ? code_with(spec, *scale, *zero_point) : code_of(row.extremes(), spec);
+    with_type(dtype, [&](auto type) { write(row, code, static_cast<decltype(type)*>(y)); });
+  }
+
+  template <typename Row, typename T>
+  __device__ __forceinline__ void write(Row& row, const RowCode& code, T* values) const {
+    T* to = values + row.m * row.x.columns;
+    const bool aligned = row.x.columns * sizeof(T) % 16 == 0;
+    row.each([&](int64_t k, int count, const float (&v)[kPiece]) {
+      float back[kPiece];
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        back[i] = static_cast<float>(code_for(code, v[i]) - code.zero_point) * code.scale;
+      }
+      store_piece(to + k, count, aligned, back);
+    });
+  }
+};
+
+}  // namespace
+
+void fake_quantize(const FloatRows& x, const CodeSpec& spec, float* scale, int32_t* zero_point,
+                   Dtype dtype, void* y, Stream stream) {
+  if (spec.per_tensor) choose_tensor_code(x, spec, scale, zero_point, stream);
+  for_each_row(x, FakeQuantize{spec, scale, zero_point, dtype, y}, stream);
+}
+
+}  // namespace qfx::cuda

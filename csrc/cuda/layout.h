@@ -1,0 +1,63 @@
+// The packed weight on a GPU, one flat buffer of bytes. There is no header, which the host could
+// not read without waiting for the GPU: sizes say everything, N and K from the other operands.
+//     colsum int32 [N4], W int8 [N][Kp]
+// N4 is N rounded up to 4, Kp is K rounded up to 16; the padding is zero. Packed for scales that
+// each serve `group` consecutive k, a multiple of 64, it goes on with the sums of each of the
+// G = ceil(K / group) groups, and with zeros whose number tells `group`, which G leaves open:
+//     group_sums int32 [N][G], zeros int8 [group / 64]
+// Rows of K with a pitch of 16 bytes are what vector loads, cp.async and TMA want.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "types.h"
+
+#if defined(__CUDACC__)
+#define QFX_DEVICE __host__ __device__
+#else
+#define QFX_DEVICE
+#endif
+
+namespace qfx::cuda {
+
+inline constexpr int64_t kPitch = 16, kColumnMultiple = 4;
+
+QFX_DEVICE inline int64_t round_up(int64_t x, int64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
+struct WeightLayout {
+  int64_t n, k;
+  int64_t group = 0;  // 0: one scale for all of K
+
+  // A group longer than K is as good as one that holds it.
+  static WeightLayout of(int64_t n, int64_t k, int64_t group) {
+    const int64_t all = std::max(round_up(k, kGroupMultiple), kGroupMultiple);
+    return {n, k, std::min(group, all)};
+  }
+
+  QFX_DEVICE int64_t pitch() const { return round_up(k, kPitch); }
+  QFX_DEVICE int64_t groups() const { return group == 0 ? 0 : (k + group - 1) / group; }
+  QFX_DEVICE int64_t weights_at() const { return 4 * round_up(n, kColumnMultiple); }
+  QFX_DEVICE int64_t group_sums_at() const { return weights_at() + n * pitch(); }
+  QFX_DEVICE int64_t tail_at() const { return group_sums_at() + 4 * n * groups(); }
+  QFX_DEVICE int64_t bytes() const { return tail_at() + group / kGroupMultiple; }
+};
+
+// Where the parts of a packed weight lie in the GPU's memory.
+struct PackedWeight {
+  WeightLayout layout;
+  const int32_t* colsum;
+  const int8_t* w;            // w[n * layout.pitch() + k]
+  const int32_t* group_sums;  // [N][G], null without groups
+
+  PackedWeight(const WeightLayout& of, const int8_t* data)
+      : layout(of),
+        colsum(reinterpret_cast<const int32_t*>(data)),
+        w(data + of.weights_at()),
+        group_sums(of.group == 0 ? nullptr
+                                 : reinterpret_cast<const int32_t*>(data + of.group_sums_at())) {}
+};
+
+}  // namespace qfx::cuda

@@ -1,0 +1,30 @@
+// Codes moved into rows that tensor cores can read: k contiguous, a pitch that is a multiple of 16,
+// zeros behind K.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/stream.h"
+
+namespace qfx::cuda {
+
+// Matrices of codes, each of which begins `batch_step` behind the last, each line of it `step`.
+struct CodeLines {
+  const int8_t* data;
+  int64_t batch_step, step;
+};
+
+struct RowSizes {
+  int64_t batch, rows, k, pitch;
+};
+
+// out[b][r][k] = in[b][r][k]: lines are rows.
+void pad_codes(const CodeLines& in, const RowSizes& size, int8_t* out, Stream stream);
+
+// out[b][r][k] = in[b][k][r]: what is contiguous along r becomes so along k.
+void turn_codes(const CodeLines& in, const RowSizes& size, int8_t* out, Stream stream);
+
+// sums[b][r] = sum_k codes[b][r][k], `batch_step` apart.
+void sum_codes(const CodeLines& codes, const RowSizes& size, int32_t* sums, Stream stream);
+
+}  // namespace qfx::cuda

@@ -1,0 +1,103 @@
+#include "operands.h"
+
+#include <algorithm>
+
+namespace qfx {
+
+Matrix matrix_of(const char* op, const char* what, const Tensor& t) {
+  STD_TORCH_CHECK(t.dim() >= 1, op, ": ", what, " is a scalar, expected at least one dimension");
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
+  return {rows, t.size(t.dim() - 1)};
+}
+
+Transform transform_of(const char* op, const Tensor& x, const Matrix& size,
+                       const std::optional<Tensor>& factor, int64_t rotation) {
+  const int64_t k = size.columns;
+  Transform transform = {};
+  STD_TORCH_CHECK(rotation == 0 || rotation == 16 || rotation == 64, op, ": rotation=", rotation,
+                  ", expected 0, 16 or 64");
+  STD_TORCH_CHECK(rotation == 0 || k % rotation == 0, op, ": x has K=", k, " (shape ", shape_of(x),
+                  "), which rotation=", rotation, " does not divide");
+  transform.rotation = static_cast<int>(rotation);
+  if (factor.has_value()) {
+    check_dtype(op, "factor", *factor, {ScalarType::Float});
+    STD_TORCH_CHECK(factor->dim() == 1 && factor->numel() == k, op, ": factor has shape ",
+                    shape_of(*factor), " but x has K=", k, " (shape ", shape_of(x),
+                    "), expected one element for each k");
+    transform.factor = floats(*factor);
+  }
+  return transform;
+}
+
+Dtype dtype_of(const char* op, ScalarType dtype) {
+  if (dtype == ScalarType::Float) return Dtype::kFloat32;
+  if (dtype == ScalarType::BFloat16) return Dtype::kBFloat16;
+  STD_TORCH_CHECK(dtype == ScalarType::Half, op, ": out_dtype is ", dtype_name(dtype),
+                  ", expected Float, BFloat16 or Half");
+  return Dtype::kFloat16;
+}
+
+Activation activation_of(const char* op, const std::string& name) {
+  static const char* const names[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
+  const auto found = std::find(std::begin(names), std::end(names), name);
+  STD_TORCH_CHECK(found != std::end(names), op, ": unknown activation '", name,
+                  "', expected none, relu, gelu, gelu_tanh or silu");
+  return static_cast<Activation>(found - std::begin(names));
+}
+
+CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t bits,
+                      bool symmetric) {
+  STD_TORCH_CHECK(bits >= 2 && bits <= 8, op, ": bits=", bits, " is outside 2..8");
+  const bool per_row = axes == std::vector<int64_t>{1};
+  const bool per_tensor = axes == std::vector<int64_t>{0, 1};
+  std::string given;
+  for (int64_t axis : axes) given.append(given.empty() ? "" : ", ").append(std::to_string(axis));
+  STD_TORCH_CHECK(per_row || per_tensor, op, ": axes=[", given,
+                  "], expected [1] (one scale per row) or [0, 1] (one for the matrix)");
+  return {static_cast<int>(bits), symmetric, per_tensor};
+}
+
+void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q) {
+  check_dtype(op, "col_scale", col_scale, {ScalarType::Float});
+  const int64_t n = q.size(q.dim() - 1);
+  if (col_scale.dim() <= 1) return check_vector(op, "col_scale", col_scale, n);
+  std::vector<int64_t> expected(q.sizes().begin(), q.sizes().end());
+  if (expected.size() >= 2) expected[expected.size() - 2] = 1;
+  STD_TORCH_CHECK(std::equal(expected.begin(), expected.end(), col_scale.sizes().begin(),
+                             col_scale.sizes().end()),
+                  op, ": col_scale has shape ", shape_of(col_scale), " and q has shape ",
+                  shape_of(q), ", expected [N], or [*B, 1, N] for q [*B, M, N]");
+}
+
+void check_weight(const char* op, const Tensor& w, int64_t group) {
+  check_dtype(op, "w", w, {ScalarType::Char});
+  STD_TORCH_CHECK(w.dim() == 2, op, ": w has shape ", shape_of(w), ", expected [N, K]");
+  const int64_t k = w.size(1);
+  STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
+                  ", where the int32 accumulator of a dot product could overflow");
+  STD_TORCH_CHECK(group >= 0 && group % kGroupMultiple == 0, op, ": group=", group,
+                  ", expected 0 (one scale for all of K) or a multiple of ", kGroupMultiple);
+}
+
+std::vector<int64_t> with_last(const Tensor& t, int64_t last) {
+  std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
+  shape.back() = last;
+  return shape;
+}
+
+Tensor made_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
+std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t) {
+  return t.has_value() ? std::optional<Tensor>(made_contiguous(*t)) : std::nullopt;
+}
+
+std::vector<int64_t> scale_shape(const Tensor& x, const CodeSpec& spec) {
+  std::vector<int64_t> shape = with_last(x, 1);
+  if (spec.per_tensor) std::fill(shape.begin(), shape.end(), 1);
+  return shape;
+}
+
+}  // namespace qfx

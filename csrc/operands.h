@@ -1,0 +1,63 @@
+// What the operators of all devices share: reading arguments, with checks.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "text.h"
+#include "types.h"
+
+namespace qfx {
+
+// Number of rows and columns of a tensor [..., K] viewed as a matrix.
+struct Matrix {
+  int64_t rows, columns;
+};
+
+Matrix matrix_of(const char* op, const char* what, const Tensor& t);
+
+// The transform (R1) of x's rows; `factor` must be contiguous.
+Transform transform_of(const char* op, const Tensor& x, const Matrix& size,
+                       const std::optional<Tensor>& factor, int64_t rotation);
+
+Dtype dtype_of(const char* op, ScalarType dtype);
+
+inline int64_t size_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+Activation activation_of(const char* op, const std::string& name);
+
+CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t bits,
+                      bool symmetric);
+
+// One scale for each column of q [*B, M, N]: [N], or [*B, 1, N], one for each matrix.
+void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q);
+
+// A weight to pack: int8 [N, K], with a scale for each `group` elements of K, or 0.
+void check_weight(const char* op, const Tensor& w, int64_t group);
+
+// Step from the value of a row to that of the next in a contiguous tensor: 0 where one is for all.
+inline int64_t stride_of(const Tensor& per_row) { return per_row.numel() == 1 ? 0 : 1; }
+
+inline const int32_t* ints(const Tensor& t) {
+  return static_cast<const int32_t*>(t.const_data_ptr());
+}
+
+inline const float* floats(const Tensor& t) {
+  return static_cast<const float*>(t.const_data_ptr());
+}
+
+// The shape of t with its last size replaced.
+std::vector<int64_t> with_last(const Tensor& t, int64_t last);
+
+// The shape of the scales of x under this scheme.
+std::vector<int64_t> scale_shape(const Tensor& x, const CodeSpec& spec);
+
+// t itself where it is contiguous, without a call of the dispatcher.
+Tensor made_contiguous(const Tensor& t);
+std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t);
+
+}  // namespace qfx

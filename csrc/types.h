@@ -1,0 +1,29 @@
+// Types that kernels for all devices share.
+#pragma once
+
+#include <cstdint>
+
+namespace qfx {
+
+// An int32 sum of K products of (code - zero point) in [-255, 255] and a weight in [-128, 127].
+inline constexpr int64_t kMaxK = 65792;
+
+inline constexpr int64_t kGroupMultiple = 64;  // elements of K that share a scale of the weight
+
+enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
+enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
+
+// How floats become codes.
+struct CodeSpec {
+  int bits;
+  bool symmetric;
+  bool per_tensor;  // one scale for the matrix instead of one per row
+};
+
+// What becomes of a row before it is quantized: R (x * factor). (R1)
+struct Transform {
+  const float* factor = nullptr;  // [n], or null: 1
+  int rotation = 0;               // the size of R's blocks, 16 or 64, which divides n; 0 without R
+};
+
+}  // namespace qfx
