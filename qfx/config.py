@@ -22,7 +22,7 @@ PRESETS = {
     "w8a8-static": Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),
     "w8": Scheme(x=None),
     "w7a7": Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),
-    "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, group=64)),
+    "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, symmetric=False, group=64)),
 }
 INNER = ("inductor", "aot_eager", "eager")
 

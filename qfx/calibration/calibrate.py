@@ -29,7 +29,7 @@ Model = Callable[..., Any]
 Found = Mapping[SiteKey, Sequence[Candidate]]
 At = tuple[SiteKey, int]  # a candidate: its group, and which it is there
 _SMALLEST_MEMORY = 2**24  # bytes
-_MEMORY = 0.25  # of the bytes of the model's parameters that samples may take
+_MEMORY = 0.125  # of the bytes of the model's parameters that samples may take
 
 
 def calibrate(
@@ -57,7 +57,7 @@ def calibrate(
     whose metric is at most `max_drop` below that of `model`; sites may then stay float.
 
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
-    rows an activation, and a quarter of the model or 16 MiB. Raises ValueError for no batches, for
+    rows an activation, and an eighth of the model or 16 MiB. Raises ValueError for no batches, for
     a pattern that fits nothing, for an unknown observer, and where no graph was captured.
     """
     config = config or Config()

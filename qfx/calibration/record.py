@@ -65,9 +65,14 @@ class Activation:
 
     def __post_init__(self) -> None:
         self.absmax = torch.zeros(self.k)
-        self.sample, self.extreme = torch.zeros(0, self.k), torch.zeros(0, self.k)
+        self.extreme = torch.zeros(0, self.k)
+        self._rows = torch.zeros(0, self.k)  # written in place: new tensors would fragment memory
         self._drawn = torch.zeros(0)  # the random number of each sampled row
         self._random = torch.Generator().manual_seed(0)
+
+    @property
+    def sample(self) -> Tensor:
+        return self._rows[: self._drawn.numel()]
 
     def update(self, x: Tensor) -> None:
         x_mk = x.detach().reshape(-1, self.k).float()
@@ -88,19 +93,24 @@ class Activation:
 
     def _draw(self, x_mk: Tensor) -> None:
         """Each row gets a random number; those with the smallest ones stay."""
+        count = self._drawn.numel()
         numbers = torch.cat([self._drawn, torch.rand(x_mk.shape[0], generator=self._random)])
         chosen = numbers.topk(min(self.room, numbers.numel()), largest=False).indices.sort().values
-        new = chosen[chosen >= self.sample.shape[0]] - self.sample.shape[0]
-        old = chosen[chosen < self.sample.shape[0]]
-        self.sample = torch.cat([self.sample[old], x_mk[new]])
-        self._drawn = numbers[chosen]
+        old, new = chosen[chosen < count], chosen[chosen >= count] - count
+        if not new.numel():
+            return
+        rows = self._rows if self._rows.shape[0] == self.room else torch.empty(self.room, self.k)
+        rows[: old.numel()] = self._rows[old]
+        rows[old.numel() : chosen.numel()] = x_mk[new]
+        self._rows, self._drawn = rows, numbers[chosen]
 
     def shrink(self, room: int) -> None:
         """Keeps the rows that a smaller sample would hold."""
         self.room = min(self.room, room)
         kept = self._drawn.topk(min(self.room, self._drawn.numel()), largest=False).indices
         kept = kept.sort().values
-        self.sample, self._drawn = self.sample[kept], self._drawn[kept]
+        if kept.numel() < self._drawn.numel():
+            self._rows, self._drawn = self._rows[kept], self._drawn[kept]
         self.extreme = self._largest(self.extreme)
 
 
