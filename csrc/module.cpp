@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cpu/gemm.h"
 #include "cpu/guard_counts.h"
 #include "cpu/selfcheck.h"
+#include "cuda/layout.h"
 #include "stamps.h"
 
 namespace {
@@ -79,6 +81,22 @@ std::map<std::string, Counts> guard_counts() {
   return found;
 }
 
+// As nvcc names them, without the dot: 75, ..., 90a.
+std::vector<std::string> cuda_architectures() {
+#if defined(QFX_CUDA_ARCHITECTURES)
+  std::istringstream words(QFX_CUDA_ARCHITECTURES);
+#else
+  std::istringstream words;
+#endif
+  std::vector<std::string> names;
+  for (std::string name; words >> name;) names.push_back(name);
+  return names;
+}
+
+int64_t cuda_packed_size(int64_t n, int64_t k, int64_t group) {
+  return qfx::cuda::WeightLayout::of(n, k, group).bytes();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -103,6 +121,10 @@ PYBIND11_MODULE(_C, m) {
       "take_guard_counts",
       [](const std::string& site) { return as_tuple(qfx::cpu::take_guard_counts(site)); },
       pybind11::arg("site"), "The counts of one site, which then has none.");
+  m.def("cuda_architectures", &cuda_architectures,
+        "The architectures of GPUs that this build has kernels for; none without CUDA.");
+  m.def("cuda_packed_size", &cuda_packed_size, pybind11::arg("n"), pybind11::arg("k"),
+        pybind11::arg("group") = 0, "Bytes of a packed weight on CUDA.");
   qfx::define_stamps(m);
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import
   for (const std::string& fault : qfx::cpu::faults()) {

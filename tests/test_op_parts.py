@@ -11,7 +11,7 @@ from torch import Tensor
 from qfx.ops import FAKES, REFERENCES
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.ops.registry import NO_GRADIENT
-from tests import bounds
+from tests import bounds, cuda_emulator
 from tests.conftest import same_bits
 from tests.rows import ROWS, Row
 
@@ -36,6 +36,22 @@ WITHOUT_GRADIENT = (
     "int8_linear_guarded",
     *FLOAT_OUT,
 )
+# Operators without CUDA kernels, and why.
+WITHOUT_CUDA = {
+    **dict.fromkeys(
+        ("int8_attention", "attention_decode", "attention_append"),
+        "attention stays float on CUDA, where the float kernels keep to tensor cores",
+    ),
+    "int8_linear_guarded": "the guard falls back by row, which the host would have to wait for",
+    **dict.fromkeys(
+        (
+            "int8_mm", "int8_bmm", "int8_bmm_dynamic", "int8_linear", "int8_linear_groups",
+            "int8_linear_requantize", "int8_weight_linear", "int8_linear_ste",
+            "int8_linear_dynamic", "binary_pack", "binary_mm", "binary_linear",
+        ),
+        "products are not written yet",
+    ),
+}  # fmt: skip
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
@@ -49,6 +65,14 @@ def test_all_parts(name: str) -> None:
     assert (name in NO_GRADIENT) == (name in WITHOUT_GRADIENT + INTEGERS_OUT)
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"qfx::{name}", "CPU")
     assert any(row.op == name for row in ROWS)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_cuda_kernels_or_a_reason(name: str) -> None:
+    """Seen on the emulator, whose library has the operators for CUDA as operators for the CPU."""
+    cuda_emulator.library()
+    there = torch._C._dispatch_has_kernel_for_dispatch_key(f"qfx_emulated::{name}", "CPU")
+    assert there == (name not in WITHOUT_CUDA)
 
 
 def test_the_table_knows_the_operators() -> None:

@@ -13,11 +13,17 @@
 
 #include "types.h"
 
+#if defined(__CUDACC__)
+#define QFX_DEVICE __host__ __device__
+#else
+#define QFX_DEVICE
+#endif
+
 namespace qfx::cuda {
 
 inline constexpr int64_t kPitch = 16, kColumnMultiple = 4;
 
-inline int64_t round_up(int64_t x, int64_t multiple) {
+QFX_DEVICE inline int64_t round_up(int64_t x, int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
 
@@ -31,12 +37,12 @@ struct WeightLayout {
     return {n, k, std::min(group, all)};
   }
 
-  int64_t pitch() const { return round_up(k, kPitch); }
-  int64_t groups() const { return group == 0 ? 0 : (k + group - 1) / group; }
-  int64_t weights_at() const { return 4 * round_up(n, kColumnMultiple); }
-  int64_t group_sums_at() const { return weights_at() + n * pitch(); }
-  int64_t tail_at() const { return group_sums_at() + 4 * n * groups(); }
-  int64_t bytes() const { return tail_at() + group / kGroupMultiple; }
+  QFX_DEVICE int64_t pitch() const { return round_up(k, kPitch); }
+  QFX_DEVICE int64_t groups() const { return group == 0 ? 0 : (k + group - 1) / group; }
+  QFX_DEVICE int64_t weights_at() const { return 4 * round_up(n, kColumnMultiple); }
+  QFX_DEVICE int64_t group_sums_at() const { return weights_at() + n * pitch(); }
+  QFX_DEVICE int64_t tail_at() const { return group_sums_at() + 4 * n * groups(); }
+  QFX_DEVICE int64_t bytes() const { return tail_at() + group / kGroupMultiple; }
 };
 
 // Where the parts of a packed weight lie in the GPU's memory.

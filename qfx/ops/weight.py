@@ -8,9 +8,9 @@ Layout K4N32, version 2, one flat int8 tensor:
     group_sums int32 [Np/32, G, 32], only if group > 0    G = ceil(K / group)
     group_sums[n // 32, g, n % 32] = sum_k W[n, k], k // group = g
 
-On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes say
-everything (csrc/cuda/layout.h):
-    colsum int32 [N4], W int8 [N, Kp]     N4 = N rounded up to 4, Kp = K rounded up to 16, zero padded
+On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
+say everything (csrc/cuda/layout.h):
+    colsum int32 [N4], W int8 [N, Kp], zero padded     N4 = N up to 4, Kp = K up to 16
     group_sums int32 [N, G], zeros int8 [group / 64], only if group > 0
 """
 

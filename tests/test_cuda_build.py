@@ -1,0 +1,74 @@
+"""The CUDA kernels compile for every architecture, keep to registers and use the instructions that
+they are written for; the extension that holds them loads on a PyTorch without CUDA."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import qfx._C as _C
+
+from qfx.ops.weight import cuda_packed_size
+from tests import cuda_objects
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+ARCHITECTURES = ("75", "80", "90")
+# (source, architecture) -> instructions, as regular expressions, that the fast path consists of.
+INSTRUCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("quantize", "75"): (r"LDG\.E\.128.*",),
+    **{("quantize", a): (r"LDG\.E\.EF\.128.*", r"STG\.E\.64.*") for a in ("80", "90")},
+    **{("dequantize", a): (r"LDG\.E\.128.*", r"STG\.E\.128.*") for a in ARCHITECTURES},
+    **{("pack", a): (r"IDP\.4A.*",) for a in ARCHITECTURES},
+}
+LOADS = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("qfx._C", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules["qfx._C"] = module
+spec.loader.exec_module(module)
+import qfx
+assert module.cuda_architectures()[:3] == ["75", "80", "90"], module.cuda_architectures()
+assert torch._C._dispatch_has_kernel_for_dispatch_key("qfx::quantize", "CUDA")
+q, scale, zero = torch.ops.qfx.quantize(torch.tensor([[1.0, -2.0]]), [1], 8, True)
+assert q.tolist() == [[64, -127]]
+print("int8 on the CPU")
+"""
+
+
+def object_of(source: str) -> Path:
+    (path,) = (o for o in cuda_objects.objects() if o.name == f"{source}.cu.o")
+    return path
+
+
+@pytest.mark.parametrize("source", [s.stem for s in SOURCES])
+def test_kernels_keep_to_registers(source: str) -> None:
+    memory = cuda_objects.memory_of_kernels(object_of(source))
+    assert memory and {name for name, size in memory.items() if size > 0} == set()
+
+
+@pytest.mark.parametrize("source, architecture", INSTRUCTIONS, ids="-".join)
+def test_expected_instructions(source: str, architecture: str) -> None:
+    names = cuda_objects.instructions_of(object_of(source), architecture)
+    for pattern in INSTRUCTIONS[source, architecture]:
+        assert any(re.fullmatch(pattern, name) for name in names), (
+            f"no {pattern} in {sorted(names)}"
+        )
+
+
+def test_an_extension_with_cuda_kernels_loads_without_cuda() -> None:
+    command = [sys.executable, "-c", LOADS, str(cuda_objects.extension())]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert "int8 on the CPU" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 33])
+@pytest.mark.parametrize("k", [0, 1, 16, 600, 65792])
+@pytest.mark.parametrize("group", [0, 64, 576, 65792, 10**9])
+def test_sizes_of_packed_weights(n: int, k: int, group: int) -> None:
+    """What C++ says is what the fake implementation computes."""
+    group = group // 64 * 64
+    assert _C.cuda_packed_size(n, k, group) == cuda_packed_size(n, k, group)
