@@ -87,6 +87,15 @@ def value(node: fx.Node) -> Any:
     return recorded
 
 
+def device(node: fx.Node) -> torch.device:
+    """Of the node's tensor, or of the first one it is made from; the CPU where none is known."""
+    recorded = value(node)
+    if isinstance(recorded, torch.Tensor):
+        return recorded.device
+    inputs = node.all_input_nodes
+    return device(inputs[0]) if inputs else torch.device("cpu")
+
+
 def attribute(node: fx.Node) -> Any:
     """What a get_attr node stands for; None when the graph's module lacks it."""
     owner: Any = node.graph.owning_module
