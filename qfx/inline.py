@@ -10,7 +10,7 @@ in its operator: docs/decisions/0012-quantization-on-cuda-is-aten.md.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def inline(graph: fx.Graph, quantize: fx.Node) -> None:
     sources = set(quantize.all_input_nodes)
     with graph.inserting_before(quantize):
         arguments: Any = fx.node.map_arg(quantize.args, lambda node: fx.Proxy(node, tracer))  # type: ignore[arg-type, return-value]
-        parts = _FORMULAS[quantize.target](*arguments)  # type: ignore[index]
+        parts = _FORMULAS[quantize.target](*arguments)
     for reader in list(quantize.users):
         assert reader.target is operator.getitem
         part = parts[reader.args[1]].node  # type: ignore[index]
@@ -147,8 +147,11 @@ def _is_one(scale: Any) -> bool:
 
 
 _INT = torch.int32
-_FORMULAS = {
+_FORMULAS: dict[Any, Callable[..., Parts]] = {
     ops.quantize.default: quantize_parts,
     ops.quantize_static.default: quantize_static_parts,
 }
-_TRANSFORM = {ops.quantize.default: 4, ops.quantize_static.default: 5}  # where it may begin
+_TRANSFORM: dict[Any, int] = {  # which argument may be its factor
+    ops.quantize.default: 4,
+    ops.quantize_static.default: 5,
+}

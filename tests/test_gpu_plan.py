@@ -154,7 +154,9 @@ def test_the_points_of_the_table_are_as_measured(m: int, k: int, n: int) -> None
 def test_between_the_points_it_lies_between_them(m: int, n: int) -> None:
     """Per unit of work: as little as its cheapest neighbour, as much as its dearest."""
     k = 3000
-    around = [[p for p in points if q / 64 < p < q * 64] for points, q in zip(MKN, (m, k, n))]
+    around = [
+        [p for p in points if q / 64 < p < q * 64] for points, q in zip(MKN, (m, k, n), strict=True)
+    ]
     per_unit = [_seconds("float", *p) / (p[0] * p[1] * p[2]) for p in product(*around)]
     found = SYNTHETIC.estimate(m, k, n, torch.bfloat16, W8A8).float_s / (m * k * n)
     assert min(per_unit) <= found <= max(per_unit)

@@ -1,5 +1,5 @@
-"""CUDA graphs replay on fixed addresses: inputs that Inductor does not take for static are copied at
-each replay. Packed weights are static to it, and keep their addresses when they are refreshed."""
+"""CUDA graphs replay on fixed addresses: what Inductor does not take for static is copied for each
+replay. Packed weights are static to it, and keep their addresses when they are refreshed."""
 
 from __future__ import annotations
 

@@ -34,8 +34,5 @@ def has_kernel(operator: str, device: torch.device) -> bool:
 
 def name_of(device: torch.device) -> str:
     """The GPU's name as its driver tells it; of a fake one, what is not there to ask."""
-    return (
-        torch.cuda.get_device_name(device)
-        if torch.cuda.is_available()
-        else "a GPU that is not there"
-    )
+    seen = torch.cuda.is_available()
+    return torch.cuda.get_device_name(device) if seen else "a GPU that is not there"
