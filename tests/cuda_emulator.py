@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops import REFERENCES
+from qfx.ops.binary import cuda_binary_pack, unpacked_signs
 from qfx.ops.weight import cuda_pack_weight
 from tests.rows import Row
 
@@ -64,19 +65,21 @@ def cuda_packed(packed: Tensor) -> Tensor:
     return cuda_pack_weight(REFERENCES["unpack_weight"](packed, n, k), group)
 
 
+def cuda_packed_bits(packed: Tensor) -> Tensor:
+    n, k = packed[16:32].view(torch.int64).tolist()
+    return cuda_binary_pack(unpacked_signs(packed, n, k))
+
+
 def reference_of(op: str) -> Callable[..., Any]:
     """What defines operator `op` on CUDA, in terms of a row's own arguments."""
-    return {"pack_weight": cuda_pack_weight}.get(op, REFERENCES[op])
-
-
-# How an operand of a row becomes that of a CUDA operator, by operator and name.
-_CONVERTED = {"packed": cuda_packed}
+    packing = {"pack_weight": cuda_pack_weight, "binary_pack": cuda_binary_pack}
+    return packing.get(op, REFERENCES[op])
 
 
 def arguments_of(row: Row) -> tuple[Any, ...]:
     """Those of row.arguments(), weights packed for CUDA."""
     names = [a.name for a in getattr(torch.ops.qfx, row.op).default._schema.arguments]
     given = row.arguments()
-    convert = {} if row.op.startswith("binary") else _CONVERTED
+    convert = {"packed": cuda_packed_bits if row.op.startswith("binary") else cuda_packed}
     pairs = zip(names, given, strict=False)
     return tuple(convert[name](a) if name in convert else a for name, a in pairs)

@@ -1,20 +1,21 @@
 """The Hopper kernels (csrc/cuda/gemm_sm90.cuh), which no GPU has run yet: on the emulator against
-exact sums; broken on purpose, which the emulator must see; and compiled, their machine code read."""
+exact sums; broken on purpose, which the emulator must see; compiled, their machine code read."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests import cuda_emulator
+from qfx.ops.weight import cuda_pack_weight
+from tests import cuda_emulator, cuda_objects
+from tests.rows import ROWS, Row
+from tests.test_op_parts import as_tuple, assert_equals
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "csrc" / "cuda"
@@ -107,52 +108,46 @@ def test_the_emulator_sees_that_a_kernel_is_broken(broken: Broken, programs: Pat
     assert re.search(broken.symptom, result.stdout), result.stdout
 
 
-def tool(name: str) -> str:
-    """A program of the CUDA toolkit, or of the package nvidia-cuda-<name>."""
-    packaged = sorted(Path(torch.__file__).parent.parent.glob(f"nvidia/*/bin/{name}"))
-    found = shutil.which(name) or (str(packaged[-1]) if packaged else None)
-    if found is None:
-        pytest.skip(
-            f"{name} compiles or disassembles kernels for Hopper, and it is not on the PATH"
-        )
-    return found
-
-
-@pytest.fixture(scope="module")
-def compiled() -> dict[str, tuple[str, Path]]:
-    """What ptxas says of each kernel, and its machine code."""
-    nvcc, folder = tool("nvcc"), cuda_emulator.BUILD / "machine_code"
-    folder.mkdir(parents=True, exist_ok=True)
-    of_torch = Path(torch.__file__).parent / "include"
-
-    def compile_one(name: str) -> tuple[str, Path]:
-        path = folder / f"{name}.cubin"
-        return run([nvcc, "-std=c++20", "-O3", "-fmad=false", "-Xptxas", "-v", "-cubin", "-o", path,
-                    "-gencode=arch=compute_90a,code=sm_90a", f"-I{ROOT / 'csrc'}",
-                    f"-I{of_torch}", CUDA / f"sm90_{name}.cu"]), path  # fmt: skip
-
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return dict(zip(NAMES, pool.map(compile_one, NAMES), strict=True))
+def object_of(name: str) -> Path:
+    (path,) = (o for o in cuda_objects.objects() if o.name == f"sm90_{name}.cu.o")
+    return path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_registers_hold_the_sums(name: str, compiled: dict[str, tuple[str, Path]]) -> None:
-    said, _ = compiled[name]
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    assert re.findall("C75[0-9]+|warning.*", said) == []  # as: wgmma runs one after another
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_machine_code_has_what_hopper_is_for(
-    name: str, compiled: dict[str, tuple[str, Path]]
-) -> None:
-    _, path = compiled[name]
-    code = run([tool("cuobjdump"), "-sass", path])
+def test_the_machine_code_has_what_hopper_is_for(name: str) -> None:
     right = int(re.findall(r"\d+", name)[-1])
     product = f"IGMMA.64x{right}x32.S8.S8" if "s8" in name else f"BGMMA.64x{right}x256.AND.POPC"
-    for instruction in (product, "UTMALDG.3D", "SYNCS.PHASECHK.TRANS64.TRYWAIT"):
-        assert instruction in code
-    assert re.findall(r"\b(?:LDL|STL|IMMA|BMMA)\b.*", code) == []
+    found = cuda_objects.instructions_of(object_of(name), "90a")
+    assert {product, "UTMALDG.3D", "SYNCS.PHASECHK.TRANS64.TRYWAIT"} <= found
+    moved = {"USETMAXREG.DEALLOC.CTAPOOL", "USETMAXREG.TRY_ALLOC.CTAPOOL"}
+    assert moved & found == (set() if "swap" in name else moved)
+    assert {i for i in found if re.match(r"LDL|STL|IMMA|BMMA", i)} == set()
+
+
+ROWS_OF_PRODUCTS = [
+    row
+    for row in ROWS
+    if row.k < 60000
+    and row.op in ("int8_mm", "int8_bmm", "int8_linear", "int8_linear_requantize", "binary_mm",
+                   "binary_linear")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS_OF_PRODUCTS, ids=str)
+def test_operators_by_the_hopper_kernels(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QFX_CUDA_KERNEL", "sm90")
+    cuda_emulator.emulate(capability=90)
+    got = cuda_emulator.run(row.op, *cuda_emulator.arguments_of(row))
+    expected = cuda_emulator.reference_of(row.op)(*row.arguments())
+    assert_equals(row, row.arguments(), as_tuple(got), as_tuple(expected))
+
+
+def test_a_forced_kernel_on_another_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QFX_CUDA_KERNEL", "s8_swap8")
+    cuda_emulator.emulate(capability=80)
+    codes, zero = torch.ones(1, 16, dtype=torch.int8), torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"9\.0, but the emulator has 8\.0"):
+        cuda_emulator.run("int8_mm", codes, zero, cuda_pack_weight(codes), 1)
 
 
 def test_the_choice_of_a_kernel(programs: Path) -> None:

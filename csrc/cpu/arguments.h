@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "operands.h"
 #include "cpu/pack.h"
 #include "cpu/quantize.h"
+#include "operands.h"
 
 namespace qfx::cpu {
 

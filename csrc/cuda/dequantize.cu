@@ -1,4 +1,6 @@
 // dequantize: one pass over a matrix. (Q5) (E1)
+#include <type_traits>
+
 #include "cuda/dequantize.h"
 #include "cuda/epilogue.cuh"
 
@@ -8,47 +10,52 @@ namespace {
 constexpr int kColumnsAtOnce = 32, kRowsAtOnce = 8;  // of a block's threads, each of which has
 constexpr int kQuad = 4;                             // this many columns
 
+// Four elements as one word: the compiler takes a struct of four apart again.
 template <typename T>
-struct alignas(kQuad * sizeof(T)) Four {
-  T v[kQuad];
+using Word =
+    std::conditional_t<sizeof(T) == 4, uint4, std::conditional_t<sizeof(T) == 2, uint2, unsigned>>;
+
+template <typename T>
+struct alignas(sizeof(Word<T>)) Quad {
+  T v[kQuad] = {};
 };
 
-// to[0..count) = from[0..count); `whole`: all of them, at an aligned address.
+// from[0..count), zeros behind; `whole`: all of them, at an aligned address.
 template <typename T>
-__device__ __forceinline__ void copy_quad(const T* from, int count, bool whole, T (&to)[kQuad]) {
+__device__ __forceinline__ Quad<T> load_quad(const T* from, int count, bool whole) {
+  Quad<T> quad;
   if (whole) {
-    const Four<T> all = *reinterpret_cast<const Four<T>*>(from);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) to[j] = all.v[j];
-    return;
+    *reinterpret_cast<Word<T>*>(quad.v) = load_once(reinterpret_cast<const Word<T>*>(from));
+    return quad;
   }
 #pragma unroll
-  for (int j = 0; j < kQuad; ++j) to[j] = j < count ? from[j] : T{};
-}
-
-// q[i..i + 3], as far as there are `count`.
-__device__ __forceinline__ void load_sums(const Dequantize& job, int64_t i, int count, bool whole,
-                                          int32_t (&sums)[kQuad]) {
-  if (!job.codes) return copy_quad(static_cast<const int32_t*>(job.q) + i, count, whole, sums);
-  int8_t codes[kQuad];
-  copy_quad(static_cast<const int8_t*>(job.q) + i, count, whole, codes);
-#pragma unroll
-  for (int j = 0; j < kQuad; ++j) sums[j] = codes[j];
+  for (int j = 0; j < kQuad; ++j) {
+    if (j < count) quad.v[j] = from[j];
+  }
+  return quad;
 }
 
 template <typename T>
-__device__ __forceinline__ void store_quad(const T (&from)[kQuad], int count, bool whole, T* to) {
+__device__ __forceinline__ void store_quad(const Quad<T>& quad, int count, bool whole, T* to) {
   if (whole) {
-    Four<T> all;
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) all.v[j] = from[j];
-    *reinterpret_cast<Four<T>*>(to) = all;
+    *reinterpret_cast<Word<T>*>(to) = *reinterpret_cast<const Word<T>*>(quad.v);
     return;
   }
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) {
-    if (j < count) to[j] = from[j];
+    if (j < count) to[j] = quad.v[j];
   }
+}
+
+// q[i..i + 3], as far as there are `count`.
+__device__ __forceinline__ Quad<int32_t> load_sums(const Dequantize& job, int64_t i, int count,
+                                                   bool whole) {
+  if (!job.codes) return load_quad(static_cast<const int32_t*>(job.q) + i, count, whole);
+  const Quad<int8_t> codes = load_quad(static_cast<const int8_t*>(job.q) + i, count, whole);
+  Quad<int32_t> sums;
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) sums.v[j] = codes.v[j];
+  return sums;
 }
 
 template <typename T, Activation kActivation>
@@ -65,16 +72,16 @@ __global__ void __launch_bounds__(kColumnsAtOnce* kRowsAtOnce)
     const int32_t zero = job.zero_point == nullptr ? 0 : job.zero_point[m * job.step];
     const float* col_scale =
         job.col_scale == nullptr ? nullptr : job.col_scale + m / job.rows_a_scale * job.columns;
-    int32_t sums[kQuad];
-    load_sums(job, m * job.columns + n, count, whole, sums);
-    T results[kQuad] = {};
+    const Quad<int32_t> sums = load_sums(job, m * job.columns + n, count, whole);
+    Quad<T> results;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
       if (j >= count) break;
       const float scale = col_scale == nullptr ? row_scale : row_scale * col_scale[n + j];
       const bool has_bias = job.bias != nullptr;
       const float bias = has_bias ? load_float(job.bias, job.bias_dtype, n + j) : 0.f;
-      results[j] = static_cast<T>(finish<kActivation>(minus(sums[j], zero), scale, has_bias, bias));
+      results.v[j] =
+          static_cast<T>(finish<kActivation>(minus(sums.v[j], zero), scale, has_bias, bias));
     }
     store_quad(results, count, whole, y + m * job.columns + n);
   }

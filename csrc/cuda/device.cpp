@@ -48,6 +48,12 @@ void OnDevice::check(const Tensor& first, const Tensor& other) const {
                   "; move all to one device");
 }
 
+void OnDevice::clear(void* memory, size_t bytes) const {
+  const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream_);
+  STD_TORCH_CHECK(error == cudaSuccess, op_, ": ", bytes,
+                  " bytes of the GPU were not cleared: ", cudaGetErrorString(error));
+}
+
 const Gpu& OnDevice::gpu() const {
   static std::mutex mutex;
   static std::map<int32_t, Gpu> known;

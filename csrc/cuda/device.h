@@ -27,6 +27,9 @@ class OnDevice {
   // PyTorch's current one.
   Stream stream() const { return stream_; }
 
+  // Makes memory of the GPU zero, in the order of the stream.
+  void clear(void* memory, size_t bytes) const;
+
   const Gpu& gpu() const;  // asked once for each
   int multiprocessors() const { return gpu().multiprocessors; }
 

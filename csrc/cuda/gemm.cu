@@ -30,8 +30,7 @@ int64_t part_values(const Sizes& size, const GemmPlan& plan) {
 
 void multiply_codes(const Sizes& size, const Rows& a, const Rows& w, const CodeTerms& terms,
                     const Output& out, const GemmPlan& plan, int32_t* parts, Stream stream) {
-  run_plan(Product{size, a, w, {}, 0, 0, plan.splits == 1 ? nullptr : parts}, plan, CodeSums{terms},
-           out, stream);
+  run_plan(Product{size, a, w, {}, 0, 0, parts}, plan, CodeSums{terms}, out, stream);
 }
 
 void settle_codes(const CodesOut& codes, int64_t rows, int64_t n, int8_t* q, float* scale,

@@ -21,7 +21,8 @@ struct Product {
 
 // One block: the sums of one tile over one part of K, finished unless there are other parts.
 template <class T, class Sums>
-__global__ void __launch_bounds__(T::kThreads) gemm(Product p, Sums sums, Output out) {
+__global__ void __launch_bounds__(T::kThreads, T::kResident)
+    gemm(Product p, Sums sums, Output out) {
   uint8_t* shared = dynamic_shared<uint8_t>();
   const TilePlace place = TilePlace::of<T>(p.grid, blockIdx.x);
   const int first = static_cast<int>(blockIdx.y) * p.step_count;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(T::kThreads) gemm(Product p, Sums sums, Output
 
 // One block: adds up the parts of one tile.
 template <class T, class Sums>
-__global__ void __launch_bounds__(T::kThreads)
+__global__ void __launch_bounds__(T::kThreads, T::kResident)
     add_parts(Product p, int splits, Sums sums, Output out) {
   uint8_t* shared = dynamic_shared<uint8_t>();
   for (int i = threadIdx.x; i < T::kElements / 4; i += T::kThreads) {

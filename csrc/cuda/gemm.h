@@ -85,7 +85,8 @@ struct GroupTerms {
   const int32_t* row_sums;   // [G][M], of the codes less their zero points; with w_zero
 };
 
-// int32 values of memory that a plan needs for the parts of K.
+// int32 values of memory that a plan needs for the parts of K; 0 where K is not split, and `parts`
+// below is null then.
 int64_t part_values(const Sizes& size, const GemmPlan& plan);
 
 void multiply_codes(const Sizes& size, const Rows& a, const Rows& w, const CodeTerms& terms,

@@ -53,7 +53,8 @@ __device__ __forceinline__ void add_group(const Groups& w, const TilePlace& plac
 }
 
 template <class T>
-__global__ void __launch_bounds__(T::kThreads) gemm_groups(Product p, Groups w, Output out) {
+__global__ void __launch_bounds__(T::kThreads, T::kResident)
+    gemm_groups(Product p, Groups w, Output out) {
   uint8_t* shared = dynamic_shared<uint8_t>();
   const TilePlace place = TilePlace::of<T>(p.grid, blockIdx.x);
   typename T::Sums raw = {};

@@ -13,7 +13,7 @@ bool can_read(const Sizes& size, const Rows& a, const Rows& w);
 // int32 values of memory that a choice needs for the parts of K; 0 for one part.
 int64_t part_values(const Sizes& size, const Choice& choice);
 
-// `parts` are part_values() int32 values, or null for none.
+// `parts` are part_values() zeros; null will do for none.
 void multiply_codes(const Sizes& size, const Rows& a, const Rows& w, const CodeTerms& terms,
                     const Output& out, const Choice& choice, int32_t* parts, int multiprocessors,
                     Stream stream);

@@ -1,8 +1,8 @@
 // pack_weight, unpack_weight on CUDA.
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/arguments.h"
 #include "cuda/pack.h"
+#include "cuda/product.h"
 
 namespace qfx::cuda {
 namespace {
@@ -13,7 +13,12 @@ Tensor pack_weight(Tensor w, int64_t group) {
   check_weight(op, w, group);
   const WeightLayout layout = WeightLayout::of(w.size(0), w.size(1), group);
   Tensor packed = empty_beside(w, {layout.bytes()}, ScalarType::Char);
-  pack_weight(static_cast<const int8_t*>(w.const_data_ptr()), w.stride(0), w.stride(1), layout,
+  // A transposed weight, as backward has it, is turned first: by tiles, not byte by byte.
+  const bool turn = w.stride(1) != 1 && w.stride(0) == 1;
+  const int8_t* given = static_cast<const int8_t*>(w.const_data_ptr());
+  const HeldRows rows =
+      turn ? rows_of_matrices(w, device.stream()) : HeldRows{w, {given, w.stride(0), 0}};
+  pack_weight(rows.rows.data, rows.rows.pitch, turn ? 1 : w.stride(1), layout,
               data_of<int8_t>(packed), device.stream());
   return packed;
 }

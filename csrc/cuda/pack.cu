@@ -22,6 +22,9 @@ __device__ __forceinline__ int sum_of_warp(int sum) {
 
 // Codes k..k + 3 of a row, zero from `end` on.
 __device__ __forceinline__ int quad_of(const int8_t* row, int64_t stride, int64_t k, int64_t end) {
+  const bool aligned = (reinterpret_cast<uintptr_t>(row + k) % kQuad) == 0;
+  if (stride == 1 && aligned && k + kQuad <= end)
+    return load_once(reinterpret_cast<const int*>(row + k));
   unsigned quad = 0;
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {

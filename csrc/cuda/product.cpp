@@ -63,9 +63,11 @@ void run(const OnDevice& device, const Tensor& like, sm90::Operands operands, co
   const bool is_portable = choice.kernel == "portable" || !sm90::can_read(size, a, w);
   const GemmPlan plan = plan_of(size, gpu.multiprocessors);
   const int64_t count = is_portable ? part_values(size, plan) : sm90::part_values(size, choice);
-  Tensor memory = empty_beside(like, {count}, ScalarType::Int);
-  int32_t* parts = data_of<int32_t>(memory);
+  std::optional<Tensor> memory;
+  if (count > 0) memory = empty_beside(like, {count}, ScalarType::Int);
+  int32_t* parts = memory.has_value() ? data_of<int32_t>(*memory) : nullptr;
   if (is_portable) return portable(size, a, w, terms, out, plan, parts, device.stream());
+  if (count > 0) device.clear(parts, static_cast<size_t>(count) * sizeof(int32_t));
   hopper(size, a, w, terms, out, choice, parts, gpu.multiprocessors, device.stream());
 }
 

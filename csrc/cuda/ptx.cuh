@@ -44,13 +44,6 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
                   "a CUDA kernel was not launched: ", cudaGetErrorString(error));
 }
 
-// Zeros, in the stream's order.
-inline void clear(void* memory, size_t bytes, Stream stream) {
-  const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream);
-  STD_TORCH_CHECK(error == cudaSuccess, "CUDA did not clear ", bytes, " bytes: ",
-                  cudaGetErrorString(error));
-}
-
 // The shared memory that the launch asked for, 1024-byte aligned, as swizzled tiles want it.
 template <typename T>
 __device__ __forceinline__ T* dynamic_shared() {

@@ -41,10 +41,11 @@ __device__ __forceinline__ void rotate_piece(float (&v)[kPiece]) {
 
 __device__ __forceinline__ void scale_piece(const float* factor, int64_t k, int count,
                                             float (&v)[kPiece]) {
+  const bool aligned = reinterpret_cast<uintptr_t>(factor) % 16 == 0;
+  float by[kPiece];
+  load_piece<false>(factor + k, count, aligned, by);
 #pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    if (i < count) v[i] = v[i] * factor[k + i];
-  }
+  for (int i = 0; i < kPiece; ++i) v[i] = v[i] * by[i];
 }
 
 // Elements k..k + 7 of a row, of which `count` are there; all lanes of the warp come together.

@@ -27,11 +27,13 @@ set(QFX_CUDA_KERNELS
   rotate.cu
   signs.cu
   stochastic.cu)
-# Kernels for Hopper alone (TMA, wgmma), and which of them runs.
-set(QFX_CUDA_HOPPER_KERNELS
+# Which kernel runs, and what those for Hopper are given: plain C++ without torch's library.
+set(QFX_CUDA_CHOICE
   choice.cpp
-  multiply_sm90.cu
-  tensor_map.cpp
+  multiply_sm90.cpp
+  tensor_map.cpp)
+# Kernels for Hopper alone (TMA, wgmma).
+set(QFX_CUDA_HOPPER_KERNELS
   sm90_b1_128x128.cu
   sm90_b1_128x256.cu
   sm90_b1_swap16.cu
@@ -45,5 +47,6 @@ set(QFX_CUDA_HOPPER_KERNELS
   sm90_s8_swap8.cu)
 
 list(TRANSFORM QFX_CUDA_OPERATORS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+list(TRANSFORM QFX_CUDA_CHOICE PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM QFX_CUDA_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM QFX_CUDA_HOPPER_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -21,6 +21,9 @@ struct Tile {
   static constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;
   static constexpr int kStageBytes = (kM + kN) * kStepBytes;
   static constexpr int kElements = kM * kN;
+  // Blocks of a multiprocessor, at least, which bounds the registers of a thread. Turing's shared
+  // memory holds one large tile.
+  static constexpr int kResident = kThreads == 256 && kHasWideProducts ? 2 : 1;
   static constexpr int kSharedBytes = std::max(stages * kStageBytes, 4 * kElements);
   using Sums = int32_t[kBlocksM][kBlocksN][4];
 

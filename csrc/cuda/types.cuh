@@ -15,15 +15,17 @@ using Half = c10::Half;
 
 constexpr int kPiece = 8;  // consecutive elements that a thread loads and stores together
 
-// v = from[0..count), zeros behind. `aligned`: 16 bytes at a time, of a whole piece.
-template <typename T>
+// v = from[0..count), zeros behind. `aligned`: 16 bytes at a time, of a whole piece. kOnce: nobody
+// else reads them.
+template <bool kOnce = true, typename T>
 __device__ __forceinline__ void load_piece(const T* from, int count, bool aligned,
                                            float (&v)[kPiece]) {
   constexpr int kAtOnce = 16 / sizeof(T);
   if (aligned && count == kPiece) {
 #pragma unroll
     for (int i = 0; i < kPiece; i += kAtOnce) {
-      const uint4 bits = load_once(reinterpret_cast<const uint4*>(from + i));
+      const uint4* place = reinterpret_cast<const uint4*>(from + i);
+      const uint4 bits = kOnce ? load_once(place) : __ldg(place);
       const T* values = reinterpret_cast<const T*>(&bits);
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) v[i + j] = static_cast<float>(values[j]);

@@ -5,8 +5,8 @@ Layout K32N32, version 1, one flat int8 tensor:
     blocks uint32 [Np/32, Kp/32, 32], zero padded     Np, Kp are N, K rounded up to 32
     (W[n, k] >= 0) = blocks[n // 32, k // 32, n % 32] >> (k % 32) & 1
 
-On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes say
-everything (csrc/cuda/bits_layout.h), zero padded:
+On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
+say everything (csrc/cuda/bits_layout.h), zero padded:
     set int32 [N4], bits uint32 [N, Kp/32]     N4 = N rounded up to 4, Kp = K rounded up to 128
     (W[n, k] >= 0) = bits[n, k // 32] >> (k % 32) & 1,  set[n] = sum_k (W[n, k] >= 0)
 Equations: docs/numerics.md (H1).
@@ -67,10 +67,11 @@ def cuda_packed_size(n: int, k: int) -> int:
 def cuda_binary_pack(w: Tensor) -> Tensor:
     """binary_pack as it is on CUDA, of w on any device."""
     n, k = w.shape
-    bits = F.pad((w >= 0).to(torch.uint8), (0, -k % CUDA_GROUP)).reshape(n, -1, 8)
-    octets = (bits << torch.arange(8, device=w.device)).sum(-1).to(torch.uint8)
+    octets = -(-k // CUDA_GROUP) * CUDA_GROUP // 8
+    bits = F.pad((w >= 0).to(torch.uint8), (0, -k % CUDA_GROUP)).reshape(n, octets, 8)
+    packed = (bits << torch.arange(8, device=w.device)).sum(-1).to(torch.uint8)
     counts = F.pad((w >= 0).sum(1, dtype=torch.int32), (0, -n % CUDA_COLUMNS))
-    return torch.cat([counts.view(torch.int8), octets.reshape(-1).view(torch.int8)])
+    return torch.cat([counts.view(torch.int8), packed.reshape(-1).view(torch.int8)])
 
 
 @fake("binary_pack")

@@ -3,6 +3,8 @@
 
 #include <torch/headeronly/util/Exception.h>
 
+#include <cstring>
+
 #include "fibers.h"
 
 namespace qfx::cuda {
@@ -15,6 +17,8 @@ void OnDevice::check(const Tensor& first, const Tensor& other) const {
   STD_TORCH_CHECK(first.is_cpu() && other.is_cpu(), op_,
                   ": operands are on cpu and another; move all to one device");
 }
+
+void OnDevice::clear(void* memory, size_t bytes) const { std::memset(memory, 0, bytes); }
 
 const Gpu& OnDevice::gpu() const { return emulated_gpu; }
 

@@ -60,6 +60,10 @@ std::string text_of(const Sizes& s, const GemmPlan& plan) {
          ", splits " + std::to_string(plan.splits);
 }
 
+int32_t* values_of(const std::unique_ptr<Chunk[]>& parts, const GemmPlan& plan) {
+  return plan.splits == 1 ? nullptr : parts[0].of;
+}
+
 // --- the plan ---
 
 void plans_cover_k_once() {
@@ -104,8 +108,8 @@ void codes_are_exact(const Sizes& size, TileShape shape, int splits) {
     Output out = {};
     out.data = y->data();
     out.type = OutType::kIntegers;
-    multiply_codes(size, a.all(size.m), w.all(size.n), terms, out, plan,
-                   reinterpret_cast<int32_t*>(parts.get()), nullptr);
+    multiply_codes(size, a.all(size.m), w.all(size.n), terms, out, plan, values_of(parts, plan),
+                   nullptr);
   }
   std::vector<int32_t> expected(got.size());
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -141,7 +145,7 @@ void signs_are_exact(const Sizes& size, TileShape shape, int splits) {
   out.type = OutType::kIntegers;
   multiply_signs(size, p.all(0), w.all(0),
                  {static_cast<uint32_t>(k_bytes), in_p.data(), in_w.data()}, out, plan,
-                 reinterpret_cast<int32_t*>(parts.get()), nullptr);
+                 values_of(parts, plan), nullptr);
   for (size_t i = 0; i < expected.size(); ++i) {
     for (int64_t k = 0; k < k_bytes; ++k) {
       const bool same = bit(p, i / size.n, k) == bit(w, i % size.n, k);

@@ -4,7 +4,7 @@
 set(QFX_BROKEN "" CACHE STRING "broken kernels, name=kernel")
 set_source_files_properties(${QFX_CUDA_HOPPER_KERNELS} PROPERTIES LANGUAGE CXX)
 # A library, so that a broken kernel takes the place of the one it is made from.
-add_library(sm90 STATIC copy_engine.cpp wgmma.cpp ${QFX_CUDA_HOPPER_KERNELS})
+add_library(sm90 STATIC copy_engine.cpp wgmma.cpp ${QFX_CUDA_CHOICE} ${QFX_CUDA_HOPPER_KERNELS})
 add_library(sm90_main OBJECT sm90_tests.cpp)
 add_executable(sm90_tests $<TARGET_OBJECTS:sm90_main>)
 add_executable(choice_tests choice_tests.cpp)

@@ -74,7 +74,7 @@ struct Operation {
         w(c.size.batch, c.size.n, c.size.k_bytes, random),
         row_terms(numbers(c.size.batch * c.size.m, -128, 127, random)),
         column_terms(numbers(c.size.batch * c.size.n, -9999, 9999, random)) {
-    workspace.resize(static_cast<size_t>(sm90::part_values(c.size, c.choice)), kCanary);
+    workspace.resize(static_cast<size_t>(sm90::part_values(c.size, c.choice)));
   }
 
   int32_t exact(int64_t b, int64_t m, int64_t n) const {
@@ -97,6 +97,7 @@ struct Operation {
 
   void run(const Output& out) {
     emulated::set_seed(c.seed);
+    std::fill(workspace.begin(), workspace.end(), 0);
     int32_t* parts = workspace.empty() ? nullptr : workspace.data();
     if (c.operands == Operands::kCodes) {
       const CodeTerms terms = {{row_terms.data(), 1}, column_terms.data(), c.size.n};

@@ -27,8 +27,6 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
                      [&] { std::apply(kernel, given); });
 }
 
-inline void clear(void* memory, size_t bytes, Stream /*stream*/) { std::memset(memory, 0, bytes); }
-
 template <typename T>
 inline T* dynamic_shared() {
   return static_cast<T*>(emulated::dynamic_shared_memory());

@@ -1,9 +1,9 @@
+#include "cuda/multiply_sm90.h"
+
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 
-#include "cuda/multiply_sm90.h"
-#include "cuda/ptx.cuh"
 #include "cuda/tensor_map.h"
 #include "cuda/work_sm90.h"
 
@@ -44,9 +44,6 @@ Launch launch_of(const Choice& choice, const Sizes& s, const Rows& a, const Rows
   const Candidate& c = candidate(choice.kernel);
   const Config& config = c.config;
   const Problem p = problem_of(c, s, choice.splits, parts);
-  if (choice.splits > 1) {
-    clear(parts, static_cast<size_t>(part_values(s, choice)) * sizeof(int32_t), stream);
-  }
   const CUtensorMap of_a = map_of(a, s.m, s, config.swap ? config.right : config.left);
   const CUtensorMap of_w = map_of(w, s.n, s, config.swap ? config.left : config.right);
   return {config.swap ? of_w : of_a,
