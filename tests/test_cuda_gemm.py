@@ -1,5 +1,5 @@
-"""The products of csrc/cuda on the emulator: every row of the table, sizes at the edges of tiles,
-extremes of codes, split K, the same bits in any order of threads."""
+"""The products of csrc/cuda on the emulator, beyond the rows of the table: sizes at the edges of
+tiles, extremes of codes, split K, views, the same bits in any order of threads."""
 
 from __future__ import annotations
 
@@ -20,18 +20,10 @@ from tests.bounds import STEEPEST, U32, UNIT
 from tests.conftest import same_bits
 from tests.cuda_emulator import run
 from tests.rows import ROWS, Row
-from tests.test_op_parts import as_tuple, assert_equals
+from tests.test_op_parts import as_tuple
 
-EXACT = (
-    "int8_mm", "int8_bmm", "int8_bmm_dynamic", "int8_linear", "int8_linear_groups",
-    "int8_linear_requantize", "int8_linear_ste", "int8_linear_dynamic",
-    "binary_pack", "binary_mm", "binary_linear",
-)  # fmt: skip
-
-
-def rows_of(*ops: str) -> list[Row]:
-    """All but those that are long for the sake of how the CPU cuts its work."""
-    return [row for row in ROWS if row.op in ops and row.k < 60000]
+# The one with most rows and a long K is there for how the CPU cuts its work.
+WEIGHT_ONLY = [row for row in ROWS if row.op == "int8_weight_linear" and row.k < 60000]
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +31,7 @@ def emulator() -> None:
     cuda_emulator.emulate()
 
 
-@pytest.mark.parametrize("row", rows_of(*EXACT), ids=str)
-def test_kernel_equals_reference(row: Row) -> None:
-    got = run(row.op, *cuda_emulator.arguments_of(row))
-    expected = cuda_emulator.reference_of(row.op)(*row.arguments())
-    assert_equals(row, row.arguments(), as_tuple(got), as_tuple(expected))
-
-
-@pytest.mark.parametrize("row", rows_of("int8_weight_linear"), ids=str)
+@pytest.mark.parametrize("row", WEIGHT_ONLY, ids=str)
 def test_weight_only_is_within_its_bound(row: Row) -> None:
     """(W1) in the order of (W2); then scale, bias, activation and output type round."""
     x, packed, scale, bias, activation, dtype = row.arguments()
@@ -56,7 +41,8 @@ def test_weight_only_is_within_its_bound(row: Row) -> None:
     exact = x @ w.t() * scale + (0 if bias is None else bias.double())
     error = (row.k / 2 + 8) * U32 * (x.abs() @ w.abs().t()) * scale
     error = error + U32 * (exact.abs() + error)
-    error = error * STEEPEST + 4 * U32 * exact.abs().clamp_min(1) * (activation != "none")
+    if activation not in ("none", "relu"):
+        error = error * STEEPEST + 4 * U32 * exact.abs().clamp_min(1)
     y = ACTIVATIONS[activation](exact)
     error = error + UNIT[dtype] * (y.abs() + error) + 2.0**-25
     assert got.dtype == dtype and ((got.double() - y).abs() <= error).all()

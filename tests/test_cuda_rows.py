@@ -24,7 +24,9 @@ def small(row: Row) -> Row:
     return replace(row, leading=(5,)) if row.k >= 60000 else row
 
 
-CUDA_ROWS = list(dict.fromkeys(small(row) for row in ROWS if row.op not in WITHOUT_CUDA))
+# int8_weight_linear adds up in another order, (W2): tests/test_cuda_gemm.py has its bound.
+ELSEWHERE = {*WITHOUT_CUDA, "int8_weight_linear"}
+CUDA_ROWS = list(dict.fromkeys(small(row) for row in ROWS if row.op not in ELSEWHERE))
 
 
 def test_the_emulator_sees_what_is_wrong() -> None:

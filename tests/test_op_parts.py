@@ -43,15 +43,7 @@ WITHOUT_CUDA = {
         "attention stays float on CUDA, where the float kernels keep to tensor cores",
     ),
     "int8_linear_guarded": "the guard falls back by row, which the host would have to wait for",
-    **dict.fromkeys(
-        (
-            "int8_mm", "int8_bmm", "int8_bmm_dynamic", "int8_linear", "int8_linear_groups",
-            "int8_linear_requantize", "int8_weight_linear", "int8_linear_ste",
-            "int8_linear_dynamic", "binary_pack", "binary_mm", "binary_linear",
-        ),
-        "products are not written yet",
-    ),
-}  # fmt: skip
+}
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
