@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.calibration import OBSERVERS
 from qfx.calibration.record import Session
+from qfx.calibration.search import STRENGTHS
 from qfx.calibration.trial import quantized
 from qfx.report import sqnr
 from qfx.watch import watch
@@ -89,6 +90,18 @@ def test_the_error_of_a_site_is_what_it_says(scheme: str) -> None:
     power = y.square().sum(1)
     error = ((y - noisy).square().sum(1) / power.maximum(power.mean())).mean()
     assert recipe.sites[0].sqnr_db == pytest.approx(-10 * error.log10().item(), abs=0.01)
+
+
+def test_smoothing_of_rotated_features_follows_their_powers() -> None:
+    """Not their maxima, as one far row shows."""
+    model, x = nn.Linear(K, 96, bias=False).eval(), batches(1, 200)[0] * torch.logspace(-1, 1, K)
+    x[7] *= 5
+    (site,) = calibrated(model, [x]).sites
+    assert site.scheme.rotation and site.factor is not None
+    of_x, of_w = (t.square().mean(0).sqrt() for t in (x, model.weight.detach()))
+    wanted = [of_w ** (1 - strength) / of_x**strength for strength in STRENGTHS]
+    wanted = [factor / factor.log().mean().exp() for factor in wanted]
+    assert any(torch.tensor(site.factor).allclose(factor, rtol=1e-4) for factor in wanted)
 
 
 def test_static_ranges_are_those_of_all_batches() -> None:

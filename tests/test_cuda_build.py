@@ -74,6 +74,18 @@ def test_kernels_keep_to_registers(source: str) -> None:
     assert memory and {name for name, size in memory.items() if size > 0} == set()
 
 
+def test_a_planted_stack_is_found(tmp_path: Path) -> None:
+    """An array that is indexed at run time cannot stay in registers."""
+    cuda_objects.build()  # skips without nvcc
+    source, compiled = tmp_path / "planted.cu", tmp_path / "planted.o"
+    body = "int a[64]; for (int i = 0; i < 64; ++i) a[i] = p[i] * p[i + 1]; *p = a[*p & 63];"
+    source.write_text(f"__global__ void planted(int* p) {{ {body} }}")
+    command = ["nvcc", "-arch=sm_80", "-c", str(source), "-o", str(compiled)]
+    subprocess.run(command, check=True, timeout=120)
+    (size,) = cuda_objects.memory_of_kernels(compiled).values()
+    assert size >= 256
+
+
 @pytest.mark.parametrize("source, architecture, pattern", INSTRUCTIONS)
 def test_expected_instructions(source: str, architecture: str, pattern: str) -> None:
     names = cuda_objects.instructions_of(object_of(source), architecture)

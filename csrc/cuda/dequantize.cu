@@ -10,7 +10,7 @@ namespace {
 constexpr int kColumnsAtOnce = 32, kRowsAtOnce = 8;  // of a block's threads, each of which has
 constexpr int kQuad = 4;                             // this many columns
 
-// Four elements as one word: the compiler takes a struct of four apart again.
+// Four elements as one word.
 template <typename T>
 using Word =
     std::conditional_t<sizeof(T) == 4, uint4, std::conditional_t<sizeof(T) == 2, uint2, unsigned>>;
@@ -38,7 +38,7 @@ __device__ __forceinline__ Quad<T> load_quad(const T* from, int count, bool whol
 template <typename T>
 __device__ __forceinline__ void store_quad(const Quad<T>& quad, int count, bool whole, T* to) {
   if (whole) {
-    *reinterpret_cast<Word<T>*>(to) = *reinterpret_cast<const Word<T>*>(quad.v);
+    store_vector(reinterpret_cast<Word<T>*>(to), *reinterpret_cast<const Word<T>*>(quad.v));
     return;
   }
 #pragma unroll
@@ -76,10 +76,10 @@ __global__ void __launch_bounds__(kColumnsAtOnce* kRowsAtOnce)
     Quad<T> results;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if (j >= count) break;
-      const float scale = col_scale == nullptr ? row_scale : row_scale * col_scale[n + j];
+      const int64_t column = n + (j < count ? j : 0);  // one that is there
+      const float scale = col_scale == nullptr ? row_scale : row_scale * col_scale[column];
       const bool has_bias = job.bias != nullptr;
-      const float bias = has_bias ? load_float(job.bias, job.bias_dtype, n + j) : 0.f;
+      const float bias = has_bias ? load_float(job.bias, job.bias_dtype, column) : 0.f;
       results.v[j] =
           static_cast<T>(finish<kActivation>(minus(sums.v[j], zero), scale, has_bias, bias));
     }

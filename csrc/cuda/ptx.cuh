@@ -70,6 +70,16 @@ __device__ __forceinline__ void store_once(T* p, T value) {
   __stcs(p, value);
 }
 
+// One store of 8 or 16 bytes, which the compiler would take apart where its elements are known.
+__device__ __forceinline__ void store_vector(uint2* p, uint2 v) {
+  asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ __forceinline__ void store_vector(uint4* p, uint4 v) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }

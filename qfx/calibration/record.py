@@ -122,6 +122,13 @@ class Reader(NamedTuple):
         w_nk = self.w_nk
         return torch.maximum(w_nk.amax(0), -w_nk.amin(0)).float()
 
+    @property
+    def power(self) -> Tensor:
+        """mean_n w_nk^2, float32 [K]."""
+        return torch.linalg.vector_norm(self.w_nk, dim=0, dtype=torch.float32).square() / max(
+            self.w_nk.shape[0], 1
+        )
+
 
 @dataclass(frozen=True)
 class Group:

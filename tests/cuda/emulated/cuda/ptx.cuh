@@ -53,6 +53,11 @@ inline void store_once(T* p, T value) {
   __stcs(p, value);
 }
 
+template <typename T>
+inline void store_vector(T* p, T value) {
+  __stcg(p, value);
+}
+
 // Of dynamic shared memory: from its beginning, which is 1024-byte aligned.
 inline unsigned shared_address(const void* p) {
   const char* base = static_cast<const char*>(emulated::dynamic_shared_memory());
