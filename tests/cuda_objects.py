@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "cuda-nvcc"  # kept, so that only what changed is compiled again
 _MEMORY = re.compile(r"^ Function (\S+?):\n +REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", re.M)
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]*)", re.M)
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.x]*)", re.M)
 
 
 def _run(*command: str) -> str:
