@@ -10,6 +10,7 @@ The peers: pip install -c constraints.txt --no-build-isolation -e '.[peers]'
 from __future__ import annotations
 
 import argparse
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,6 +70,24 @@ def compiled(backend: Any, model: nn.Module, inputs: Inputs) -> Run:
     return lambda: f(*inputs)
 
 
+def exported(model: nn.Module, inputs: Inputs) -> Run:
+    """Ahead of time, as a package of AOTInductor: without the guards of torch.compile, and without
+    Python at run time. In inference mode, or autograd's kernels would run."""
+    program = torch.export.export(model, inputs).module()
+    gm, _ = qfx.rewrite(program)
+    with tempfile.TemporaryDirectory() as folder:
+        package = torch._inductor.aoti_compile_and_package(
+            torch.export.export(gm, inputs), package_path=f"{folder}/model.pt2"
+        )
+        run = torch._inductor.aoti_load_package(package)
+
+    def inference() -> Outputs:
+        with torch.inference_mode():
+            return run(*inputs)
+
+    return inference
+
+
 def ways() -> dict[str, Way]:
     """qfx on the best instruction set of this machine, and on AVX2 if that is another."""
     best, *others = _C.isas()
@@ -76,6 +95,7 @@ def ways() -> dict[str, Way]:
         BASELINE: Way(eager),
         "float32 Inductor": Way(partial(compiled, "inductor")),
         "qfx": Way(partial(compiled, qfx.backend), best),
+        "qfx exported": Way(exported, best),
     }
     if "avx2" in others:
         own["qfx on AVX2"] = Way(partial(compiled, qfx.backend), "avx2")

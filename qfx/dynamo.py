@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,11 +98,12 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
 
     from qfx.version import in_cache_keys
 
-    patches = {**(list_mode_options(mode) if mode else {}), **options}
+    given = {**(list_mode_options(mode) if mode else {}), **options}
 
     def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        patches = {"size_asserts": _has_foreign_operators(gm), **given}
         with in_cache_keys():
-            return compile_fx(gm, inputs, config_patches=patches or None)  # type: ignore[return-value]
+            return compile_fx(gm, inputs, config_patches=patches)  # type: ignore[return-value]
 
     return compile_graph
 
@@ -120,11 +121,25 @@ def _below_autograd(compiled: Compiled) -> Compiled:
     return run
 
 
+def _targets(gm: fx.GraphModule) -> Iterator[Any]:
+    """What the nodes of the graph, and of the bodies in it, call."""
+    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    return (node.target for graph in graphs for node in graph.nodes)
+
+
 def _switches_gradients(gm: fx.GraphModule) -> bool:
     """Whether the graph, or a body in it, turns the recording of gradients on or off itself."""
-    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
-    targets = (str(node.target) for graph in graphs for node in graph.nodes)
-    return any("grad_enabled" in target or "inference_mode" in target for target in targets)
+    names = map(str, _targets(gm))
+    return any("grad_enabled" in name or "inference_mode" in name for name in names)
+
+
+def _has_foreign_operators(gm: fx.GraphModule) -> bool:
+    """Inductor checks sizes and strides of each input and of each operator's result at every call.
+    Dynamo has guarded the inputs, and for PyTorch's operators and ours what is promised while
+    compiling is tested; other libraries' may break that promise."""
+    operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    libraries = {str(t).partition(".")[0] for t in _targets(gm) if isinstance(t, operators)}
+    return bool(libraries - {"aten", "prims", "qfx"})
 
 
 def _run_as_it_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:

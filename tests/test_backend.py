@@ -254,7 +254,7 @@ def test_mode_and_inductor_options_reach_inductor(monkeypatch: pytest.MonkeyPatc
         torch._dynamo.reset()
         torch.compile(Block(), backend=compile_with_qfx, options={"cpp_wrapper": True})(X)
     assert seen[0] is not None and seen[0]["max_autotune"] is True
-    assert seen[1] == {"cpp_wrapper": True}
+    assert seen[1] == {"size_asserts": False, "cpp_wrapper": True}
 
 
 def test_checkpoint_bodies_run_in_float() -> None:

@@ -59,10 +59,12 @@ def test_a_model_gives_a_row_for_each_candidate(subject: Subject) -> None:
 def test_float_and_qfx_are_compiled_apart() -> None:
     """Of one model: int8 errors show in qfx's outputs, and only there."""
     small, sizes = _tiny(SUBJECTS[0])
-    chosen = {name: ways()[name] for name in (BASELINE, "float32 Inductor", "qfx")}
+    names = (BASELINE, "float32 Inductor", "qfx", "qfx exported")
+    chosen = {name: ways()[name] for name in names}
     found = {row["candidate"]: row for row in measure(small, chosen, rounds=1, sizes=sizes)}
     assert found["float32 Inductor"]["sqnr_db"] > 100
     assert 20 < found["qfx"]["sqnr_db"] < 60
+    assert 20 < found["qfx exported"]["sqnr_db"] < 60
 
 
 def test_a_missing_peer_is_a_line_with_the_reason() -> None:

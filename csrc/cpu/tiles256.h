@@ -9,6 +9,7 @@
 #include <array>
 #include <utility>
 
+#include "cpu/fetch.h"
 #include "cpu/kernels.h"
 
 namespace qfx::cpu {
@@ -43,7 +44,7 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups
     if constexpr (kPrefetch) {
 #pragma GCC unroll 4
       for (int i = 0; i < kStep / 4 * kVectors; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + i), kFetch<kRows>);
       }
       ahead += kStep / 4 * kVectors;
     }

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "cpu/chains.h"
+#include "cpu/fetch.h"
 #include "cpu/offset.h"
 #include "cpu/rows.h"
 
@@ -37,8 +38,8 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
 #pragma GCC unroll 4
     for (int s = 0; s < kSteps; ++s, a += kGroup, b += kPanel * kGroup) {
       if constexpr (kPrefetch) {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead), kFetch<kRows>);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), kFetch<kRows>);
         ahead += kPanel * kGroup;
       }
       const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);

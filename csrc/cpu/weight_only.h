@@ -8,6 +8,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+
+#include "cpu/fetch.h"
 #endif
 
 namespace qfx::cpu {
@@ -31,8 +33,8 @@ inline __m512 step(const float* x, __m512i w, int i, __m512 s) {
 inline void weight_only(const float* x, const int8_t* b, int64_t groups, float* sums) {
   __m512 s[2][2] = {};
   for (int64_t g = 0; g < groups; ++g, x += kGroup, b += kPanel * kGroup) {
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), kFetch<1>);
+    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), kFetch<1>);
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
       const __m512i w = _mm512_loadu_si512(b + 64 * v);
@@ -59,8 +61,8 @@ inline __m256 step(const float* x, __m256i w, int i, __m256 s) {
 inline void weight_only(const float* x, const int8_t* b, int64_t groups, float* sums) {
   __m256 s[2][4] = {};
   for (int64_t g = 0; g < groups; ++g, x += kGroup, b += kPanel * kGroup) {
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), kFetch<1>);
+    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), kFetch<1>);
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) {
       const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b) + v);
