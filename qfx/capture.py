@@ -89,11 +89,10 @@ def value(node: fx.Node) -> Any:
 
 def device(node: fx.Node) -> torch.device:
     """Of the node's tensor, or of the first one it is made from; the CPU where none is known."""
+    while not isinstance(value(node), torch.Tensor) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
     recorded = value(node)
-    if isinstance(recorded, torch.Tensor):
-        return recorded.device
-    inputs = node.all_input_nodes
-    return device(inputs[0]) if inputs else torch.device("cpu")
+    return recorded.device if isinstance(recorded, torch.Tensor) else torch.device("cpu")
 
 
 def attribute(node: fx.Node) -> Any:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from qfx.canonical import erase, finish
-from qfx.capture import value
+from qfx.capture import device, value
 from qfx.coded import emit
 from qfx.fault import at
 from qfx.inline import inline, inlined
@@ -120,8 +120,10 @@ def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
 
 
 def _quantizes_anew(triple: fx.Node, q: fx.Node, dequantize: fx.Node) -> bool:
-    """One reader, or one row: that is quantized in less time than a call takes."""
-    return _calls(triple, ops.quantize.default) and (len(q.users) == 1 or _one_row(dequantize))
+    """One reader, or one row, which a CPU quantizes in less time than a call takes."""
+    if not _calls(triple, ops.quantize.default):
+        return False
+    return len(q.users) == 1 or (_one_row(dequantize) and device(triple).type == "cpu")
 
 
 def _one_row(y: fx.Node) -> bool:

@@ -138,6 +138,13 @@ def test_one_quantization_for_all_readers() -> None:
     assert q.args[:3] == k.args[:3]
 
 
+@torch.no_grad()
+def test_one_row_that_rotates_is_quantized_once() -> None:
+    """Each quantization is a launch, which takes longer than a row."""
+    operators = _operators(_fused(Shared(), X[:1, :1], "w8a8"))
+    assert operators == {"quantize": 1, "int8_linear": 2, "int8_linear_dynamic": 1}
+
+
 def test_training_reads_inlined_codes() -> None:
     module = Shared()
     gm = _fused(module, X, "w8a8-symmetric", training=True)
