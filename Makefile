@@ -1,6 +1,8 @@
 # From a fresh clone to a running demo: needs python3 (3.10 to 3.13), a C++20 compiler and make.
 PYTHON ?= python3
 THREADS ?= 2
+# processes that share the tests, a file of them at a time
+WORKERS ?= 2
 export OMP_NUM_THREADS ?= $(THREADS)
 export MKL_NUM_THREADS ?= $(THREADS)
 export HF_HUB_OFFLINE = 1
@@ -20,7 +22,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra
+	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra -n $(WORKERS) --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
 
 On a GPU Inductor fuses what stands between operators: there what quantizes without a rotation
 becomes the aten operators of `qfx.inline`, and int8_linear reads its codes
-(docs/decisions/0012-quantization-on-cuda-is-aten.md).
+(docs/decisions/0013-quantization-on-cuda-is-aten.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Inductor's Triton kernels then make the codes where the activations are made, in
 activation before the matmul. The bits are those of the operator, (Q1)-(Q4) and (Q6), since every
 division is an `addcdiv`: its quotient Inductor rounds as IEEE does, whereas for `div` it multiplies
 by the rounded reciprocal of a constant, and divides approximately by what is none. A rotation stays
-in its operator: docs/decisions/0012-quantization-on-cuda-is-aten.md.
+in its operator: docs/decisions/0013-quantization-on-cuda-is-aten.md.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from torch import Tensor
 from qfx.ops import REFERENCES
 from qfx.ops.binary import cuda_binary_pack, unpacked_signs
 from qfx.ops.weight import cuda_pack_weight
+from tests.builds import one_process
 from tests.rows import Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,9 +36,10 @@ def build() -> Path:
         pytest.skip("cmake and ninja build the CUDA emulator, and one of them is not on the PATH")
     source = ROOT / "tests" / "cuda"
     configure = ["cmake", "-S", str(source), "-B", str(BUILD), "-G", "Ninja"]
-    for command in ([*configure, f"-DQFX_TORCH={TORCH}"], ["cmake", "--build", str(BUILD)]):
-        result = subprocess.run(command, capture_output=True, text=True, timeout=900)
-        assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}{result.stderr}"
+    with one_process(BUILD):
+        for command in ([*configure, f"-DQFX_TORCH={TORCH}"], ["cmake", "--build", str(BUILD)]):
+            result = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+            assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}{result.stderr}"
     return BUILD
 
 

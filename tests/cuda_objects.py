@@ -13,6 +13,8 @@ from pathlib import Path
 import pybind11
 import pytest
 
+from tests.builds import one_process
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "cuda-nvcc"  # kept, so that only what changed is compiled again
 _MEMORY = re.compile(r"^ Function (\S+?):\n +REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", re.M)
@@ -40,8 +42,9 @@ def build() -> Path:
         "pybind11_DIR": pybind11.get_cmake_dir(),
     }
     given = [f"-D{name}={value}" for name, value in options.items()]
-    _run("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *given)
-    _run("cmake", "--build", str(BUILD))
+    with one_process(BUILD):
+        _run("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *given)
+        _run("cmake", "--build", str(BUILD))
     return BUILD
 
 

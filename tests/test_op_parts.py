@@ -171,16 +171,5 @@ def test_backward_is_an_error_sentence(name: str) -> None:
             result.sum().backward()
 
 
-def test_backward_through_a_list_is_an_error_sentence() -> None:
-    """Where only a bias in the list records gradients."""
-    x, packed, scales, bias, *how = next(
-        r for r in ROWS if r.op == "int8_linears_dynamic"
-    ).arguments()
-    bias[1].requires_grad_()
-    result = _op("int8_linears_dynamic")(x, packed, scales, bias, *how)
-    with pytest.raises(NotImplementedError, match="int8_linears_dynamic is an inference operator"):
-        result[1].sum().backward()
-
-
 def _is_float(a: Any) -> bool:
     return isinstance(a, Tensor) and a.is_floating_point()
