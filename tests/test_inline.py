@@ -4,6 +4,7 @@ tensors are said to be on a GPU and that run on the CPU."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, fx, nn
 import qfx
 from qfx import _C
 from qfx.inline import quantize_parts, quantize_static_parts
+from tests import cuda_emulator
 from tests import strategies as more
 from tests.cuda_graphs import on_cuda
 
@@ -79,14 +81,15 @@ def test_inlined_quantize_static_is_quantize_static(
 class Shared(nn.Module):
     """q and k read a norm's output, o what an activation returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
+        self.activation = activation
         self.q, self.k = nn.Linear(64, 32), nn.Linear(64, 32, bias=False)
         self.o = nn.Linear(32, 16)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.layer_norm(x, (64,))
-        return self.o(F.silu(self.q(x)) * self.k(x))
+        return self.o(self.activation(self.q(x)) * self.k(x))
 
 
 X = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0))
@@ -174,3 +177,32 @@ def test_inductor_keeps_the_bits(symmetric: bool) -> None:
     arguments = (X, [1], 8, symmetric)
     compiled = torch.compile(quantize_parts, fullgraph=True)
     _equal(compiled(*arguments), OPS.quantize(*arguments))
+
+
+# --- with the CUDA operators, on the emulator ---
+
+
+def _on_emulator(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with CUDA's operators and layout of weights, as the emulator has them."""
+    for node in gm.graph.nodes:
+        if str(node.target).startswith("qfx."):
+            node.target = getattr(
+                cuda_emulator.OPS, node.target._schema.name.split("::")[1]
+            ).default
+        elif node.op == "get_attr" and node.target.endswith("_blocks"):
+            setattr(gm, node.target, cuda_emulator.cuda_packed(getattr(gm, node.target)))
+    gm.recompile()
+    return gm
+
+
+@pytest.mark.parametrize("capability", [75, 90])
+@pytest.mark.parametrize("scheme", SCHEMES[:-1], ids=str)  # float activations have (W2) on CUDA
+@torch.no_grad()
+def test_cuda_operators_give_the_same_bits(scheme: str | qfx.Scheme, capability: int) -> None:
+    cuda_emulator.library()
+    cuda_emulator.emulate(capability)
+    fused = _fused(Shared(F.relu), X, scheme)  # of silu each has its own approximation
+    expected = fused(X)
+    on_emulator = _on_emulator(fused)
+    assert not _operators(on_emulator)
+    assert torch.equal(on_emulator(X), expected)
