@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import correctness, cost_table, kernels, summary, sweep
-from benchmarks.gpu.__main__ import STAGES
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import check, correctness, cost_table, kernels, summary, sweep
 from benchmarks.gpu.session import Session
 from qfx.gpu.cost import GpuCost, GpuTable
 from qfx.scheme import QSpec, Scheme
+from tests import cuda_emulator
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = [sys.executable, "-m", "benchmarks.gpu"]
@@ -43,7 +44,7 @@ def test_a_dry_run_goes_through_every_stage(tmp_path: Path) -> None:
     done = _run("--dry-run", "--out", str(tmp_path), "--budget", "300")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = _rows(tmp_path)
-    assert {row["stage"] for row in rows} == {"environment", *(name for name, *_ in STAGES)}
+    assert {row["stage"] for row in rows} == {"environment", *(name for name, *_ in command.STAGES)}
     assert not [row for row in rows if "why" in row]  # nothing was cut short
     ways = {(row["what"], row["way"]) for row in rows if row["stage"] == "model"}
     assert len(ways) == 7 and "128x128x128" in done.stdout
@@ -119,8 +120,6 @@ def test_a_kernel_that_is_wrong_is_not_timed(
 
 
 def test_a_kernel_is_compared_with_exact_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.gpu import check
-
     weight = check.Weight.of("s8", 24, 48, "cpu")
     assert check.products(weight, 5, "cpu") == []
     exact = check.OPS.int8_mm
@@ -158,3 +157,33 @@ def test_the_swept_rows_become_source(session: Session) -> None:
         '{"a dry run on the CPU", sm90::Operands::kSigns, {1, 300, 8, 513}, {"portable", 1}},',
     ]
     assert sweep.nearest(session, 200, 64, 64) == "s8_swap8/4"
+
+
+def test_a_defect_of_a_stage_does_not_cost_the_others(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(session: Session) -> Any:
+        yield {"what": "begun"}
+        raise KeyError("a name")
+
+    stages = (("first", defect, 5.0), ("second", lambda session: iter([{"what": "done"}]), 5.0))
+    monkeypatch.setattr(command, "STAGES", stages)
+    assert command.measure(session) == 1
+    assert [row.get("what") for row in session.of("first") + session.of("second")] == [
+        "begun", None, "done",
+    ]  # fmt: skip
+    assert session.of("first")[1]["result"] == "KeyError: 'a name'"
+
+
+@pytest.mark.parametrize("kernel", ["portable", *kernels.named("s8"), *kernels.named("b1")])
+def test_the_check_forces_each_kernel(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the CUDA operators, on the emulator."""
+    cuda_emulator.library()
+    cuda_emulator.emulate(90)
+    monkeypatch.setattr(check, "OPS", cuda_emulator.OPS)
+    operands = "b1" if kernel.startswith("b1") else "s8"
+    weight = check.Weight.of(operands, 24, 144, "cpu")
+    with kernels.forced(kernel):
+        assert check.CHECKS[operands](weight, 17, "cpu") == []
+    with kernels.forced("s8_none"), pytest.raises(RuntimeError, match="there is no such kernel"):
+        check.CHECKS[operands](weight, 17, "cpu")

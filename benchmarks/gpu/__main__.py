@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -122,8 +123,10 @@ def measure(session: Session) -> int:
             continue
         try:
             session.run(name, stage(session), min(seconds, session.left - GRACE))
-        except (RuntimeError, ValueError, AssertionError) as error:  # of this stage; others follow
-            session.add(name, {"ok": False, "result": f"{type(error).__name__}: {error}"})
+        except Exception as error:  # a defect of one stage must not cost the GPU's time for others
+            where = traceback.format_exc().splitlines()[-8:]
+            result = f"{type(error).__name__}: {error}".splitlines()[0]
+            session.add(name, {"ok": False, "result": result, "where": where})
     written = [sweep.write_measured(session), cost_table.write_table(session)]
     print("\n".join(f"wrote {path}" for path in written if path), flush=True)
     print(summary.table(session), flush=True)

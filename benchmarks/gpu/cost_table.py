@@ -23,6 +23,7 @@ from qfx.inline import quantize_parts, quantize_static_parts
 from qfx.weights import pack
 
 M, K, N = (1, 8, 16, 64, 256, 1024, 8192), (512, 2048, 4096, 14336), (256, 1024, 4096, 14336)
+M_OF_PASSES = (16, 256, 1024, 8192)  # one row would be compiled for itself
 BATCH, BATCHED_AXES = 64, ((128, 1024), (64, 128, 1024), (128, 1024))
 DTYPES = (torch.bfloat16, torch.float16)
 METHODS = {  # of `Linear`, by how its weight is packed
@@ -34,7 +35,7 @@ METHODS = {  # of `Linear`, by how its weight is packed
 def axes_of(session: Session) -> dict[str, tuple[tuple[int, ...], ...]]:
     mkn = ((1, 16), (64, 128), (64, 128)) if session.dry else (M, K, N)
     batched = ((16, 32), (16, 32), (16, 32)) if session.dry else BATCHED_AXES
-    return {"mkn": mkn, "batched": batched, "mk": mkn[:2]}
+    return {"mkn": mkn, "batched": batched, "mk": mkn[:2] if session.dry else (M_OF_PASSES, K)}
 
 
 def cost_rows(session: Session) -> Iterator[Row]:

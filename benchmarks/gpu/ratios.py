@@ -75,7 +75,8 @@ def _timed(session: Session, case: Case, m: int, n: int, k: int) -> Row:
     gain = found["bf16"] / found[case.judged]
     us = {way: round(s * 1e6, 2) for way, s in found.items()}
     row = {"what": f"{m}x{n}x{k}", "judged": case.judged, "ratio": gain, "must": case.must}
-    return {**row, "TOPS": 2 * m * n * k / found["product"] / 1e12, "us": us}
+    speed = n * k / found[case.judged] / 1e12  # of reading the weight
+    return {**row, "TOPS": 2 * m * n * k / found["product"] / 1e12, "TB/s": speed, "us": us}
 
 
 def _float(linear: Linear, activation: type | object) -> Tensor:
