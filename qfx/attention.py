@@ -15,6 +15,7 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.capture import value
+from qfx.gpu.support import has_kernel
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 Size = int | torch.SymInt
@@ -72,8 +73,9 @@ def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:
     types = {t.dtype for t in values}
     if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
         return "an attention that is not of one float type up to 32 bits"
-    if {t.device.type for t in values} != {"cpu"}:
-        return "an attention that is not on the CPU"
+    for device in (t.device for t in values):
+        if not has_kernel("int8_attention", device):
+            return f"an attention on {device.type}, for which int8_attention has no kernel"
     if compiled_autograd.in_compiled_autograd_region:
         return "an attention of a backward pass"
     if result.requires_grad:

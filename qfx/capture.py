@@ -87,6 +87,14 @@ def value(node: fx.Node) -> Any:
     return recorded
 
 
+def device(node: fx.Node) -> torch.device:
+    """Of the node's tensor, or of the first one it is made from; the CPU where none is known."""
+    while not isinstance(value(node), torch.Tensor) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    recorded = value(node)
+    return recorded.device if isinstance(recorded, torch.Tensor) else torch.device("cpu")
+
+
 def attribute(node: fx.Node) -> Any:
     """What a get_attr node stands for; None when the graph's module lacks it."""
     owner: Any = node.graph.owning_module

@@ -23,6 +23,7 @@ from qfx.feed import drop_unused_inputs, with_packed_weights
 from qfx.feed import example_inputs as fed_examples
 from qfx.frame import SELF, known_names, only_for, prefixes
 from qfx.fuse import fuse
+from qfx.gpu.cost import cost_of
 from qfx.match import match
 from qfx.opened import open_operators
 from qfx.patterns import check_names
@@ -82,7 +83,7 @@ def plan_of(gm: fx.GraphModule, config: Config, training: bool = False) -> Plan:
     if training:
         matches = tuple(replace(m, trains=True) if isinstance(m, Site) else m for m in matches)
     check_names(config, known_names(matches))
-    return decide(matches, config, MachineCost())
+    return decide(matches, config, MachineCost(), cost_of)
 
 
 def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -> Compiled:

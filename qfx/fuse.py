@@ -7,6 +7,10 @@ dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one 
                                       a call takes
 quantize_static(int8_linear(q))   ->  int8_linear_requantize(q)   nobody else reads the floats
 dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
+
+On a GPU Inductor fuses what stands between operators: there what quantizes without a rotation
+becomes the aten operators of `qfx.inline`, and int8_linear reads its codes
+(docs/decisions/0013-quantization-on-cuda-is-aten.md).
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ import torch
 from torch import Tensor, fx
 
 from qfx.canonical import erase, finish
-from qfx.capture import value
+from qfx.capture import device, value
 from qfx.coded import emit
 from qfx.fault import at
+from qfx.inline import inline, inlined
 
 ops = torch.ops.qfx
 _QUANTIZES = (ops.quantize.default, ops.quantize_static.default)
@@ -71,7 +76,7 @@ def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
     if then is not None:
         replaced = then
         call = (ops.int8_linear_requantize.default, (*operands, *then.args[1:]))
-    elif _calls(triple, ops.quantize.default) and (len(q.users) == 1 or _one_row(dequantize)):
+    elif not inlined(triple) and _quantizes_anew(triple, q, dequantize):
         x, axes, bits, symmetric, *transform = triple.args
         how = (axes, bits, symmetric, activation, out_dtype, *transform)
         call = (ops.int8_linear_dynamic.default, (x, packed, w_scale, bias, *how))
@@ -114,6 +119,13 @@ def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
     erase(graph, dequantize, down_to={a, b})
 
 
+def _quantizes_anew(triple: fx.Node, q: fx.Node, dequantize: fx.Node) -> bool:
+    """One reader, or one row, which a CPU quantizes in less time than a call takes."""
+    if not _calls(triple, ops.quantize.default):
+        return False
+    return len(q.users) == 1 or (_one_row(dequantize) and device(triple).type == "cpu")
+
+
 def _one_row(y: fx.Node) -> bool:
     known = value(y)
     return isinstance(known, Tensor) and all(type(s) is int and s == 1 for s in known.shape[:-1])
@@ -126,4 +138,5 @@ def _calls(node: Any, *targets: object) -> bool:
 _RULES: tuple[tuple[tuple[Any, ...], Any], ...] = (
     (_QUANTIZES, _fuse_transform),
     ((ops.dequantize.default,), _fuse_linear),
+    (_QUANTIZES, inline),
 )

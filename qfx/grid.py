@@ -145,7 +145,7 @@ def interpolate(grid: Grid, axes: Axes, at: tuple[float, float, float]) -> float
 
 
 def interpolate_logs(grid: Grid, axes: Axes, at: tuple[int, int, int]) -> float:
-    places = [_between_logs(points, max(size, 1)) for points, size in zip(axes, at, strict=True)]
+    places = [between_logs(points, max(size, 1)) for points, size in zip(axes, at, strict=True)]
     log_per_mac = 0.0
     for corner in product((0, 1), repeat=3):
         m, k, n = (i + step for (i, _), step in zip(places, corner, strict=True))
@@ -156,8 +156,8 @@ def interpolate_logs(grid: Grid, axes: Axes, at: tuple[int, int, int]) -> float:
     return max(math.exp(log_per_mac) * math.prod(max(size, 1) for size in at), overhead)
 
 
-def _between_logs(points: Sequence[float], at: float) -> tuple[int, float]:
-    """As `_between`, of logarithms, and clamped."""
+def between_logs(points: Sequence[float], at: float) -> tuple[int, float]:
+    """(i, t): log(at) lies at fraction t, 0 to 1, of the way from log(points[i]) to the next."""
     i, t = _between(tuple(map(math.log, points)), math.log(at))
     return i, min(max(t, 0.0), 1.0)
 

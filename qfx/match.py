@@ -20,6 +20,7 @@ from qfx.contractions import Operands, is_weight
 from qfx.effects import transformed, without_gradients, written_roots
 from qfx.epilogue import trains, with_epilogue
 from qfx.fault import at
+from qfx.gpu.support import why_not
 from qfx.products import Product, product
 from qfx.site import Match, Site, Unmatched
 from qfx.spellings import operands, spelling
@@ -198,8 +199,8 @@ def _refusal(site: Site, written: set[fx.Node]) -> str | None:
             return (
                 f"the {what} is {_short(tensor.dtype)}; int8 serves float32, bfloat16 and float16"
             )
-        if tensor is not None and tensor.device.type != "cpu":
-            return f"the {what} is on {tensor.device.type}; this build has CPU kernels only"
+        if tensor is not None and (elsewhere := why_not(tensor.device)):
+            return f"the {what} is on {tensor.device.type}, {elsewhere}"
     if w is not None and not isinstance(w, torch.Tensor):
         return "the weight is not a tensor"
     if w is not None and type(w) not in _PLAIN_TENSORS and not _is_fake(w):

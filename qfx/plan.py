@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import sympy
 import torch
@@ -16,52 +15,14 @@ from tabulate import tabulate
 from qfx.attention import Attention
 from qfx.breakeven import condition, guard
 from qfx.config import Config
+from qfx.gpu.support import has_kernel
 from qfx.guard import Guard
 from qfx.patterns import fits, names, recipes
+from qfx.prices import CostModel, Estimate, GpuCosts, Prices
 from qfx.products import Product
 from qfx.recipe import SiteRecipe
 from qfx.scheme import QSpec, Scheme
-from qfx.site import Match, Site, Unmatched
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Predicted seconds of one call of a site, in float and in int8."""
-
-    float_s: float
-    int8_s: float
-
-    @property
-    def gain(self) -> float:
-        return self.float_s / self.int8_s
-
-
-class CostModel(Protocol):
-    """Predicts a site's times from its shape; `dtype` is that of the float matmul."""
-
-    def estimate(
-        self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
-    ) -> Estimate:
-        """`outliers`: how many of the k columns are multiplied in float beside the others."""
-        ...
-
-    def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
-        """Of `batch` products of two activations."""
-        ...
-
-    def estimate_attention(
-        self, batch: int, m: int, k: int, n: int, dtype: torch.dtype
-    ) -> Estimate:
-        """Of `batch` attentions of m queries and n keys with k features."""
-        ...
-
-    def estimate_decode(self, batch: int, k: int, n: int, dtype: torch.dtype) -> float:
-        """How many times as fast as PyTorch's attention of one query `attention_decode` is."""
-        ...
-
-    def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
-        """Seconds that training adds to a step's int8 forward."""
-        ...
+from qfx.site import Match, Site, Unmatched, device_of
 
 
 @dataclass(frozen=True)
@@ -110,16 +71,20 @@ class Plan:
         return f"{table}\n{self.quantized} of {self.total} matmuls in int8"
 
 
-def decide(matches: Sequence[Match], config: Config, cost: CostModel | None) -> Plan:
-    """The plan of one graph. `cost` None: no measurements are at hand, every legal site is int8."""
-    found = recipes(config.recipe, matches)
-    entries = (_entry(match, config, cost, found.get(match.node)) for match in matches)
+def decide(
+    matches: Sequence[Match],
+    config: Config,
+    cost: CostModel | None,
+    gpu_costs: GpuCosts | None = None,
+) -> Plan:
+    """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
+    at hand, every legal site is int8."""
+    found, price = recipes(config.recipe, matches), Prices(cost, gpu_costs)
+    entries = (_entry(match, config, price, found.get(match.node)) for match in matches)
     return Plan(tuple(_guarded(entry, config) for entry in entries))
 
 
-def _entry(
-    match: Match, config: Config, cost: CostModel | None, recipe: SiteRecipe | None
-) -> Entry:
+def _entry(match: Match, config: Config, prices: Prices, recipe: SiteRecipe | None) -> Entry:
     if isinstance(match, Unmatched):
         return Entry(match, None, match.reason)
     for pattern in config.skip:
@@ -128,14 +93,19 @@ def _entry(
     if config.only and not any(fits(p, names(match)) for p in config.only):
         return Entry(match, None, f"not among only={list(config.only)}")
     if isinstance(match, Product | Attention):
-        return _decode_by_cost(match, cost) or _product_by_cost(match, config, cost)
-    return _by_recipe(match, recipe) if recipe else _by_cost(match, config, cost)
+        model = prices.of(match, None)
+        return _decode_by_cost(match, model) or _product_by_cost(match, config, model)
+    return _by_recipe(match, recipe) if recipe else _by_cost(match, config, prices)
 
 
 def _guarded(entry: Entry, config: Config) -> Entry:
     """The entry with the guard that the configuration asks for, or why it has none."""
     if config.guard is None or entry.scheme is None:
         return entry
+    on = device_of(entry.match) if isinstance(entry.match, Site) else None
+    if on is not None and not has_kernel("int8_linear_guarded", on):
+        reason = f"guard={config.guard}: int8_linear_guarded has no kernel for {on.type}"
+        return Entry(entry.match, None, reason)
     if why_not := _unguardable(entry, entry.scheme):
         return replace(entry, reason=f"{entry.reason}; not guarded: {why_not}")
     guard = Guard(float(config.guard), entry.match.name)
@@ -179,13 +149,17 @@ def _impossible(site: Site, scheme: Scheme) -> str | None:
     return None
 
 
-def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel | None) -> Entry:
+def _product_by_cost(
+    match: Product | Attention, config: Config, cost: CostModel | str | None
+) -> Entry:
     """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
     attends, wanted = isinstance(match, Attention), max(config.minimum_gain, 1.0)
     what = "an attention" if attends else "a matmul of two activations"
     scheme = config.chosen
     if not scheme.fits_activations:
         return Entry(match, None, f"{what}, which {scheme} does not serve")
+    if isinstance(cost, str):
+        return Entry(match, None, f"{what}: {cost}")
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
     if cost is None or batch is None or m is None or k is None or n is None:
         return Entry(match, None, f"{what} whose gain was not predicted")
@@ -200,11 +174,11 @@ def _product_by_cost(match: Product | Attention, config: Config, cost: CostModel
     return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
 
 
-def _decode_by_cost(match: Product | Attention, cost: CostModel | None) -> Entry | None:
+def _decode_by_cost(match: Product | Attention, cost: CostModel | str | None) -> Entry | None:
     """One query reads keys and values once, in float as fast as int8 could quantize them."""
     batch, k, n = (hint(size) for size in (match.batch, match.k, match.n))
     one = isinstance(match, Attention) and type(match.m) is int and match.m == 1
-    if not one or cost is None or batch is None or k is None or n is None:
+    if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:
         return None
     gain = cost.estimate_decode(batch, k, n, match.dtype)
     if gain < 1:
@@ -213,13 +187,16 @@ def _decode_by_cost(match: Product | Attention, cost: CostModel | None) -> Entry
     return Entry(match, None, reason, decodes=True)
 
 
-def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
+def _by_cost(site: Site, config: Config, prices: Prices) -> Entry:
     m, dtype = hint(site.m), site.out_dtype or torch.float32
     scheme = config.chosen.at(site.k)
     if why_not := _impossible(site, scheme):
         return Entry(site, None, why_not)
     if scheme.calibrated:
         return Entry(site, None, f"{config.chosen}: the recipe does not name it")
+    cost = prices.of(site, scheme)
+    if isinstance(cost, str):
+        return _unpriced(site, config, scheme, cost)
     if cost is None or m is None or site.k is None or site.n is None:
         return Entry(site, scheme, "int8; its gain was not predicted")
     estimate = _estimate(site, m, dtype, scheme, cost)
@@ -232,6 +209,14 @@ def _by_cost(site: Site, config: Config, cost: CostModel | None) -> Entry:
         return Entry(site, None, reason + only, estimate, where)
     reason = f"int8 predicted {estimate.gain:.2f}x float"
     return Entry(site, scheme, reason + only, estimate, where)
+
+
+def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
+    """On a GPU of which nothing is measured, int8 only if it is asked for whatever it costs."""
+    if config.minimum_gain == 0:
+        return Entry(site, scheme, f"int8; {why}")
+    remedy = "run python -m benchmarks.gpu, or set minimum_gain=0"
+    return Entry(site, None, f"{why}; {remedy}")
 
 
 def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:

@@ -15,6 +15,7 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.capture import value
+from qfx.gpu.support import why_not
 from qfx.views import Step, View, apply
 
 Size = int | torch.SymInt
@@ -66,8 +67,10 @@ def product(
     types = {t.dtype for t in (x, w, y)}
     if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
         return "a matmul of two activations that are not of one float type up to 32 bits"
-    if {t.device.type for t in (x, w)} != {"cpu"}:
-        return "a matmul of two activations that are not both on the CPU"
+    if x.device.type != w.device.type:
+        return "a matmul of two activations on different devices"
+    if elsewhere := why_not(x.device):
+        return f"a matmul of two activations on {x.device.type}, {elsewhere}"
     if compiled_autograd.in_compiled_autograd_region:
         return "a matmul of a backward pass: `backward` says how gradients are computed"
     if y.requires_grad:

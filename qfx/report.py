@@ -14,6 +14,7 @@ from torch import fx, nn
 from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
+from qfx.gpu.cost import cost_of
 from qfx.html import page
 from qfx.match import match
 from qfx.observe import Observer
@@ -133,7 +134,7 @@ class _Session(NamedTuple):
 
     def look(self, gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         matches = match(gm, here)
-        observer = Observer(gm, decide(matches, self.config, MachineCost()))
+        observer = Observer(gm, decide(matches, self.config, MachineCost(), cost_of))
         self.graphs.append(observer)
         weights = [root for m in matches if isinstance(m, Site) for root in roots(m.weight)]
         self.seen.update(parameter_name(w, here) for w in weights)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from qfx.attention import Attention
-from qfx.capture import attribute, roots, value
+from qfx.capture import attribute, device, roots, value
 from qfx.products import Product
 from qfx.views import View
 
@@ -67,3 +67,10 @@ class Unmatched:
 
 
 Match = Site | Product | Attention | Unmatched
+
+
+def device_of(match: Site | Product | Attention) -> torch.device:
+    """Where it is computed; the CPU where the graph does not say."""
+    if isinstance(match, Attention):
+        return device(match.query)
+    return device(match.a if isinstance(match, Product) else match.x)

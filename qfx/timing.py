@@ -33,8 +33,13 @@ def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
     call()  # brings back to the caches what the others drove out
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    on_gpu = torch.cuda.is_initialized()
+    alone = torch.get_num_threads() == 1 and not on_gpu
+    wait = torch.cuda.synchronize if on_gpu else bool
+    clock = time.thread_time if alone else time.perf_counter
+    wait()
     start = clock()
     for _ in range(repeats):
         call()
+    wait()
     return max((clock() - start) / repeats, 1e-9)

@@ -217,6 +217,11 @@ class _Recorder(fx.Interpreter):
         x = apply(first.x_view, self.env[first.x])
         if not x.numel() or not x.is_floating_point():
             return
+        if x.device.type != "cpu":
+            raise ValueError(
+                f"calibrate: {first.name} is on {x.device.type}; calibrate the model on the CPU, "
+                "its recipe serves every device"
+            )
         if key not in self.session.groups:
             readers = tuple(Reader(k, names(s), self._weight(s), s.view) for k, s in sites)
             made = Activation(x.shape[-1], self.session.room)

@@ -1,0 +1,1 @@
+"""qfx on one GPU, in one command under nine minutes: python -m benchmarks.gpu"""

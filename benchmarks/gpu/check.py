@@ -1,0 +1,101 @@
+"""Correctness of one kernel, in a process of its own: a wrong barrier would never return.
+
+    QFX_CUDA_KERNEL=s8_swap16 python -m benchmarks.gpu.check s8 [--device cpu] [--tiny]
+
+Products are compared with the float64 product of the integers, which is exact, twice with the same
+bits; linears with their reference, within a unit in the last place. Prints one JSON object; the
+exit status is 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.operands import each
+from qfx.ops import REFERENCES
+
+OPS = torch.ops.qfx
+M = (1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 300)
+N, K = (1, 8, 24, 72, 515, 4096), (1, 16, 48, 144, 1000, 4112)
+TINY = ((1, 17), (8, 24), (48, 144))
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Codes w [n, k] with the least and the largest among them, or floats whose signs count."""
+
+    values: Tensor
+    packed: Tensor
+
+    @classmethod
+    def of(cls, operands: str, n: int, k: int, device: str) -> Weight:
+        if operands == "b1":
+            signs = torch.randn(n, k, device=device)
+            return cls(signs, OPS.binary_pack(signs))
+        codes = _codes(n, k, device).clamp(min=-127)
+        return cls(codes, OPS.pack_weight(codes))
+
+
+def _codes(rows: int, columns: int, device: str) -> Tensor:
+    made = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device)
+    made.view(-1)[::7] = -128
+    return made
+
+
+def products(weight: Weight, m: int, device: str) -> list[str]:
+    """int8_mm with a zero point for each row, and int8_linear on its sums."""
+    n, k = weight.values.shape
+    q = _codes(m, k, device)
+    zero = torch.randint(-128, 128, (m, 1), dtype=torch.int32, device=device)
+    got, again = (OPS.int8_mm(q, zero, weight.packed, n) for _ in range(2))
+    exact = ((q.double() - zero) @ weight.values.double().T).int()
+    wrong = int((got != exact).sum())
+    found = [f"{wrong} sums differ"] if wrong else []
+    found += [] if torch.equal(got, again) else ["a second run differs"]
+    scale, w_scale = torch.rand(m, 1, device=device), torch.rand(n, device=device) / (k + 1)
+    rest = (w_scale, torch.randn(n, device=device), "silu", torch.bfloat16)
+    y = OPS.int8_linear(q, scale, zero, weight.packed, *rest).double()
+    wanted = REFERENCES["dequantize"](exact, scale, None, *rest).double()
+    off = int(((y - wanted).abs() > wanted.abs() * 2.0**-7 + 1e-6).sum())
+    return found + ([f"{off} outputs are more than a unit off"] if off else [])
+
+
+def sign_products(weight: Weight, m: int, device: str) -> list[str]:
+    n, k = weight.values.shape
+    x = torch.randn(m, k, device=device)
+    x_signs, w_signs = (torch.where(t >= 0, 1.0, -1.0).double() for t in (x, weight.values))
+    got = OPS.binary_mm(x, weight.packed, n)
+    wrong = int((got != (x_signs @ w_signs.T).int()).sum())
+    return [f"{wrong} sums of signs differ"] if wrong else []
+
+
+CHECKS = {"s8": products, "b1": sign_products}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operands", choices=CHECKS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    wrong, cases = [], 0
+    rows, *others = TINY if given.tiny else (M, N, K)
+    for n, k in each(*others):
+        weight = Weight.of(given.operands, n, k, given.device)
+        for m in rows:
+            cases += 1
+            found = CHECKS[given.operands](weight, m, given.device)
+            wrong += [f"{m}x{k}x{n}: {what}" for what in found]
+    print(json.dumps({"cases": cases, "wrong": len(wrong), "first": wrong[:3]}))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The kernels of integer products, by the names that QFX_CUDA_KERNEL takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.common import ROOT
+
+PORTABLE = "portable"
+VARIABLE = "QFX_CUDA_KERNEL"
+SPLITS = (1, 2, 4)  # parts of K
+SMALL_M = 128  # up to here tiles are few, so that K is worth splitting
+
+
+def named(operands: str) -> list[str]:
+    """The Hopper kernels of csrc/cuda/kernels_sm90.inc for "s8" or "b1" operands."""
+    text = (ROOT / "csrc" / "cuda" / "kernels_sm90.inc").read_text()
+    return re.findall(rf"^QFX_{operands.upper()}\((\w+),", text, re.M)
+
+
+def choices(names: list[str], m: int) -> list[str]:
+    """What is worth timing for m rows: kernels with parts of K, of those that are right."""
+    small, widest = m <= SMALL_M, max(16, 2 * m)
+    hopper = [name for name in names if name != PORTABLE]
+    fitting = [n for n in hopper if (_tokens(n) <= widest if "swap" in n else not small)]
+    forced = [f"{n}/{s}" for n in fitting for s in (SPLITS if small else SPLITS[:1])]
+    return [*([PORTABLE] if PORTABLE in names else []), *forced]
+
+
+def _tokens(kernel: str) -> int:
+    """The rows of x that a tile of a kernel has whose operands are swapped."""
+    return int(kernel.partition("swap")[2])
+
+
+@contextmanager
+def forced(kernel: str) -> Iterator[None]:
+    """Products run on this kernel; qfx reads the variable at every call."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = kernel
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before

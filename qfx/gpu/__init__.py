@@ -1,0 +1,1 @@
+"""GPUs: what this build can run on one, and what it is known to cost there."""

@@ -1,0 +1,157 @@
+"""Inline: on a GPU, what quantizes becomes the aten operators of its reference.
+
+Inductor's Triton kernels then make the codes where the activations are made, in the norm or the
+activation before the matmul. The bits are those of the operator, (Q1)-(Q4) and (Q6), since every
+division is an `addcdiv`: its quotient Inductor rounds as IEEE does, whereas for `div` it multiplies
+by the rounded reciprocal of a constant, and divides approximately by what is none. A rotation stays
+in its operator: docs/decisions/0013-quantization-on-cuda-is-aten.md.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from qfx.canonical import erase
+from qfx.capture import device, value
+from qfx.ops.quantize import SMALLEST_SCALE, code_range
+from qfx.scheme import PER_TENSOR
+
+ops = torch.ops.qfx
+aten = torch.ops.aten
+Parts = tuple[Any, Any, Any]
+
+
+def inlined(quantize: fx.Node) -> bool:
+    """Whether this call of quantize or quantize_static becomes aten operators."""
+    if quantize.target not in _FORMULAS or device(quantize).type != "cuda":
+        return False
+    x, scale = quantize.args[:2]
+    rotates = len(quantize.args) > _TRANSFORM[quantize.target] and bool(quantize.args[-1])
+    return not rotates and _has_elements(x) and _is_one(scale)
+
+
+def inline(graph: fx.Graph, quantize: fx.Node) -> None:
+    """(q, scale, zero_point) = quantize(x)  ->  aten operators, one node for each part."""
+    if not inlined(quantize):
+        return
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    sources = set(quantize.all_input_nodes)
+    with graph.inserting_before(quantize):
+        arguments: Any = fx.node.map_arg(quantize.args, lambda node: fx.Proxy(node, tracer))  # type: ignore[arg-type, return-value]
+        parts = _FORMULAS[quantize.target](*arguments)
+    for reader in list(quantize.users):
+        assert reader.target is operator.getitem
+        part = parts[reader.args[1]].node  # type: ignore[index]
+        part.meta = dict(reader.meta)
+        reader.replace_all_uses_with(part)
+        graph.erase_node(reader)
+    graph.erase_node(quantize)
+    for part in parts:
+        erase(graph, part.node, down_to=sources)
+
+
+def quantize_parts(
+    x: Any, axes: Sequence[int], bits: int, symmetric: bool, factor: Any = None, rotation: int = 0
+) -> Parts:
+    """quantize"""
+    rows, (qmin, qmax) = _floats(x, factor), code_range(bits, symmetric)
+    reduced = [] if tuple(axes) == PER_TENSOR else [-1]
+    if symmetric:
+        largest = aten.amax.default(aten.abs.default(rows), reduced, True)
+        scale = _ratio(largest, _number(x, qmax))  # (Q1)
+    else:
+        high = aten.clamp_min.default(aten.amax.default(rows, reduced, True), 0)
+        low = aten.clamp_max.default(aten.amin.default(rows, reduced, True), 0)
+        steps = _number(x, qmax - qmin)
+        scale = aten.sub.Tensor(_ratio(high, steps), _ratio(low, steps))  # (Q2)
+    scale = aten.clamp_min.default(scale, SMALLEST_SCALE)
+    inverse = _ratio(_number(x, 1), scale)
+    finite = aten.isfinite.default(scale)
+    q = aten.round.default(aten.mul.Tensor(rows, inverse))  # (Q3)
+    if symmetric:
+        return _codes(q, qmin, qmax, finite), scale, aten.zeros_like.default(scale, dtype=_INT)
+    origin = aten.round.default(aten.mul.Tensor(low, inverse))
+    zero = aten.clamp.default(aten.rsub.Scalar(origin, qmin), qmin, qmax)
+    q = _codes(aten.add.Tensor(q, zero), qmin, qmax, finite)
+    return q, scale, aten.to.dtype(_where(finite, zero), _INT)
+
+
+def quantize_static_parts(
+    x: Any,
+    scale: Any,
+    zero_point: Any,
+    bits: int,
+    symmetric: bool,
+    factor: Any = None,
+    rotation: int = 0,
+) -> Parts:
+    """quantize_static (Q6)"""
+    rows, (qmin, qmax) = _floats(x, factor), code_range(bits, symmetric)
+    used = aten.clamp_min.default(scale, SMALLEST_SCALE)
+    q = aten.mul.Tensor(rows, _ratio(_number(x, 1), used))
+    q = aten.round.default(aten.clamp.default(q, -1024, 1024))
+    largest = aten.amax.default(aten.abs.default(rows), [-1], True)
+    whole, given = aten.isfinite.default(largest), aten.isfinite.default(scale)
+    finite = aten.logical_and.default(whole, given)
+    used = aten.where.self(given, used, scale)
+    used = aten.where.self(whole, used, largest)
+    if zero_point is None:
+        zero = aten.zeros_like.default(largest, dtype=_INT)
+        return _codes(q, qmin, qmax, finite), used, zero
+    zero = aten.clamp.default(zero_point, qmin, qmax)
+    q = _codes(aten.add.Tensor(q, zero), qmin, qmax, finite)
+    return q, used, _where(finite, zero)
+
+
+def _floats(x: Any, factor: Any) -> Any:
+    rows = aten.to.dtype(x, torch.float32)
+    return rows if factor is None else aten.mul.Tensor(rows, factor)  # (R1)
+
+
+def _codes(q: Any, qmin: int, qmax: int, finite: Any) -> Any:
+    return aten.to.dtype(_where(finite, aten.clamp.default(q, qmin, qmax)), torch.int8)  # (Q4)
+
+
+def _where(finite: Any, values: Any) -> Any:
+    return aten.where.ScalarOther(finite, values, 0)
+
+
+def _number(like: Any, number: int) -> Any:
+    return aten.new_full.default(like, [], float(number), dtype=torch.float32)
+
+
+def _ratio(a: Any, b: Any) -> Any:
+    """a / b, rounded to nearest."""
+    return aten.addcdiv.default(aten.zeros_like.default(b), a, b)
+
+
+def _has_elements(x: Any) -> bool:
+    """Whether it is known that x [..., K] has no axis of size 0: of those no range is reduced."""
+    while x.target is torch.detach:
+        (x,) = x.args
+    known = value(x)
+    if not isinstance(known, Tensor) or not known.dim() or type(known.shape[-1]) is not int:
+        return False
+    return all(type(size) is not int or size > 0 for size in known.shape)
+
+
+def _is_one(scale: Any) -> bool:
+    """Whether a static scale is one for all: a recipe's is, its node without a recorded value."""
+    known = value(scale) if isinstance(scale, fx.Node) else None
+    return not isinstance(known, Tensor) or known.numel() == 1
+
+
+_INT = torch.int32
+_FORMULAS: dict[Any, Callable[..., Parts]] = {
+    ops.quantize.default: quantize_parts,
+    ops.quantize_static.default: quantize_static_parts,
+}
+_TRANSFORM: dict[Any, int] = {  # which argument may be its factor
+    ops.quantize.default: 4,
+    ops.quantize_static.default: 5,
+}
