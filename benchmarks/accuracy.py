@@ -7,18 +7,23 @@ trained here on 8x8 digits: accuracy and negative log likelihood. Every linear i
 costs, and attention where it gains. Divergence resolves more than perplexity, of which 0.5 % are
 noise at this size.
     python -m benchmarks.accuracy [--models smollm,...] [--settings w8a8,...] [--save]
+    python -m benchmarks.accuracy --models smollm --calibrate w8a8,w7a7,w8a8-static
     python -m benchmarks.accuracy --options '{"recipe": "smollm.json"}'    one more setting
-Once: pip install -c constraints.txt gguf
+Once: pip install -c constraints.txt gguf psutil
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import qfx._C as _C
 import torch
 from tabulate import tabulate
@@ -62,17 +67,55 @@ def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
     return {**found, "schemes": _schemes(plans[0])}
 
 
+@torch.no_grad()
+def calibrated(judged: Judged, scheme: str) -> tuple[dict[str, Any], Row]:
+    """Options with a recipe for this scheme, and what it took: seconds, and by how much the memory
+    of the process, which has run the model before, grew at most, relative to the model."""
+    size = sum(p.numel() * p.element_size() for p in judged.model.parameters())
+    config, started = qfx.Config(scheme=scheme, minimum_gain=0), time.perf_counter()
+    with growing() as grown:
+        recipe = qfx.calibrate(judged.model, judged.batches, config)
+    spent = {"calibration s": round(time.perf_counter() - started, 1)}
+    return {"recipe": recipe}, spent | {"memory": round(1 + grown() / size, 2)}
+
+
+@contextmanager
+def growing() -> Iterator[Callable[[], int]]:
+    """By how many bytes the memory of this process has grown at most, asked every 20 ms."""
+    process, done = psutil.Process(), threading.Event()
+    sizes = [process.memory_info().rss]
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            sizes.append(process.memory_info().rss)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: max(sizes) - sizes[0]
+    finally:
+        done.set()
+        thread.join()
+
+
 def _schemes(plan: Plan) -> str:
     counts = Counter(str(entry.scheme or FLOAT) for entry in plan.entries)
     return ", ".join(f"{count} {scheme}" for scheme, count in counts.most_common())
 
 
-def measure(name: str, settings: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """The float model's row, then one for each of `settings`."""
+def measure(
+    name: str, settings: Mapping[str, Mapping[str, Any]], calibrate: Sequence[str] = ()
+) -> list[Row]:
+    """The float model's row, then one for each of `settings`, and of the schemes to calibrate."""
     judged = JUDGED[name]()
     rows = [{"model": name, "setting": FLOAT, **judged.judge(judged.expected)}]
     for setting, options in settings.items():
         rows.append({"model": name, "setting": setting, **figures(judged, options)})
+        print(rows[-1], flush=True)
+    for scheme in calibrate:
+        options, spent = calibrated(judged, scheme)
+        setting = f"{scheme} calibrated"
+        rows.append({"model": name, "setting": setting, **figures(judged, options), **spent})
         print(rows[-1], flush=True)
     return rows
 
@@ -84,6 +127,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--options", action="append", default=[], help="JSON: options of one more setting"
     )
+    parser.add_argument("--calibrate", default="", help="schemes, for models with texts to spare")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     return parser.parse_args()
@@ -96,7 +140,7 @@ def main() -> None:
     settings = {**chosen, **{text: json.loads(text) for text in options.options}}
     host = machine()
     for name in names(options.models, JUDGED):
-        rows = measure(name, settings)
+        rows = measure(name, settings, [s for s in options.calibrate.split(",") if s])
         print(tabulate(rows, headers="keys"), flush=True)
         if options.save:
             saved = [{**row, "isa": _C.isa(), "commit": host["commit"]} for row in rows]

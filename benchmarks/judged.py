@@ -35,11 +35,12 @@ class Judged:
     inputs: Sequence[tuple[Tensor, ...]]
     expected: Sequence[Tensor]
     score: Callable[[Sequence[Tensor], Sequence[Tensor]], Figures]
+    batches: Sequence[tuple[Tensor, ...]] = ()  # other inputs, for calibration
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: nn.Module, inputs: Any, score: Any) -> Judged:
-        return cls(model, inputs, [model(*i) for i in inputs], score)
+    def of(cls, model: nn.Module, inputs: Any, score: Any, batches: Any = ()) -> Judged:
+        return cls(model, inputs, [model(*i) for i in inputs], score, batches)
 
     def judge(self, outputs: Sequence[Tensor]) -> Figures:
         return self.score(outputs, self.expected)
@@ -54,7 +55,9 @@ def language(
         "news": smollm.news(tokenizer, texts, tokens),
         **{s: smollm.capitals(tokenizer, s) for s in sections},
     }
-    return Judged.of(model, [t.inputs for t in tasks.values()], partial(_language, tasks))
+    batches = smollm.passages(tokenizer, skip=texts, count=64, tokens=256)
+    inputs = [t.inputs for t in tasks.values()]
+    return Judged.of(model, inputs, partial(_language, tasks), batches)
 
 
 def _language(

@@ -127,6 +127,16 @@ def news(tokenizer: PreTrainedTokenizerBase, texts: int, tokens: int) -> Task:
     return _task(rows, [1] * len(rows))
 
 
+def passages(
+    tokenizer: PreTrainedTokenizerBase, skip: int, count: int, tokens: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Inputs of a model: `count` stretches of `tokens` tokens of the news texts behind the first
+    `skip`, of which every fourth token is followed."""
+    stream = [t for line in _lines(NEWS)[skip:] for t in tokenizer(line).input_ids]
+    rows = torch.tensor(stream[: count * tokens]).reshape(count, 1, tokens)
+    return [(row, torch.arange(0, tokens, 4)[None]) for row in rows]
+
+
 def capitals(tokenizer: PreTrainedTokenizerBase, section: str) -> Task:
     """ "X is the capital of", after three examples: 20 questions of the section "common-countries",
     113 of "world". The examples are the first three of the former."""

@@ -4,7 +4,7 @@ import torch  # noqa: F401  (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
 from qfx.api import rewrite
-from qfx.calibration import calibrate
+from qfx.calibration.calibrate import calibrate
 from qfx.capture import trace
 from qfx.config import Config
 from qfx.dynamo import qfx as backend
