@@ -75,6 +75,7 @@ def calibrated(judged: Judged, scheme: str) -> tuple[dict[str, Any], Row]:
     config, started = qfx.Config(scheme=scheme, minimum_gain=0), time.perf_counter()
     with growing() as grown:
         recipe = qfx.calibrate(judged.model, judged.batches, config)
+    torch._dynamo.reset()  # or the shapes of the batches would be remembered
     spent = {"calibration s": round(time.perf_counter() - started, 1)}
     return {"recipe": recipe}, spent | {"memory": round(1 + grown() / size, 2)}
 
