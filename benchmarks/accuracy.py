@@ -9,21 +9,18 @@ noise at this size.
     python -m benchmarks.accuracy [--models smollm,...] [--settings w8a8,...] [--save]
     python -m benchmarks.accuracy --models smollm --calibrate w8a8,w7a7,w8a8-static
     python -m benchmarks.accuracy --options '{"recipe": "smollm.json"}'    one more setting
-Once: pip install -c constraints.txt gguf psutil
+Once: pip install -c constraints.txt gguf
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import psutil
 import qfx._C as _C
 import torch
 from tabulate import tabulate
@@ -69,34 +66,11 @@ def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
 
 @torch.no_grad()
 def calibrated(judged: Judged, scheme: str) -> tuple[dict[str, Any], Row]:
-    """Options with a recipe for this scheme, and what it took: seconds, and by how much the memory
-    of the process, which has run the model before, grew at most, relative to the model."""
-    size = sum(p.numel() * p.element_size() for p in judged.model.parameters())
+    """Options with a recipe for this scheme, and the seconds it took."""
     config, started = qfx.Config(scheme=scheme, minimum_gain=0), time.perf_counter()
-    with growing() as grown:
-        recipe = qfx.calibrate(judged.model, judged.batches, config)
+    recipe = qfx.calibrate(judged.model, judged.batches, config)
     torch._dynamo.reset()  # or the shapes of the batches would be remembered
-    spent = {"calibration s": round(time.perf_counter() - started, 1)}
-    return {"recipe": recipe}, spent | {"memory": round(1 + grown() / size, 2)}
-
-
-@contextmanager
-def growing() -> Iterator[Callable[[], int]]:
-    """By how many bytes the memory of this process has grown at most, asked every 20 ms."""
-    process, done = psutil.Process(), threading.Event()
-    sizes = [process.memory_info().rss]
-
-    def watch() -> None:
-        while not done.wait(0.02):
-            sizes.append(process.memory_info().rss)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield lambda: max(sizes) - sizes[0]
-    finally:
-        done.set()
-        thread.join()
+    return {"recipe": recipe}, {"calibration s": round(time.perf_counter() - started, 1)}
 
 
 def _schemes(plan: Plan) -> str:
