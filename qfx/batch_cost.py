@@ -24,7 +24,7 @@ from qfx.grid import (
     random,
     undisturbed,
 )
-from qfx.plan import Estimate
+from qfx.prices import Estimate
 from qfx.timing import fastest
 
 BMM_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix

@@ -34,7 +34,7 @@ from qfx.grid import (
 from qfx.ops.weight import PANEL
 from qfx.packing import Packing
 from qfx.pass_cost import Pass
-from qfx.plan import Estimate
+from qfx.prices import Estimate
 from qfx.scheme import QSpec, Scheme
 from qfx.timing import fastest
 from qfx.weights import pack

@@ -23,16 +23,16 @@ from qfx.grid import (
     undisturbed,
 )
 from qfx.packing import Packing
-from qfx.plan import Estimate
+from qfx.prices import Estimate
 from qfx.scheme import QSpec, Scheme
 from qfx.timing import fastest
 from qfx.weights import pack
 
 AXES = ((1, 8, 64, 256), (64, 512, 2048), (32, 256, 2048))  # M, K, N
 ops = torch.ops.qfx
-# The scheme that is measured for each form: the finest groups take the longest.
+# The scheme that is measured for each form: the finest groups, with zero points, take the longest.
 FORMS = {
-    "groups": Scheme(x=QSpec(symmetric=False), w=QSpec(bits=4, group=64)),
+    "groups": Scheme(x=QSpec(symmetric=False), w=QSpec(bits=4, symmetric=False, group=64)),
     "weight_only": Scheme(x=None),
 }
 

@@ -12,7 +12,8 @@ from torch._dynamo.utils import counters
 
 import qfx
 from qfx.breakeven import condition
-from qfx.plan import Estimate, Plan
+from qfx.plan import Plan
+from qfx.prices import Estimate
 from tests.test_backend import _int8_calls
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import canonical, coded, match, weights
-from qfx.plan import Estimate
+from qfx.prices import Estimate
 from tests.conftest import on_threads
 from tests.draft import program, shortest
 from tests.fuzz import BeyondBound, Mismatch, Seen, check, counting

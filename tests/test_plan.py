@@ -13,7 +13,8 @@ import qfx
 from qfx.config import parse_options
 from qfx.match import match
 from qfx.patterns import check_names, fits
-from qfx.plan import Estimate, Plan, decide
+from qfx.plan import Plan, decide
+from qfx.prices import Estimate
 from tests.models import FEATURES, Block
 
 

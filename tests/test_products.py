@@ -13,7 +13,8 @@ import qfx
 from qfx.canonical import rewrite
 from qfx.fuse import fuse
 from qfx.match import match
-from qfx.plan import Estimate, decide
+from qfx.plan import decide
+from qfx.prices import Estimate
 from qfx.products import Product
 from qfx.provide import as_constants
 from qfx.report import sqnr

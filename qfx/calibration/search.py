@@ -17,7 +17,7 @@ from torch import Tensor
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import Group, Transform
 from qfx.functions import dequantize, quantize
-from qfx.plan import CostModel
+from qfx.prices import CostModel
 from qfx.recipe import LEAST_INT8
 from qfx.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
