@@ -25,10 +25,10 @@ struct ToImpl<qfx::Text> {
     const StringHandle handle = to<StringHandle>(value);
     size_t size = 0;
     const char* data = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &size));
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &size));
+    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
     qfx::Text text(data, size);
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
     return text;
   }
 };

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from qfx.feed import example_inputs as fed_examples
 from qfx.frame import SELF, known_names, only_for, prefixes
 from qfx.fuse import fuse
 from qfx.gpu.cost import cost_of
+from qfx.inductor import inductor, targets
 from qfx.match import match
 from qfx.opened import open_operators
 from qfx.patterns import check_names
@@ -93,19 +94,7 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
         from torch._dynamo.backends.debugging import aot_eager
 
         return aot_eager
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
-
-    from qfx.version import in_cache_keys
-
-    given = {**(list_mode_options(mode) if mode else {}), **options}
-
-    def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        patches = {"size_asserts": _has_foreign_operators(gm), **given}
-        with in_cache_keys():
-            return compile_fx(gm, inputs, config_patches=patches)  # type: ignore[return-value]
-
-    return compile_graph
+    return inductor(options, mode)
 
 
 def _below_autograd(compiled: Compiled) -> Compiled:
@@ -121,25 +110,10 @@ def _below_autograd(compiled: Compiled) -> Compiled:
     return run
 
 
-def _targets(gm: fx.GraphModule) -> Iterator[Any]:
-    """What the nodes of the graph, and of the bodies in it, call."""
-    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
-    return (node.target for graph in graphs for node in graph.nodes)
-
-
 def _switches_gradients(gm: fx.GraphModule) -> bool:
     """Whether the graph, or a body in it, turns the recording of gradients on or off itself."""
-    names = map(str, _targets(gm))
+    names = map(str, targets(gm))
     return any("grad_enabled" in name or "inference_mode" in name for name in names)
-
-
-def _has_foreign_operators(gm: fx.GraphModule) -> bool:
-    """Inductor checks sizes and strides of each input and of each operator's result at every call.
-    Dynamo has guarded the inputs, and for PyTorch's operators and ours what is promised while
-    compiling is tested; other libraries' may break that promise."""
-    operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-    libraries = {str(t).partition(".")[0] for t in _targets(gm) if isinstance(t, operators)}
-    return bool(libraries - {"aten", "prims", "qfx"})
 
 
 def _run_as_it_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:

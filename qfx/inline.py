@@ -74,7 +74,7 @@ def quantize_parts(
     finite = aten.isfinite.default(scale)
     q = aten.round.default(aten.mul.Tensor(rows, inverse))  # (Q3)
     if symmetric:
-        return _codes(q, qmin, qmax, finite), scale, aten.zeros_like.default(scale, dtype=_INT)
+        return _codes(q, qmin, qmax, finite), scale, _zeros(scale)
     origin = aten.round.default(aten.mul.Tensor(low, inverse))
     zero = aten.clamp.default(aten.rsub.Scalar(origin, qmin), qmin, qmax)
     q = _codes(aten.add.Tensor(q, zero), qmin, qmax, finite)
@@ -101,8 +101,7 @@ def quantize_static_parts(
     used = aten.where.self(given, used, scale)
     used = aten.where.self(whole, used, largest)
     if zero_point is None:
-        zero = aten.zeros_like.default(largest, dtype=_INT)
-        return _codes(q, qmin, qmax, finite), used, zero
+        return _codes(q, qmin, qmax, finite), used, _zeros(largest)
     zero = aten.clamp.default(zero_point, qmin, qmax)
     q = _codes(aten.add.Tensor(q, zero), qmin, qmax, finite)
     return q, used, _where(finite, zero)
@@ -114,11 +113,18 @@ def _floats(x: Any, factor: Any) -> Any:
 
 
 def _codes(q: Any, qmin: int, qmax: int, finite: Any) -> Any:
-    return aten.to.dtype(_where(finite, aten.clamp.default(q, qmin, qmax)), torch.int8)  # (Q4)
+    """(Q4). `where` comes last, since it reads twice: what reads once, Inductor writes once for each
+    reader."""
+    return _where(finite, aten.to.dtype(aten.clamp.default(q, qmin, qmax), torch.int8))
 
 
 def _where(finite: Any, values: Any) -> Any:
     return aten.where.ScalarOther(finite, values, 0)
+
+
+def _zeros(positive: Any) -> Any:
+    """int32 zeros in the kernel that makes `positive`: constant ones were a launch of their own."""
+    return aten.to.dtype(aten.lt.Scalar(positive, 0), _INT)
 
 
 def _number(like: Any, number: int) -> Any:

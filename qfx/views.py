@@ -82,8 +82,8 @@ def _step(node: fx.Node) -> tuple[fx.Node, View] | None:
         return None
     if method in _SAME:
         return source, ()
-    if method == "getattr":
-        return (source, (T,)) if arguments[0] in ("T", "mT") and _rank(source) == 2 else None
+    if (arguments[0] if method == "getattr" else method) in _TRANSPOSES:
+        return (source, (T,)) if _rank(source) == 2 else None
     if method in _CASTS:
         return (source, (("to", (value(node).dtype,)),)) if _casts(node, source) else None
     if method == "slice" and len(arguments) > 2:
@@ -104,7 +104,8 @@ def _step(node: fx.Node) -> tuple[fx.Node, View] | None:
 _LISTS = ("permute", "reshape", "view")
 _SAME = ("contiguous", "alias")
 _CASTS = ("to", "type", "float", "bfloat16", "half", "type_as")
-_VIEWS: tuple[str, ...] = ("t", "numpy_T", "mT", "transpose", "swapaxes", "swapdims", "permute")
+_TRANSPOSES = ("t", "T", "mT")
+_VIEWS: tuple[str, ...] = ("transpose", "swapaxes", "swapdims", "permute")
 _VIEWS += ("movedim", "reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "select")
 _VIEWS += ("narrow", "chunk", "split", "split_with_sizes", "unbind", "__getitem__", "detach")
 
@@ -159,8 +160,6 @@ def _rank(node: fx.Node) -> int:
 def _transposes(step: Step, rank: int) -> bool:
     """Whether the step swaps the axes of a matrix."""
     method, arguments = step
-    if method in ("t", "numpy_T", "mT"):
-        return rank == 2
     if rank != 2 or method not in ("transpose", "swapaxes", "swapdims", "permute"):
         return False
     dims = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple) else arguments
@@ -188,8 +187,10 @@ _METHODS: dict[Any, str] = {
     torch.unbind: "unbind",
     torch.detach: "detach",
     aten.t.default: "t",
-    aten.numpy_T.default: "t",
-    aten.mT.default: "t",
+    aten.numpy_T: "T",
+    aten.numpy_T.default: "T",
+    aten.mT: "mT",
+    aten.mT.default: "mT",
     aten.swapaxes.default: "swapaxes",
     aten.swapdims.default: "swapdims",
     aten.transpose.int: "transpose",

@@ -38,6 +38,7 @@ def build() -> Path:
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "QFX_CUDA": "ON",
+        "CMAKE_CUDA_FLAGS": "-Werror=all-warnings",
         "Python_EXECUTABLE": sys.executable,
         "pybind11_DIR": pybind11.get_cmake_dir(),
     }

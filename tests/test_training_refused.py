@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,12 +39,18 @@ ERRORS: dict[str, tuple[Function, str]] = {
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("name", ERRORS)
 def test_second_orders_and_tangents_are_errors(name: str, warm: bool, inner: str) -> None:
+    """Or right: Dynamo of PyTorch 2.14 and later leaves a function of dual numbers in float."""
     function, phrase = ERRORS[name]
-    f = compiled(new(Two), inner=inner)
+    model = new(Two)
+    f = compiled(model, inner=inner)
     if warm:
         f(X)
-    with pytest.raises((NotImplementedError, RuntimeError), match=phrase):
-        function(f)
+    try:
+        got = function(f)
+    except (NotImplementedError, RuntimeError) as error:
+        assert re.search(phrase, str(error)), error
+    else:
+        torch.testing.assert_close(got, function(model), rtol=0, atol=0)
 
 
 TRANSFORMS: dict[str, Function] = {

@@ -81,7 +81,7 @@ std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMat
 // aten::<name> of the arguments on the stack, one tensor out.
 template <size_t N>
 Tensor call(const char* name, std::array<StableIValue, N> stack) {
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

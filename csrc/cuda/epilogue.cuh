@@ -42,6 +42,7 @@ struct ActivationValue {
 
 // Calls use(ActivationValue<...>{}), on the host and on the device, there outside of loops: the
 // values become templates.
+#pragma nv_exec_check_disable
 template <typename Use>
 __host__ __device__ __forceinline__ void with_activation(Activation activation, const Use& use) {
   switch (activation) {
