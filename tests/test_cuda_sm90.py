@@ -19,7 +19,7 @@ from tests.test_op_parts import as_tuple, assert_equals
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "csrc" / "cuda"
-KERNEL = (CUDA / "gemm_sm90.cuh").read_text()
+KERNEL = {name: (CUDA / name).read_text() for name in ("gemm_sm90.cuh", "ring_sm90.cuh")}
 NAMES = re.findall(r"^QFX_..\((\w+),", (CUDA / "kernels_sm90.inc").read_text(), re.M)
 
 
@@ -47,9 +47,9 @@ BROKEN = (
            f"deadlock in block|{WRONG}"),
     Broken("turns_not_awaited", "s8_128x128", "wait_phase(ring.turn + group, parity);", ";", WRONG),
     Broken("stage_never_released", "s8_swap8",
-           "if (tells && step > 0) arrive(ring.empty + previous);", "", "deadlock in block"),
+           "if (step > 0) release<C>(ring.empty + previous);", "", "deadlock in block"),
     Broken("not_all_warps_waited_for", "s8_128x256",
-           "init_barrier(ring.empty + s, 4 * C::kWarpgroups);",
+           "init_barrier(ring.empty + s, 4 * C::kWarpgroups * C::kCluster);",
            "init_barrier(ring.empty + s, 4);", f"beyond the 4 of its phase|{WRONG}"),
     Broken("fewer_bytes_expected", "s8_swap8", "arrive_expecting(full, C::kStageBytes);",
            "arrive_expecting(full, C::kStageBytes - 16);", f"deadlock in block|{WRONG}"),
@@ -64,6 +64,22 @@ BROKEN = (
     Broken("stride_of_tile", "s8_swap16", "kStride = kTileAlign >> 4", "kStride = kTileAlign >> 5",
            WRONG),
     Broken("finished_too_soon", "s8_swap8", "p.splits - 1;", "p.splits - 2;", WRONG),
+    Broken("other_block_not_counted", "s8_128x256x2", "4 * C::kWarpgroups * C::kCluster);",
+           "4 * C::kWarpgroups);", f"deadlock in block|{WRONG}"),
+    Broken("other_block_not_waited_for", "s8_128x256x2", "arrive_at(empty, lane);",
+           "arrive_at(empty, block_in_cluster());", f"deadlock in block|{WRONG}"),
+    Broken("other_block_not_told", "s8_128x256x2", "if (lane < C::kCluster) arrive_at",
+           "if (lane == 0) arrive_at", "deadlock in block"),
+    Broken("cluster_not_ready", "s8_128x256x2",
+           "sync_cluster();  // before the other blocks' barriers are used", ";",
+           "was not initialized|no fence has shown"),
+    Broken("block_gone", "s8_128x256x2",
+           "sync_cluster();  // others still arrive at this block's barriers", ";",
+           "which has exited"),
+    Broken("loaded_for_one_block", "s8_128x256x2", "kAllBlocks = (1u << C::kCluster) - 1;",
+           "kAllBlocks = 1;", "deadlock in block"),
+    Broken("part_at_wrong_place", "s8_128x256x2", "to + first * kTileBytes", "to", WRONG),
+    Broken("part_of_wrong_rows", "s8_128x256x2", "row + first, matrix", "row, matrix", WRONG),
 )  # fmt: skip
 
 
@@ -75,13 +91,15 @@ def run(command: Sequence[str | Path], timeout: float = 300) -> str:
 
 
 def write_broken(b: Broken) -> str:
-    """Its header in the build folder, unless it is there; what CMake takes."""
-    assert KERNEL.count(b.old) == 1, f"{b.name}: '{b.old}' is not in the kernel once"
-    path = cuda_emulator.BUILD / "broken" / b.name / "cuda" / "gemm_sm90.cuh"
-    text = KERNEL.replace(b.old, b.new)
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    """Its headers in the build folder, unless they are there; what CMake takes."""
+    count = sum(text.count(b.old) for text in KERNEL.values())
+    assert count == 1, f"{b.name}: '{b.old}' is {count} times in the kernel"
+    folder = cuda_emulator.BUILD / "broken" / b.name / "cuda"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in KERNEL.items():
+        path, broken = folder / name, text.replace(b.old, b.new)
+        if not path.exists() or path.read_text() != broken:
+            path.write_text(broken)
     return f"{b.name}={b.kernel}"
 
 
@@ -115,10 +133,12 @@ def object_of(name: str) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_machine_code_has_what_hopper_is_for(name: str) -> None:
-    right = int(re.findall(r"\d+", name)[-1])
+    right = int(re.findall(r"(?:x|swap)(\d+)", name)[0])
     product = f"IGMMA.64x{right}x32.S8.S8" if "s8" in name else f"BGMMA.64x{right}x256.AND.POPC"
     found = cuda_objects.instructions_of(object_of(name), "90a")
     assert {product, "UTMALDG.3D", "SYNCS.PHASECHK.TRANS64.TRYWAIT"} <= found
+    of_clusters = {"UTMALDG.3D.MULTICAST", "UCGABAR_ARV", "UCGABAR_WAIT"}
+    assert of_clusters & found == (of_clusters if name.endswith("x2") else set())
     moved = {"USETMAXREG.DEALLOC.CTAPOOL", "USETMAXREG.TRY_ALLOC.CTAPOOL"}
     assert moved & found == (set() if "swap" in name else moved)
     assert {i for i in found if re.match(r"LDL|STL|IMMA|BMMA", i)} == set()

@@ -140,8 +140,8 @@ class _Replaced:
     ("m", "expected"),
     [
         (1, ["portable", *(f"s8_swap{n}/{s}" for n in (16, 8) for s in (1, 2, 4))]),
-        (4096, ["portable", *(f"{n}/1" for n in ("s8_128x256", "s8_128x128", "s8_swap128",
-         "s8_swap64", "s8_swap32", "s8_swap16", "s8_swap8"))]),
+        (4096, ["portable", *(f"{n}/1" for n in ("s8_128x256", "s8_128x256x2", "s8_128x128",
+         "s8_swap128", "s8_swap64", "s8_swap32", "s8_swap16", "s8_swap8"))]),
     ],
 )  # fmt: skip
 def test_what_is_timed_for_a_number_of_rows(m: int, expected: list[str]) -> None:

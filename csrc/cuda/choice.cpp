@@ -18,10 +18,10 @@ constexpr int kFillSteps = 4;  // that pass until a tile's first stage is there
 
 const Choice kPortable = {"portable", 1};
 
-// Coordinates and counts are int32 in the Hopper kernels, and their copy engine has no empty
-// tensor.
+// Coordinates and counts are int32 in the Hopper kernels, tiles come in twos for clusters, and
+// their copy engine has no empty tensor.
 bool within_sm90(const Sizes& s) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / kMostSplits;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / (2 * kMostSplits);
   if (s.batch < 1 || s.m < 1 || s.n < 1 || s.k_bytes < 1) return false;
   return std::max({s.batch, s.m, s.n, s.k_bytes}) <= kMost &&
          static_cast<double>(s.batch) * static_cast<double>(s.m) * static_cast<double>(s.n) / 512 <
@@ -31,13 +31,15 @@ bool within_sm90(const Sizes& s) {
 int64_t sm90_steps(const Sizes& s) { return ceil_div(s.k_bytes, sm90::kTileBytes); }
 
 // Time in steps of a 128 x 256 tile. A step takes as long as its products or its bytes from L2, of
-// which the large tile needs a fifth more time than for its products; parts of K write and read
-// sums.
+// which the large tile needs a fifth more time than for its products, unless the blocks of a
+// cluster load the right one together; parts of K write and read sums.
 double rule_cost(const Config& c, const Sizes& s, int splits, int multiprocessors) {
   constexpr double kProducts = 128. * 256, kBytes = (128 + 256) / 1.2;
-  const double step = std::max(c.left * c.right / kProducts, (c.left + c.right) / kBytes);
+  const double rows = c.left + static_cast<double>(c.right) / c.cluster;
+  const double step = std::max(c.left * c.right / kProducts, rows / kBytes);
   const double sums = splits == 1 ? 0 : 8. * c.left * c.right / c.stage_bytes();
-  const int64_t rounds = ceil_div(tile_count(c, s) * splits, multiprocessors);
+  const int blocks = std::max(multiprocessors / c.cluster, 1) * c.cluster;
+  const int64_t rounds = ceil_div(tile_count(c, s) * splits, blocks);
   const double steps = static_cast<double>(ceil_div(sm90_steps(s), splits)) + kFillSteps + sums;
   return static_cast<double>(rounds) * steps * step;
 }

@@ -20,6 +20,7 @@ struct Config {
   int warpgroups;  // that share a tile
   int groups;  // of warpgroups, on tiles of their own in turns: one stores while another multiplies
   bool swap;   // the weight is the left operand
+  int cluster = 1;  // blocks whose left tiles follow each other, and that load a right one together
 
   constexpr int blocks() const { return left / 64 / warpgroups; }  // of 64 rows, per warpgroup
   constexpr int consumers() const { return warpgroups * groups; }
@@ -38,9 +39,9 @@ struct Config {
   }
 };
 
-// The tiles of one matrix.
+// The tiles of one matrix. In a cluster every block has one, if only outside of the matrix.
 constexpr TileGrid grid_of(const Config& c, const Sizes& s) {
-  return {static_cast<unsigned>(ceil_div(c.swap ? s.n : s.m, c.left)),
+  return {static_cast<unsigned>(ceil_div(c.swap ? s.n : s.m, c.left * c.cluster) * c.cluster),
           static_cast<unsigned>(ceil_div(c.swap ? s.m : s.n, c.right))};
 }
 

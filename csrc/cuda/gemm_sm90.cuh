@@ -4,81 +4,11 @@
 #pragma once
 
 #include "cuda/finish.cuh"
-#include "cuda/ptx_sm90.cuh"
-#include "cuda/work_sm90.h"
+#include "cuda/ring_sm90.cuh"
 
 namespace qfx::cuda::sm90 {
 
-// A configuration as constants of a type.
-template <Config kC>
-struct Constants {
-  static constexpr Operands kOperands = kC.operands;
-  static constexpr int kLeft = kC.left, kRight = kC.right, kStages = kC.stages;
-  static constexpr int kWarpgroups = kC.warpgroups, kGroups = kC.groups;
-  static constexpr bool kSwap = kC.swap;
-  static constexpr int kBlocks = kC.blocks(), kConsumers = kC.consumers();
-  static constexpr int kThreads = kC.threads(), kStageBytes = kC.stage_bytes();
-  static constexpr int kPieceRows = kC.piece_rows(), kPieceColumns = kC.piece_columns();
-  static constexpr int kPiecePitch = kC.piece_pitch(), kPieces = kC.pieces();
-  static constexpr int kPieceBytes = kC.piece_bytes(), kShared = kC.shared_bytes();
-};
-
 inline constexpr int kStepsOfStage = 4;  // of 32 bytes of K, what one wgmma takes
-
-// The ring of stages and its barriers, in shared memory.
-template <class C>
-struct Ring {
-  uint8_t* stages;
-  Barrier *full, *empty;  // [kStages]
-  Barrier* turn;          // [kGroups]
-
-  __device__ __forceinline__ uint8_t* left(int stage) const {
-    return stages + stage * C::kStageBytes;
-  }
-  __device__ __forceinline__ uint8_t* right(int stage) const {
-    return left(stage) + C::kLeft * kTileBytes;
-  }
-};
-
-// A tile and its steps of K.
-struct Work {
-  int left, right, matrix, tile, first, steps;
-};
-
-// All tiles of the first part of K, then those of the next. Of a matrix, kTileGroup left tiles run
-// through all right ones.
-__device__ __forceinline__ Work work_of(const Problem& p, int item) {
-  const int of_matrix = p.lefts * p.rights, tiles = p.items / p.splits, split = item / tiles;
-  Work w;
-  w.tile = item % tiles;
-  w.matrix = w.tile / of_matrix;
-  const int r = w.tile % of_matrix, begin = r / (kTileGroup * p.rights) * kTileGroup;
-  const int size = min(kTileGroup, p.lefts - begin), within = r % (kTileGroup * p.rights);
-  w.left = begin + within % size;
-  w.right = within / size;
-  const int64_t steps = p.steps;
-  w.first = static_cast<int>(steps * split / p.splits);
-  w.steps = static_cast<int>(steps * (split + 1) / p.splits) - w.first;
-  return w;
-}
-
-// Where a warpgroup is in the ring; `parity` changes with every turn.
-template <class C>
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void next() {
-    if (++stage < C::kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-  __device__ __forceinline__ void skip(int steps) {
-    stage += steps;
-    parity ^= stage / C::kStages & 1;
-    stage %= C::kStages;
-  }
-};
 
 // A K-major tile of rows of 128 bytes, swizzled, in groups of 8 rows; add n / 16 for byte n of K.
 __device__ __forceinline__ uint64_t tile_descriptor(const void* tile) {
@@ -87,29 +17,10 @@ __device__ __forceinline__ uint64_t tile_descriptor(const void* tile) {
          (kSwizzle128 << 62);
 }
 
-// Loads all that the warpgroups of this block will multiply, in their order.
-template <class C>
-__device__ __forceinline__ void produce(const Ring<C>& ring, const CUtensorMap* left,
-                                        const CUtensorMap* right, const Problem& p) {
-  Cursor<C> at;
-  for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work w = work_of(p, item);
-    for (int step = w.first; step < w.first + w.steps; ++step, at.next()) {
-      Barrier* full = ring.full + at.stage;
-      wait_phase(ring.empty + at.stage, at.parity ^ 1);
-      arrive_expecting(full, C::kStageBytes);
-      const int k = step * kTileBytes;
-      load_tile(ring.left(at.stage), left, full, k, w.left * C::kLeft, w.matrix);
-      load_tile(ring.right(at.stage), right, full, k, w.right * C::kRight, w.matrix);
-    }
-  }
-}
-
 // One warp's part of its tile; every warp tells the producer when it has read a stage.
 template <class C>
 __device__ __forceinline__ void multiply(const Ring<C>& ring, Cursor<C>& at, int steps,
                                          int warpgroup, int32_t (&d)[C::kBlocks][C::kRight / 2]) {
-  const bool tells = threadIdx.x % 32 == 0;
   int previous = 0;
   for (int step = 0; step < steps; ++step, at.next()) {
     wait_phase(ring.full + at.stage, at.parity);
@@ -127,13 +38,13 @@ __device__ __forceinline__ void multiply(const Ring<C>& ring, Cursor<C>& at, int
     }
     wgmma_commit();
     wgmma_wait<1>();  // the step before this one
-    if (tells && step > 0) arrive(ring.empty + previous);
+    if (step > 0) release<C>(ring.empty + previous);
     previous = at.stage;
   }
   wgmma_wait<0>();
 #pragma unroll
   for (int b = 0; b < C::kBlocks; ++b) wgmma_results(d[b]);
-  if (tells) arrive(ring.empty + previous);
+  release<C>(ring.empty + previous);
 }
 
 // A piece of a warp's part of the output in its scratch, as finish.cuh takes a tile.
@@ -297,16 +208,6 @@ __device__ __forceinline__ void consume(const Ring<C>& ring, const Problem& p, c
   }
 }
 
-template <class C>
-__device__ __forceinline__ void init_barriers(const Ring<C>& ring) {
-  for (int s = 0; s < C::kStages; ++s) {
-    init_barrier(ring.full + s, 1);
-    init_barrier(ring.empty + s, 4 * C::kWarpgroups);  // the warps that share a tile
-  }
-  for (int g = 0; g < C::kGroups; ++g) init_barrier(ring.turn + g, 4 * C::kWarpgroups);
-  show_barriers();
-}
-
 template <class C, class Sums>
 __global__ void __launch_bounds__(C::kThreads, 1)
     gemm(const __grid_constant__ CUtensorMap left, const __grid_constant__ CUtensorMap right,
@@ -320,6 +221,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const Ring<C> ring = {shared, full, full + C::kStages, full + 2 * C::kStages};
   if (threadIdx.x == 0) init_barriers(ring);
   __syncthreads();
+  if constexpr (C::kCluster > 1) sync_cluster();  // before the other blocks' barriers are used
   if (threadIdx.x / kWarpgroup == C::kConsumers) {
     if constexpr (kMoveRegisters) release_registers<40>();
     if (threadIdx.x % kWarpgroup == 0) {
@@ -331,14 +233,15 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     if constexpr (kMoveRegisters) take_registers<232>();
     consume(ring, p, sums, out, scratches);
   }
+  if constexpr (C::kCluster > 1) sync_cluster();  // others still arrive at this block's barriers
 }
 
 // Defines the launch of a row of kernels_sm90.inc; each has a file of its own.
-#define QFX_SM90_KERNEL(name, Terms, Sums)                                                         \
-  void launch_##name(const Launch& l, const Terms& terms) {                                        \
-    using C = Constants<k_##name>;                                                                 \
-    launch(gemm<C, Sums>, l.blocks, C::kThreads, C::kShared, l.stream, l.left, l.right, l.problem, \
-           Sums{terms}, l.out);                                                                    \
+#define QFX_SM90_KERNEL(name, Terms, Sums)                                                  \
+  void launch_##name(const Launch& l, const Terms& terms) {                                 \
+    using C = Constants<k_##name>;                                                          \
+    launch<C::kCluster>(gemm<C, Sums>, l.blocks, C::kThreads, C::kShared, l.stream, l.left, \
+                        l.right, l.problem, Sums{terms}, l.out);                            \
   }
 
 }  // namespace qfx::cuda::sm90

@@ -44,13 +44,15 @@ Launch launch_of(const Choice& choice, const Sizes& s, const Rows& a, const Rows
   const Candidate& c = candidate(choice.kernel);
   const Config& config = c.config;
   const Problem p = problem_of(c, s, choice.splits, parts);
-  const CUtensorMap of_a = map_of(a, s.m, s, config.swap ? config.right : config.left);
-  const CUtensorMap of_w = map_of(w, s.n, s, config.swap ? config.left : config.right);
+  const int right = config.right / config.cluster;  // rows that a block loads at once
+  const CUtensorMap of_a = map_of(a, s.m, s, config.swap ? right : config.left);
+  const CUtensorMap of_w = map_of(w, s.n, s, config.swap ? config.left : right);
+  const int clusters = multiprocessors / config.cluster;
   return {config.swap ? of_w : of_a,
           config.swap ? of_a : of_w,
           p,
           out,
-          std::min(p.items, multiprocessors),
+          std::min(p.items, std::max(clusters, 1) * config.cluster),
           stream};
 }
 

@@ -22,8 +22,9 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 
 // --- launching ---
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), more than 48 KB of shared memory too.
-template <typename... Parameters, typename... Arguments>
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), more than 48 KB of shared memory too, and
+// in clusters of kCluster blocks that follow each other in x.
+template <unsigned kCluster = 1, typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             Stream stream, Arguments&&... arguments) {
   constexpr size_t kWithoutAsking = 48 << 10;
@@ -37,6 +38,13 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
+  cudaLaunchAttribute cluster = {};
+  if constexpr (kCluster > 1) {
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {kCluster, 1, 1};
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+  }
   if (error == cudaSuccess) {
     error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
   }

@@ -1,6 +1,7 @@
-// Hopper's own instructions (sm_90a), one wrapper each: mbarrier, TMA tile loads, wgmma on codes
-// and on bits, registers handed from one warpgroup to others. tests/cuda/emulated/ptx_sm90.cuh is
-// the twin that runs on a CPU, by the text of the PTX ISA 8.5; both must have the same names.
+// Hopper's own instructions (sm_90a), one wrapper each: mbarrier, TMA tile loads, clusters, wgmma
+// on codes and on bits, registers handed from one warpgroup to others.
+// tests/cuda/emulated/ptx_sm90.cuh is the twin that runs on a CPU, by the text of the PTX ISA 8.5;
+// both must have the same names.
 #pragma once
 
 #include <cuda.h>
@@ -29,6 +30,17 @@ __device__ __forceinline__ void show_barriers() {
 
 __device__ __forceinline__ void arrive(Barrier* b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+// Arrives at the barrier that lies where b does in block `block` of the cluster. Without .cluster,
+// whose fence of global memory would cost a step of K: it would publish what this thread has
+// written, and a thread that releases a stage has written nothing.
+__device__ __forceinline__ void arrive_at(Barrier* b, int block) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(b)),
+      "r"(block)
+      : "memory");
 }
 
 // Arrives, and adds `bytes` to what the copy engine has yet to deliver before the phase completes.
@@ -63,6 +75,30 @@ __device__ __forceinline__ void load_tile(void* to, const CUtensorMap* map, Barr
       "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
       "l"(map), "r"(shared_address(b)), "r"(k), "r"(row), "r"(matrix)
       : "memory");
+}
+
+// The same to the same place in each block of the cluster whose bit is set in `blocks`; its bytes
+// complete on the barrier at the same place in each.
+__device__ __forceinline__ void load_tile_to(unsigned blocks, void* to, const CUtensorMap* map,
+                                             Barrier* b, int k, int row, int matrix) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(b)), "r"(k), "r"(row), "r"(matrix),
+      "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+
+__device__ __forceinline__ int block_in_cluster() {
+  int block;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+  return block;
+}
+
+// All threads of the cluster meet; what they have written before, and barriers that
+// show_barriers() has shown, are visible to all behind.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // Of the warpgroup that loads: what it does not need goes to those that multiply.

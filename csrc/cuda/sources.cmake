@@ -36,10 +36,12 @@ set(QFX_CUDA_CHOICE
 set(QFX_CUDA_HOPPER_KERNELS
   sm90_b1_128x128.cu
   sm90_b1_128x256.cu
+  sm90_b1_128x256x2.cu
   sm90_b1_swap16.cu
   sm90_b1_swap64.cu
   sm90_s8_128x128.cu
   sm90_s8_128x256.cu
+  sm90_s8_128x256x2.cu
   sm90_s8_swap128.cu
   sm90_s8_swap16.cu
   sm90_s8_swap32.cu

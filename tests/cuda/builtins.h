@@ -15,7 +15,7 @@
 #define __device__
 #define __host__
 #define __constant__ static
-#define __shared__ static  // blocks run one after another
+#define __shared__ static  // blocks run one after another, but for clusters
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)

@@ -85,10 +85,12 @@ void rules_take_the_tile_that_fits() {
     const char* kernel;
   };
   constexpr Row kRows[] = {
-      {{1, 1, 4096, 4096}, "s8_swap8"},      {{1, 8, 12288, 4096}, "s8_swap8"},
-      {{1, 16, 12288, 4096}, "s8_swap16"},   {{1, 32, 4096, 4096}, "s8_swap32"},
-      {{1, 64, 4096, 8192}, "s8_swap64"},    {{1, 8192, 8192, 8192}, "s8_128x256"},
-      {{1, 4096, 4096, 4096}, "s8_128x256"}, {{64, 1024, 1024, 128}, "s8_128x256"},
+      {{1, 1, 4096, 4096}, "s8_swap8"},        {{1, 8, 12288, 4096}, "s8_swap8"},
+      {{1, 16, 12288, 4096}, "s8_swap16"},     {{1, 32, 4096, 4096}, "s8_swap32"},
+      {{1, 64, 4096, 8192}, "s8_swap64"},      {{1, 8192, 8192, 8192}, "s8_128x256x2"},
+      {{1, 4096, 4096, 4096}, "s8_128x256x2"}, {{64, 1024, 1024, 128}, "s8_128x256x2"},
+      {{1, 128, 8192, 8192}, "s8_128x256"},  // half of each cluster would have no rows
+      {{64, 300, 1024, 128}, "s8_128x256"},
   };
   for (const Row& row : kRows) {
     const Choice c = choose_by_rule(Operands::kCodes, row.size, kGpu.multiprocessors);
@@ -108,6 +110,21 @@ void kernels_fit_the_hardware() {
     expect(c.config.right % 8 == 0 && c.config.right <= 256, c.name);
     expect(c.config.stage_bytes() % 1024 == 0 && c.config.piece_bytes() % 16 == 0, c.name);
     expect(c.config.blocks() * c.config.right / 2 <= 128, c.name);  // registers of sums
+    expect(c.config.right % (8 * c.config.cluster) == 0, c.name);   // parts that the swizzle allows
+    expect(c.config.cluster <= 8, c.name);
+  }
+}
+
+// A cluster never has blocks without an item, nor items that its blocks do not share.
+void clusters_are_whole() {
+  for (const Candidate& c : candidates()) {
+    for (int64_t m = 1; m < 2000; m += 61) {
+      const Sizes size = {3, m, m, 300};
+      const TileGrid grid = sm90::grid_of(c.config, size);
+      expect(grid.down % static_cast<unsigned>(c.config.cluster) == 0, c.name);
+      expect(int64_t{grid.down} * c.config.left >= m && int64_t{grid.across} * c.config.right >= m,
+             c.name);
+    }
   }
 }
 
@@ -145,6 +162,7 @@ int main() {
   rules_are_total();
   rules_take_the_tile_that_fits();
   kernels_fit_the_hardware();
+  clusters_are_whole();
   what_cannot_be_addressed_is_portable();
   forced();
   if (failures == 0) std::printf("choice ok\n");

@@ -33,7 +33,8 @@ const EncodedMap* encoded(const CUtensorMap* map) {
 }
 
 std::string name_of(const void* barrier) {
-  return "the barrier at byte " + std::to_string(address_of(barrier)) + " of shared memory";
+  return "the barrier at byte " + std::to_string(address_of(barrier)) + " of shared memory of " +
+         block_name();
 }
 
 BarrierState load(const void* barrier) {
@@ -53,10 +54,10 @@ void store(void* barrier, BarrierState state) {
 }
 
 std::vector<void*>& not_shown() {
-  static std::vector<void*> barriers;
-  static const bool registered = (at_block_start([] { barriers.clear(); }), true);
+  static std::vector<void*> barriers[kMaxCluster];
+  static const bool registered = (at_block_start([](unsigned b) { barriers[b].clear(); }), true);
   (void)registered;
-  return barriers;
+  return barriers[block_in_cluster()];
 }
 
 // One row of a box: the bytes that are in the tensor, then zeros.
@@ -78,6 +79,30 @@ void copy_box(const EncodedMap& map, const int64_t (&at)[3], uint32_t to) {
       copy_row(map, {at[0], at[1] + r, at[2] + l}, to);
     }
   }
+}
+
+void arrive_now(void* barrier, int64_t expected_bytes) {
+  BarrierState state = load(barrier);
+  if (state.pending == 0)
+    fault("an arrival at " + name_of(barrier) + " beyond the " + std::to_string(state.expected) +
+          " of its phase");
+  state.bytes += expected_bytes;
+  --state.pending;
+  store(barrier, state);
+}
+
+// To this block.
+void begin_load(uint32_t address, const EncodedMap& map, void* barrier, const int64_t (&at)[3]) {
+  if (load(barrier).shown == 0)
+    fault("a load that completes on " + name_of(barrier) +
+          ", whose initialization no fence has shown to the copy engine");
+  std::memset(shared_bytes_at(address, map.box_bytes()), kPoison, map.box_bytes());
+  defer([=, x = at[0], y = at[1], z = at[2]] {
+    copy_box(map, {x, y, z}, address);
+    BarrierState state = load(barrier);
+    state.bytes -= map.box_bytes();
+    store(barrier, state);
+  });
 }
 
 }  // namespace
@@ -118,13 +143,13 @@ void show_barriers() {
 
 void arrive(void* barrier, int64_t expected_bytes) {
   perhaps_yield();
-  BarrierState state = load(barrier);
-  if (state.pending == 0)
-    fault("an arrival at " + name_of(barrier) + " beyond the " + std::to_string(state.expected) +
-          " of its phase");
-  state.bytes += expected_bytes;
-  --state.pending;
-  store(barrier, state);
+  arrive_now(barrier, expected_bytes);
+}
+
+void arrive_at(void* barrier, unsigned block) {
+  perhaps_yield();
+  const uint32_t address = address_of(barrier);
+  in_block(block, [=] { arrive_now(shared_bytes_at(address, sizeof(BarrierState)), 0); });
 }
 
 void wait_phase(const void* barrier, uint32_t parity) {
@@ -134,23 +159,20 @@ void wait_phase(const void* barrier, uint32_t parity) {
 
 void check_map(const CUtensorMap* map) { encoded(map); }
 
-void load_tile(void* to, const CUtensorMap* map, void* barrier, const int (&at)[3]) {
+void load_tile(void* to, const CUtensorMap* map, void* barrier, const int (&at)[3],
+               unsigned blocks) {
   const EncodedMap copy = *encoded(map);
-  const uint32_t address = address_of(to);
+  const uint32_t address = address_of(to), of_barrier = address_of(barrier);
+  const int64_t place[3] = {at[0], at[1], at[2]};
   if (address % kSwizzleSpan != 0)
     fault("a tile at byte " + std::to_string(address) +
           " of shared memory, the swizzle needs a multiple of 1024");
-  if (load(barrier).shown == 0)
-    fault("a load that completes on " + name_of(barrier) +
-          ", whose initialization no fence has shown to the copy engine");
-  std::memset(shared_bytes_at(address, copy.box_bytes()), kPoison, copy.box_bytes());
-  const int64_t x = at[0], y = at[1], z = at[2];
-  defer([=] {
-    copy_box(copy, {x, y, z}, address);
-    BarrierState state = load(barrier);
-    state.bytes -= copy.box_bytes();
-    store(barrier, state);
-  });
+  for (unsigned b = 0; blocks >> b != 0; ++b) {
+    if ((blocks >> b & 1) == 0) continue;
+    in_block(b, [&] {
+      begin_load(address, copy, shared_bytes_at(of_barrier, sizeof(BarrierState)), place);
+    });
+  }
   perhaps_yield();
 }
 

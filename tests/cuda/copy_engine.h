@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "fibers.h"
+
 namespace qfx::emulated {
 
 // In the 8 bytes of an mbarrier, so that whoever overwrites them destroys it.
@@ -19,10 +21,13 @@ static_assert(sizeof(BarrierState) == 8);
 void init_barrier(void* barrier, int arrivals);
 void show_barriers();  // to the copy engine: those this block has initialized
 void arrive(void* barrier, int64_t expected_bytes);
+void arrive_at(void* barrier, unsigned block);  // of the cluster, at the same place
 void wait_phase(const void* barrier, uint32_t parity);
 
-// A box of the map to shared memory, swizzled; zeros where it leaves the tensor.
-void load_tile(void* to, const CUtensorMap* map, void* barrier, const int (&at)[3]);
+// A box of the map to shared memory, swizzled; zeros where it leaves the tensor. To the same place
+// in each block of the cluster whose bit is set, where it completes on the barrier at that place.
+void load_tile(void* to, const CUtensorMap* map, void* barrier, const int (&at)[3],
+               unsigned blocks = 1u << block_in_cluster());
 
 void check_map(const CUtensorMap* map);
 

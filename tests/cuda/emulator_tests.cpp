@@ -77,6 +77,69 @@ void shared_memory_is_poison() {
   for (int value : out) expect(value == static_cast<int>(0xcbcbcbcb), "a block sees no other's");
 }
 
+// --- clusters ---
+
+// Each thread writes into the memory of the cluster's next block, and reads what it was given.
+template <bool kMeet>
+__global__ void hand_on(int* out) {
+  const unsigned next = (emulated::block_in_cluster() + 1) % 4;
+  emulated::in_block(
+      next, [] { dynamic_shared<int>()[threadIdx.x] = int(blockIdx.x * 100 + threadIdx.x); });
+  if (kMeet) emulated::sync_cluster();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = dynamic_shared<int>()[threadIdx.x];
+  emulated::sync_cluster();
+}
+
+template <bool kMeet>
+bool hands_on() {
+  constexpr unsigned kThreads = 40, kBlocks = 8;
+  std::vector<int> out(kThreads * kBlocks);
+  launch<4>(hand_on<kMeet>, kBlocks, kThreads, kThreads * sizeof(int), nullptr, out.data());
+  for (unsigned b = 0; b < kBlocks; ++b) {
+    const unsigned from = b / 4 * 4 + (b + 3) % 4;
+    for (unsigned i = 0; i < kThreads; ++i) {
+      if (out[b * kThreads + i] != static_cast<int>(from * 100 + i)) return false;
+    }
+  }
+  return true;
+}
+
+void clusters_meet() {
+  expect(hands_on<true>(), "blocks of a cluster reach each other's memory");
+  expect(!hands_on<false>(), "the other block's memory before it was written");
+}
+
+__global__ void reaches_over() {  // the last one finds the other gone
+  emulated::in_block(1 - emulated::block_in_cluster(), [] {});
+}
+
+__global__ void second_block_waits() {
+  if (blockIdx.x % 2 == 1) emulated::wait_until([] { return false; }, "a promise");
+  emulated::sync_cluster();
+}
+
+__global__ void beyond_the_cluster() {
+  emulated::in_block(2, [] {});
+}
+
+void clusters_that_fail() {
+  const auto expect_fault = [](const std::string& part, const std::string& text) {
+    expect(text.find(part) != std::string::npos, (part + ": " + text).c_str());
+  };
+  const std::string exited = fault_of([] { launch<2>(reaches_over, 2, 1, 0, nullptr); });
+  expect_fault("which has exited", exited);
+  expect_fault("an access to block (", exited);
+  expect_fault(
+      "block (0, 0, 0): threads 0-31 wait for the cluster; in block (1, 0, 0): threads 0-31 "
+      "wait for a promise",
+      fault_of([] { launch<2>(second_block_waits, 2, 32, 0, nullptr); }));
+  expect_fault("block 2 of a cluster of 2",
+               fault_of([] { launch<2>(beyond_the_cluster, 2, 1, 0, nullptr); }));
+  expect_fault("clusters of 2 blocks in a grid of (3, 1, 1)",
+               fault_of([] { launch<2>(reaches_over, 3, 1, 0, nullptr); }));
+  expect(hands_on<true>(), "the next cluster runs after a fault");
+}
+
 // --- what is refused ---
 
 __global__ void half_waits() {
@@ -352,6 +415,8 @@ struct Test {
 constexpr Test kTests[] = {
     {"missing_barrier", missing_barrier},
     {"shared_memory_is_poison", shared_memory_is_poison},
+    {"clusters_meet", clusters_meet},
+    {"clusters_that_fail", clusters_that_fail},
     {"deadlock_names_who_waits_for_what", deadlock_names_who_waits_for_what},
     {"writes_beyond_shared_memory", writes_beyond_shared_memory},
     {"faults_are_sentences", faults_are_sentences},

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <utility>
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -33,13 +34,16 @@ char* map_guarded(size_t bytes) {  // a page that faults on either side
 
 enum class State { kReady, kWaiting, kPolling, kDone };
 
+struct Block;
+
 struct Fiber {
   char* stack = map_guarded(kStack);
   ucontext_t start;
   jmp_buf at;
   bool started = false;
   State state = State::kDone;
-  unsigned index = 0;
+  Block* block = nullptr;
+  unsigned index = 0;  // in the block
   Place place = {};
   std::string waits;           // for what
   std::function<bool()> done;  // of kPolling
@@ -58,28 +62,40 @@ struct Meeting {
   Fiber* waiting[kWarp] = {};
 };
 
+struct Block {
+  Size3 where = {};
+  unsigned number = 0;  // in the cluster
+  int alive = 0;        // threads
+  Barrier barriers[kBarriers];
+  std::vector<std::map<uint32_t, Meeting>> warps;  // meetings by mask
+  char* shared = map_guarded(kSharedArea);
+};
+
+struct Deferred {
+  Block* block;
+  std::function<void()> action;
+};
+
 // --- state of the one grid that runs ---
 
 std::mutex launching;
 uint64_t random_state = 0x9e3779b97f4a7c15;
 std::vector<std::unique_ptr<Fiber>> fibers;
 std::vector<Fiber*> ready, polling;
+std::vector<Block*> late;  // of the cluster, that have not begun
 Fiber* running = nullptr;
-int alive = 0;
-Barrier barriers[kBarriers];
-std::vector<std::map<uint32_t, Meeting>> warps;  // meetings by mask
-std::vector<std::function<void()>> deferred;
+std::vector<std::unique_ptr<Block>> blocks;  // of the cluster, the first cluster_size
+Block* now = nullptr;                        // the one that runs
+int alive = 0;                               // threads of all of them
+Barrier cluster_barrier;
+std::vector<Deferred> deferred;
 std::exception_ptr failure;
 const std::function<void()>* body = nullptr;
-Size3 block_now, block_size, grid_size;
+Size3 block_size, grid_size;
+unsigned cluster_size = 1;
 size_t shared_bytes_now = 0;
-std::vector<std::function<void()>> resets;
+std::vector<std::function<void(unsigned)>> resets;
 jmp_buf scheduler;
-
-char* shared_area() {
-  static char* area = map_guarded(kSharedArea);
-  return area;
-}
 
 // --- switching ---
 
@@ -129,6 +145,7 @@ void fiber_main() {
 
 void resume(Fiber& f) {
   running = &f;
+  now = f.block;
   before_fiber(f);
   if (_setjmp(scheduler) == 0) {
     if (f.started) _longjmp(f.at, 1);
@@ -162,8 +179,8 @@ void wait_for(const std::string& what) {
   to_scheduler();
 }
 
-void release_if_complete(Barrier& b) {
-  const int needed = b.count == 0 ? alive : b.count;
+void release_if_complete(Barrier& b, int threads) {
+  const int needed = b.count == 0 ? threads : b.count;
   if (b.arrived == 0 || b.arrived < needed) return;
   for (Fiber* f : b.waiting) make_ready(f);
   b = Barrier{};
@@ -172,12 +189,24 @@ void release_if_complete(Barrier& b) {
 void thread_ended() {
   running->state = State::kDone;
   --alive;
-  if (barriers[0].count == 0) release_if_complete(barriers[0]);
+  --now->alive;
+  if (now->barriers[0].count == 0) release_if_complete(now->barriers[0], now->alive);
+  release_if_complete(cluster_barrier, alive);
+}
+
+// All threads of which `threads` have not ended.
+void wait_for_all(Barrier& b, int threads, const std::string& what) {
+  ++b.arrived;
+  b.waiting.push_back(running);
+  running->state = State::kWaiting;
+  running->waits = what;
+  release_if_complete(b, threads);
+  to_scheduler();
 }
 
 void arrive(int id, int count) {
   if (id < 0 || id >= kBarriers) fault("barrier " + std::to_string(id) + " is outside 0..15");
-  Barrier& b = barriers[id];
+  Barrier& b = now->barriers[id];
   if (count % kWarp != 0)
     fault("barrier " + std::to_string(id) + " for " + std::to_string(count) +
           " threads, expected a multiple of 32");
@@ -192,13 +221,14 @@ void arrive(int id, int count) {
 
 void deliver_one() {
   const size_t i = random_below(static_cast<uint32_t>(deferred.size()));
-  const std::function<void()> action = std::move(deferred[i]);
+  const Deferred next = std::move(deferred[i]);
   deferred.erase(deferred.begin() + static_cast<ptrdiff_t>(i));
-  action();
+  in_block(next.block->number, next.action);
 }
 
 bool poll(size_t i) {
   Fiber* f = polling[i];
+  now = f->block;
   if (!f->done()) return false;
   polling[i] = polling.back();
   polling.pop_back();
@@ -238,22 +268,47 @@ std::string ranges_of(const std::vector<unsigned>& numbers) {
   return text;
 }
 
-Fault deadlock() {
+std::string name_of(const Block& b) { return "block " + text_of(b.where); }
+
+// "block (0, 0, 0): threads 0-31 wait for this; threads 32-63 wait for that", empty if nobody
+// waits.
+std::string waiting_in(const Block& block) {
   std::map<std::string, std::vector<unsigned>> waiting;
   for (const auto& f : fibers) {
-    if (f->state == State::kWaiting || f->state == State::kPolling)
+    if (f->block == &block && (f->state == State::kWaiting || f->state == State::kPolling))
       waiting[f->waits].push_back(f->index);
   }
-  std::string text = "deadlock in block " + text_of(block_now) + ":";
+  if (waiting.empty()) return "";
+  std::string text = name_of(block) + ":";
   for (const auto& [what, threads] : waiting) {
     text += (text.back() == ':' ? "" : ";");
     text += " threads " + ranges_of(threads) + " wait for " + what;
   }
+  return text;
+}
+
+Fault deadlock() {
+  std::string text;
+  for (const auto& block : blocks) {
+    const std::string waiting = waiting_in(*block);
+    if (!waiting.empty()) text += (text.empty() ? "deadlock in " : "; in ") + waiting;
+  }
   return Fault(text);
+}
+
+Fiber* fiber_of(const Block& b, unsigned i) {
+  return fibers[b.number * block_size.x * block_size.y * block_size.z + i].get();
+}
+
+void begin_late() {
+  Block& b = *late.back();
+  late.pop_back();
+  for (int i = 0; i < b.alive; ++i) make_ready(fiber_of(b, static_cast<unsigned>(i)));
 }
 
 void run_threads() {
   while (alive > 0) {
+    if (!late.empty() && random_below(1024) == 0) begin_late();
     if (!deferred.empty() && random_below(16) == 0) deliver_one();
     if (!polling.empty() && random_below(8) == 0) {
       poll(random_below(static_cast<uint32_t>(polling.size())));
@@ -262,66 +317,85 @@ void run_threads() {
       resume(*take_ready());
       if (failure) std::rethrow_exception(failure);
     } else if (!poll_all()) {
-      if (deferred.empty()) throw deadlock();
-      deliver_one();
+      if (!late.empty()) {
+        begin_late();
+      } else if (!deferred.empty()) {
+        deliver_one();
+      } else {
+        throw deadlock();
+      }
     }
   }
 }
 
 // --- blocks ---
 
-void poison_shared() {
+void poison_shared(Block& b) {
 #if defined(__SANITIZE_ADDRESS__)
-  ASAN_UNPOISON_MEMORY_REGION(shared_area(), kSharedArea);
+  ASAN_UNPOISON_MEMORY_REGION(b.shared, kSharedArea);
 #endif
-  std::memset(shared_area(), kPoison, std::min(kSharedArea, shared_bytes_now + kPage));
+  std::memset(b.shared, kPoison, std::min(kSharedArea, shared_bytes_now + kPage));
 #if defined(__SANITIZE_ADDRESS__)
-  ASAN_POISON_MEMORY_REGION(shared_area() + shared_bytes_now, kSharedArea - shared_bytes_now);
+  ASAN_POISON_MEMORY_REGION(b.shared + shared_bytes_now, kSharedArea - shared_bytes_now);
 #endif
 }
 
-void check_shared() {
+void check_shared(const Block& b) {
 #if defined(__SANITIZE_ADDRESS__)
   return;  // which has already seen it
 #endif
-  const char* end = shared_area() + std::min(kSharedArea, shared_bytes_now + kPage);
-  for (const char* p = shared_area() + shared_bytes_now; p < end; ++p) {
+  const char* end = b.shared + std::min(kSharedArea, shared_bytes_now + kPage);
+  for (const char* p = b.shared + shared_bytes_now; p < end; ++p) {
     if (static_cast<unsigned char>(*p) == kPoison) continue;
-    throw Fault("block " + text_of(block_now) + " wrote to byte " +
-                std::to_string(p - shared_area()) + " of its " + std::to_string(shared_bytes_now) +
-                " bytes of dynamic shared memory");
+    throw Fault(name_of(b) + " wrote to byte " + std::to_string(p - b.shared) + " of its " +
+                std::to_string(shared_bytes_now) + " bytes of dynamic shared memory");
   }
 }
 
-void reset_block() {
+void reset_cluster() {
   ready.clear();
   polling.clear();
+  late.clear();
   deferred.clear();
   failure = nullptr;
-  for (Barrier& b : barriers) b = Barrier{};
-  for (auto& warp : warps) warp.clear();
+  cluster_barrier = Barrier{};
+  for (const auto& block : blocks) {
+    for (Barrier& b : block->barriers) b = Barrier{};
+    for (auto& warp : block->warps) warp.clear();
+  }
 }
 
-void run_block(Size3 where, unsigned threads) {
-  block_now = where;
-  reset_block();
-  poison_shared();
-  for (const auto& reset : resets) reset();
-  alive = static_cast<int>(threads);
+void prepare_block(Block& b, Size3 where, unsigned threads) {
+  b.where = where;
+  b.alive = static_cast<int>(threads);
+  poison_shared(b);
+  for (const auto& reset : resets) reset(b.number);
   for (unsigned i = 0; i < threads; ++i) {
-    Fiber& f = *fibers[i];
+    Fiber& f = *fiber_of(b, i);
+    f.block = &b;
     f.index = i;
     const unsigned plane = block_size.x * block_size.y;
     f.place = {
         {i % block_size.x, i % plane / block_size.x, i / plane}, where, block_size, grid_size};
-    make_ready(&f);
   }
+  late.push_back(&b);
+}
+
+void run_cluster(Size3 first, unsigned threads) {
+  reset_cluster();
+  alive = static_cast<int>(cluster_size * threads);
+  for (unsigned i = 0; i < cluster_size; ++i) {
+    prepare_block(*blocks[i], {first.x + i, first.y, first.z}, threads);
+  }
+  if (cluster_size > 1) std::swap(late.back(), late[random_below(cluster_size)]);
+  begin_late();
+  while (!late.empty() && random_below(2) == 0) begin_late();
   run_threads();
   if (!deferred.empty()) {
-    throw Fault("block " + text_of(where) + " ended before " + std::to_string(deferred.size()) +
+    throw Fault(name_of(*deferred[0].block) + " ended before " + std::to_string(deferred.size()) +
                 " of its asynchronous copies");
   }
-  check_shared();
+  for (unsigned i = 0; i < cluster_size; ++i) check_shared(*blocks[i]);
 }
 
 void check_limits(unsigned threads) {
@@ -331,9 +405,25 @@ void check_limits(unsigned threads) {
       grid_size.y > 65535 || grid_size.z > 65535)
     throw Fault("a grid of " + text_of(grid_size) +
                 " blocks, CUDA has 1 to (2147483647, 65535, 65535)");
+  if (cluster_size == 0 || cluster_size > kMaxCluster || grid_size.x % cluster_size != 0)
+    throw Fault("clusters of " + std::to_string(cluster_size) + " blocks in a grid of " +
+                text_of(grid_size) + ", CUDA has 1 to 8 and no rest");
   if (shared_bytes_now > kMaxShared)
     throw Fault(std::to_string(shared_bytes_now) + " bytes of dynamic shared memory, a block has " +
                 std::to_string(kMaxShared) + " at most");
+}
+
+// Room for the blocks of a cluster and their threads.
+void make_room(unsigned threads) {
+  while (fibers.size() < cluster_size * threads) {
+    fibers.push_back(std::make_unique<Fiber>());
+    prepare(*fibers.back());
+  }
+  while (blocks.size() < cluster_size) {
+    blocks.push_back(std::make_unique<Block>());
+    blocks.back()->number = static_cast<unsigned>(blocks.size()) - 1;
+  }
+  for (const auto& block : blocks) block->warps.resize((threads + kWarp - 1) / kWarp);
 }
 
 // What a failed block has left behind in the middle of its work must not go on.
@@ -345,7 +435,7 @@ struct Forget {
       fibers[i]->state = State::kDone;
       fibers[i]->done = nullptr;
     }
-    reset_block();
+    reset_cluster();
   }
 };
 
@@ -361,40 +451,41 @@ uint32_t random_below(uint32_t limit) {  // xorshift64*
   return static_cast<uint32_t>(bits * limit >> 32);
 }
 
-void run_grid(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& thread) {
+void run_grid(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void()>& thread,
+              unsigned cluster) {
   const std::lock_guard<std::mutex> lock(launching);
   const unsigned threads = block.x * block.y * block.z;
   grid_size = grid;
   block_size = block;
+  cluster_size = cluster;
   shared_bytes_now = shared_bytes;
   body = &thread;
   check_limits(threads);
-  while (fibers.size() < threads) {
-    fibers.push_back(std::make_unique<Fiber>());
-    prepare(*fibers.back());
-  }
-  warps.resize((threads + kWarp - 1) / kWarp);
-  const Forget forget{threads};
-  std::vector<uint64_t> order(uint64_t{grid.x} * grid.y * grid.z);
+  make_room(threads);
+  const Forget forget{cluster * threads};
+  const unsigned across = grid.x / cluster;
+  std::vector<uint64_t> order(uint64_t{across} * grid.y * grid.z);
   std::iota(order.begin(), order.end(), 0);
   for (size_t i = order.size(); i > 1; --i) {
     std::swap(order[i - 1], order[random_below(static_cast<uint32_t>(i))]);
   }
   for (uint64_t i : order) {
-    const uint64_t plane = uint64_t{grid.x} * grid.y;
-    run_block({static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i % plane / grid.x),
-               static_cast<unsigned>(i / plane)},
-              threads);
+    const uint64_t plane = uint64_t{across} * grid.y;
+    run_cluster({static_cast<unsigned>(i % across) * cluster,
+                 static_cast<unsigned>(i % plane / across), static_cast<unsigned>(i / plane)},
+                threads);
   }
 }
 
 const Place& place() { return running->place; }
 unsigned thread_index() { return running->index; }
+unsigned block_in_cluster() { return now->number; }
+std::string block_name() { return name_of(*now); }
 
 void fault(const std::string& sentence) {
   std::string where;
   if (running != nullptr) {
-    where = "block " + text_of(block_now) + " thread " + std::to_string(running->index) + ": ";
+    where = name_of(*running->block) + " thread " + std::to_string(running->index) + ": ";
   }
   throw Fault(where + sentence);
 }
@@ -414,33 +505,39 @@ void wait_until(const std::function<bool()>& done, const std::string& what) {
   to_scheduler();
 }
 
-void defer(std::function<void()> action) { deferred.push_back(std::move(action)); }
+void in_block(unsigned block, const std::function<void()>& f) {
+  if (block >= cluster_size)
+    fault("block " + std::to_string(block) + " of a cluster of " + std::to_string(cluster_size));
+  Block* const before = std::exchange(now, blocks[block].get());
+  if (now->alive == 0) fault("an access to " + name_of(*now) + ", which has exited");
+  f();
+  now = before;
+}
+
+void defer(std::function<void()> action) { deferred.push_back({now, std::move(action)}); }
 
 void sync_block() {
-  Barrier& b = barriers[0];
+  Barrier& b = now->barriers[0];
   if (b.arrived > 0 && b.count != 0)
     fault("__syncthreads while others wait at barrier 0 for " + std::to_string(b.count) +
           " threads");
-  ++b.arrived;
-  b.waiting.push_back(running);
-  running->state = State::kWaiting;
-  running->waits = "__syncthreads";
-  release_if_complete(b);
-  to_scheduler();
+  wait_for_all(b, now->alive, "__syncthreads");
 }
+
+void sync_cluster() { wait_for_all(cluster_barrier, alive, "the cluster"); }
 
 void barrier_sync(int id, int count) {
   arrive(id, count);
-  barriers[id].waiting.push_back(running);
+  now->barriers[id].waiting.push_back(running);
   running->state = State::kWaiting;
   running->waits = "barrier " + std::to_string(id) + " of " + std::to_string(count) + " threads";
-  release_if_complete(barriers[id]);
+  release_if_complete(now->barriers[id], now->alive);
   to_scheduler();
 }
 
 void barrier_arrive(int id, int count) {
   arrive(id, count);
-  release_if_complete(barriers[id]);
+  release_if_complete(now->barriers[id], now->alive);
   perhaps_yield();
 }
 
@@ -453,7 +550,7 @@ void meet(const char* what, uint32_t mask, void* mine, void (*combine)(void* con
           " threads does not have");
   }
   if ((mask >> lane() & 1) == 0) fault(std::string(what) + " without the own lane in the mask");
-  Meeting& m = warps[running->index / kWarp][mask];
+  Meeting& m = now->warps[running->index / kWarp][mask];
   if (m.arrived != 0 && std::strcmp(m.what, what) != 0)
     fault(std::string(what) + " while others of the warp wait for " + m.what);
   m.what = what;
@@ -469,12 +566,12 @@ void meet(const char* what, uint32_t mask, void* mine, void (*combine)(void* con
   to_scheduler();
 }
 
-void* dynamic_shared_memory() { return shared_area(); }
+void* dynamic_shared_memory() { return now->shared; }
 size_t dynamic_shared_bytes() { return shared_bytes_now; }
 
-void at_block_start(const std::function<void()>& reset) {
+void at_block_start(const std::function<void(unsigned)>& reset) {
   resets.push_back(reset);
-  reset();
+  for (unsigned block = 0; block < kMaxCluster; ++block) reset(block);
 }
 
 }  // namespace qfx::emulated

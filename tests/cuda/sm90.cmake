@@ -1,5 +1,5 @@
 # The Hopper kernels, against exact sums, and the same with kernels that are broken on purpose: for each
-# name in QFX_BROKEN, "name=kernel", the header broken/<name>/cuda/gemm_sm90.cuh of the build folder is
+# name in QFX_BROKEN, "name=kernel", the headers broken/<name>/cuda/*_sm90.cuh of the build folder are
 # found before csrc/cuda's.
 set(QFX_BROKEN "" CACHE STRING "broken kernels, name=kernel")
 set_source_files_properties(${QFX_CUDA_HOPPER_KERNELS} PROPERTIES LANGUAGE CXX)

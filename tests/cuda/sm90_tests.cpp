@@ -222,6 +222,21 @@ void check_turns(const Candidate& kernel) {
   }
 }
 
+// Left tiles of which the last has no neighbour for a cluster, more of them than share a right one
+// in L2, in other orders, on as many multiprocessors as leave some idle.
+void check_odd_tiles(const Candidate& kernel) {
+  const sm90::Config& c = kernel.config;
+  for (unsigned seed = 20; seed < 24; ++seed) {
+    const int64_t left = c.left * (seed % 2 == 0 ? 2 : 8) + 1, right = c.right + 1;
+    const int64_t k = seed % 2 == 0 ? 128 * 5 - 3 : 130, batch = seed % 2 == 0 ? 2 : 1;
+    check_integers({{kernel.name, seed % 2 == 0 ? 2 : 1},
+                    c.operands,
+                    {batch, c.swap ? right : left, c.swap ? left : right, k},
+                    seed,
+                    static_cast<int>(seed - 15)});
+  }
+}
+
 struct Part {
   const char* name;
   void (*run)(const Candidate&);
@@ -229,7 +244,8 @@ struct Part {
 constexpr Part kParts[] = {{"sizes", check_sizes},
                            {"parts_of_k", check_parts_of_k},
                            {"batches", check_batches},
-                           {"turns", check_turns}};
+                           {"turns", check_turns},
+                           {"odd_tiles", check_odd_tiles}};
 
 }  // namespace
 

@@ -48,10 +48,10 @@ struct State {
 };
 
 State& state() {
-  static State states;
-  static const bool registered = (at_block_start([] { states = State{}; }), true);
+  static State states[kMaxCluster];
+  static const bool registered = (at_block_start([](unsigned b) { states[b] = State{}; }), true);
   (void)registered;
-  return states;
+  return states[block_in_cluster()];
 }
 
 WarpState& warp_state() { return state().warps[thread_index() / kWarp]; }

@@ -19,12 +19,13 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 
 // --- launching ---
 
-template <typename... Parameters, typename... Arguments>
+template <unsigned kCluster = 1, typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             Stream /*stream*/, Arguments&&... arguments) {
   const std::tuple<std::decay_t<Parameters>...> given(std::forward<Arguments>(arguments)...);
-  emulated::run_grid({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes,
-                     [&] { std::apply(kernel, given); });
+  emulated::run_grid(
+      {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes,
+      [&] { std::apply(kernel, given); }, kCluster);
 }
 
 template <typename T>
@@ -34,12 +35,13 @@ inline T* dynamic_shared() {
 
 template <typename T>
 inline T& static_shared() {
-  alignas(T) static unsigned char memory[sizeof(T)];
+  alignas(T) static unsigned char memory[emulated::kMaxCluster][sizeof(T)];
   [[maybe_unused]] static const bool registered = [] {
-    emulated::at_block_start([] { std::memset(memory, emulated::kPoison, sizeof(T)); });
+    emulated::at_block_start(
+        [](unsigned block) { std::memset(memory[block], emulated::kPoison, sizeof(T)); });
     return true;
   }();
-  return *reinterpret_cast<T*>(memory);
+  return *reinterpret_cast<T*>(memory[emulated::block_in_cluster()]);
 }
 
 // --- memory ---
@@ -74,12 +76,12 @@ struct AsyncCopies {
   std::deque<std::vector<Copy>> groups{{}};
 };
 inline AsyncCopies& async_copies() {
-  static std::vector<AsyncCopies> of_thread;
+  static std::vector<AsyncCopies> of_thread[emulated::kMaxCluster];
   [[maybe_unused]] static const bool registered = [] {
-    emulated::at_block_start([] { of_thread.assign(1024, {}); });
+    emulated::at_block_start([](unsigned block) { of_thread[block].assign(1024, {}); });
     return true;
   }();
-  return of_thread[emulated::thread_index()];
+  return of_thread[emulated::block_in_cluster()][emulated::thread_index()];
 }
 
 // The bytes arrive at once or only when they are waited for; until then there is poison.

@@ -17,12 +17,22 @@ struct alignas(8) Barrier {
 inline void init_barrier(Barrier* b, int arrivals) { emulated::init_barrier(b, arrivals); }
 inline void show_barriers() { emulated::show_barriers(); }
 inline void arrive(Barrier* b) { emulated::arrive(b, 0); }
+inline void arrive_at(Barrier* b, int block) {
+  emulated::arrive_at(b, static_cast<unsigned>(block));
+}
 inline void arrive_expecting(Barrier* b, uint32_t bytes) { emulated::arrive(b, bytes); }
 inline void wait_phase(Barrier* b, uint32_t parity) { emulated::wait_phase(b, parity); }
 inline void prefetch_map(const CUtensorMap* map) { emulated::check_map(map); }
 inline void load_tile(void* to, const CUtensorMap* map, Barrier* b, int k, int row, int matrix) {
   emulated::load_tile(to, map, b, {k, row, matrix});
 }
+inline void load_tile_to(unsigned blocks, void* to, const CUtensorMap* map, Barrier* b, int k,
+                         int row, int matrix) {
+  emulated::load_tile(to, map, b, {k, row, matrix}, blocks);
+}
+
+inline int block_in_cluster() { return static_cast<int>(emulated::block_in_cluster()); }
+inline void sync_cluster() { emulated::sync_cluster(); }
 
 template <int kCount>
 inline void release_registers() {
