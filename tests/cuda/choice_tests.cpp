@@ -115,7 +115,7 @@ void kernels_fit_the_hardware() {
   }
 }
 
-// A cluster never has blocks without an item, nor items that its blocks do not share.
+// Left tiles are a multiple of a cluster's blocks, and all tiles cover the output.
 void clusters_are_whole() {
   for (const Candidate& c : candidates()) {
     for (int64_t m = 1; m < 2000; m += 61) {

@@ -387,6 +387,7 @@ void run_cluster(Size3 first, unsigned threads) {
   for (unsigned i = 0; i < cluster_size; ++i) {
     prepare_block(*blocks[i], {first.x + i, first.y, first.z}, threads);
   }
+  // One block begins at once, the others now or later.
   if (cluster_size > 1) std::swap(late.back(), late[random_below(cluster_size)]);
   begin_late();
   while (!late.empty() && random_below(2) == 0) begin_late();
