@@ -21,7 +21,7 @@ CPP := $(shell find csrc tests/native tests/cuda -name '*.cpp' -o -name '*.h' -o
 demo: setup
 	$(BIN)/python examples/demo.py
 
-test: lint
+test: lint $(VENV)/.triton
 	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra -n $(WORKERS) --dist loadfile
 
 lint: setup
@@ -85,6 +85,11 @@ $(VENV)/.tools: $(VENV)/.torch
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev,accuracy]'
+	touch $@
+
+# For tests of what Inductor makes of graphs on a GPU: apart from PyTorch for CPUs, which has none.
+$(VENV)/.triton: $(VENV)/.tools
+	$(PIP) install -q -c constraints.txt --no-deps --target $(VENV)/triton "triton; platform_system == 'Linux'"
 	touch $@
 
 $(VENV)/.data: $(VENV)/.built examples/minilm.py
