@@ -38,7 +38,7 @@ from triton.backends.compiler import GPUTarget
 
 import qfx
 from qfx import _C
-from qfx.inductor import inductor
+from qfx.inductor import inductor, settings
 from tests import cuda_objects
 from tests.cuda_graphs import fake, on_cuda
 
@@ -118,13 +118,14 @@ def _attribute(gm: fx.GraphModule, path: str) -> Tensor:
 
 def code_of(aten: fx.GraphModule, inputs: list[Tensor]) -> str:
     """The module that Inductor would run."""
-    inductor({}, None)  # registers the operators
+    inductor({}, None)  # tells it of the operators
     graph = GraphLowering(aten, example_inputs=inputs)
     mode = inputs[0].fake_mode  # type: ignore[attr-defined]
     with (
         V.set_debug_handler(DebugContext()),
         V.set_graph_handler(graph),
         V.set_fake_mode(mode),
+        torch._inductor.config.patch(settings(aten)),
     ):
         graph.run(*inputs)
         code, *_ = graph.codegen()

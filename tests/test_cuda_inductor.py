@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.versions import TORCH
-
 ROOT = Path(__file__).resolve().parent.parent
 TRITON = Path(sys.prefix) / "triton"  # apart, since PyTorch for CPUs comes without it
 # What is launched, in order, and how many matrices of codes are written.
@@ -42,6 +40,5 @@ def test_a_norm_and_its_codes_are_one_kernel(scheme: str) -> None:
     assert (" ".join(made["launches"]), made["codes"]) == EXPECTED[scheme]
     assert {kernel["stack"] for kernel in made["kernels"]} == {0}
     makes_codes = [k["divisions"] for k in made["kernels"]][: made["codes"]]
-    if TORCH >= (2, 13):  # before, Inductor took addcdiv apart
-        assert all("div.rn.f32" in divisions for divisions in makes_codes)
-        assert made["codes"] == 0 or makes_codes[1] == ["div.rn.f32"]  # without a norm's mean
+    assert all("div.rn.f32" in divisions for divisions in makes_codes)
+    assert made["codes"] == 0 or makes_codes[1] == ["div.rn.f32"]  # without a norm's mean
