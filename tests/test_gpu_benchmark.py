@@ -49,7 +49,7 @@ def test_a_dry_run_goes_through_every_stage(tmp_path: Path) -> None:
     assert {row["stage"] for row in rows} == {"environment", *(name for name, *_ in command.STAGES)}
     assert not [row for row in rows if "why" in row]  # nothing was cut short
     ways = {(row["what"], row["way"]) for row in rows if row["stage"] == "model"}
-    assert len(ways) == 8 and "128x128x128" in done.stdout
+    assert len(ways) == 9 and "128x128x128" in done.stdout
     (path,) = tmp_path.glob("*.json")
     model = GpuCost(GpuTable.read(path.read_text()))
     for dtype in cost_table.DTYPES:

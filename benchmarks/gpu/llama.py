@@ -28,7 +28,7 @@ _TRAINED: Ways = {
 }
 WAYS: dict[str, Ways] = {
     "prefill": {**_CODES, "qfx w8a8": {"scheme": "w8a8", "minimum_gain": 0}},
-    "decode": _CODES,
+    "decode": {**_CODES, "qfx w8": {"scheme": "w8", "minimum_gain": 0}},
     "training": _TRAINED,
     "linear, both ways": _TRAINED,
 }
