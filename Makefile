@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # cmake and ninja, of which the machine may have none
 WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
-CPP := $(shell find csrc tests/native tests/cuda -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CPP := $(shell find csrc tests/native tests/cuda benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test lint bench sanitize emulate format clean setup
 .DELETE_ON_ERROR:
@@ -21,7 +21,7 @@ CPP := $(shell find csrc tests/native tests/cuda -name '*.cpp' -o -name '*.h' -o
 demo: setup
 	$(BIN)/python examples/demo.py
 
-test: lint
+test: lint $(VENV)/.triton
 	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra -n $(WORKERS) --dist loadfile
 
 lint: setup
@@ -85,6 +85,11 @@ $(VENV)/.tools: $(VENV)/.torch
 
 $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 	$(WITH_TOOLS) $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[demo,dev,accuracy]'
+	touch $@
+
+# For tests of what Inductor makes of graphs on a GPU: apart from PyTorch for CPUs, which has none.
+$(VENV)/.triton: $(VENV)/.tools
+	$(PIP) install -q -c constraints.txt --no-deps --target $(VENV)/triton "triton; platform_system == 'Linux'"
 	touch $@
 
 $(VENV)/.data: $(VENV)/.built examples/minilm.py

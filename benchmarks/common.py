@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import os
 import platform
@@ -76,8 +77,10 @@ def _sample(candidate: Candidate, repeats: int) -> float:
 
 
 def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
-    """Compiled for itself: Dynamo would reuse the code of another compilation of the same class."""
-    apart: dict[str, Any] = {"isolate_recompiles": True}  # missing from torch.compile's overloads
+    """Compiled for itself: Dynamo would reuse the code of another compilation of the same class,
+    as far as PyTorch 2.11, which has no such option, does."""
+    known = inspect.signature(torch.compile).parameters
+    apart: dict[str, Any] = {name: True for name in ("isolate_recompiles",) if name in known}
     return torch.compile(model, backend=backend, **apart)
 
 

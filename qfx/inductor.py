@@ -23,11 +23,18 @@ def inductor(options: dict[str, Any], mode: str | None) -> Compiled:
     _read_inputs_where_they_are()
 
     def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        patches = {"size_asserts": _has_foreign_operators(gm), **given}
         with in_cache_keys():
-            return compile_fx(gm, inputs, config_patches=patches)  # type: ignore[return-value]
+            return compile_fx(gm, inputs, config_patches={**settings(gm), **given})  # type: ignore[return-value]
 
     return compile_graph
+
+
+def settings(gm: fx.GraphModule) -> dict[str, Any]:
+    """Inductor's options for a graph, where the user has said nothing else."""
+    found: dict[str, Any] = {"size_asserts": _has_foreign_operators(gm)}
+    if _takes_addcdiv_apart():
+        found["eager_numerics.division_rounding"] = True
+    return found
 
 
 def targets(gm: fx.GraphModule) -> Iterator[Any]:
@@ -42,6 +49,14 @@ def _read_inputs_where_they_are() -> None:
     from torch._inductor.lowering import add_needs_realized_inputs
 
     add_needs_realized_inputs([getattr(torch.ops.qfx, name) for name in FAKES])
+
+
+def _takes_addcdiv_apart() -> bool:
+    """Whether the divisions of `qfx.inline` are ordinary ones to Inductor, as in PyTorch 2.11: on a
+    GPU it rounds those to nearest only if told to."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return torch.ops.aten.addcdiv.default in select_decomp_table()
 
 
 def _has_foreign_operators(gm: fx.GraphModule) -> bool:

@@ -113,8 +113,8 @@ def _floats(x: Any, factor: Any) -> Any:
 
 
 def _codes(q: Any, qmin: int, qmax: int, finite: Any) -> Any:
-    """(Q4). `where` comes last, since it reads twice: what reads once, Inductor writes once for each
-    reader."""
+    """(Q4). `where` comes last, since it reads twice: of what reads but once, Inductor writes a
+    copy for each reader."""
     return _where(finite, aten.to.dtype(aten.clamp.default(q, qmin, qmax), torch.int8))
 
 

@@ -15,6 +15,7 @@ from benchmarks.models import BASELINE, Way, measure, report, ways
 from benchmarks.peers import PEERS
 from benchmarks.prepare import BACKENDS, rows
 from benchmarks.subjects import SUBJECTS, Subject
+from tests.versions import packages
 
 # Weights deviate as is usual for 64 features: with smaller ones nobody would see an int8 error.
 BLOCK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -56,6 +57,7 @@ def test_a_model_gives_a_row_for_each_candidate(subject: Subject) -> None:
     assert {row["isa"] for row in found if row["candidate"].startswith("qfx")} - {None}
 
 
+@packages
 def test_float_and_qfx_are_compiled_apart() -> None:
     """Of one model: int8 errors show in qfx's outputs, and only there."""
     small, sizes = _tiny(SUBJECTS[0])

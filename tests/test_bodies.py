@@ -19,6 +19,7 @@ from qfx.plan import decide
 from qfx.report import sqnr
 from qfx.weights import CACHE
 from tests.models import compiled
+from tests.versions import trains_scans
 
 
 class _Two(nn.Module):
@@ -96,7 +97,8 @@ MODELS: dict[type[_Two], tuple[int, int]] = {
     Mapped: (2, 2),
     Regions: (1, 2),
 }
-TRAINABLE = [m for m in MODELS if m is not Looped]  # while_loop has no gradient in torch
+TRAINABLE: list[Any] = [m for m in MODELS if m not in (Looped, Scanned)]  # a while_loop has none
+TRAINABLE.append(pytest.param(Scanned, marks=trains_scans))
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 

@@ -26,6 +26,7 @@ from torch._inductor.utils import fresh_cache
 import qfx
 from qfx import version
 from tests.models import compiled
+from tests.versions import packages, several_passes
 
 # Linears without biases: nothing for Inductor to generate C++ for, so a process takes seconds.
 WORKER = """
@@ -269,9 +270,9 @@ def _as_configuration(model: nn.Module, x: Tensor, passes: Any) -> None:
     ("given", "several"),
     [
         (_as_option, False),
-        (_as_option, True),
+        pytest.param(_as_option, True, marks=several_passes),
         (_as_configuration, False),
-        (_as_configuration, True),
+        pytest.param(_as_configuration, True, marks=several_passes),
     ],
 )
 def test_passes_of_the_user_still_run(
@@ -295,6 +296,7 @@ class Tokens(nn.Module):
         return self.b(torch.relu(self.a(x)))
 
 
+@packages
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_rewrite_and_package(strict: bool, tmp_path: Path, own_inductor_cache: None) -> None:
     _check_package(8, qfx.Config(minimum_gain=0), ["xa8r_ws8r", "xa8r_ws8r_h16"], strict, tmp_path)
@@ -317,6 +319,7 @@ AHEAD = {
 }
 
 
+@packages
 @pytest.mark.parametrize("kind", AHEAD)
 def test_rotated_and_static_packages(kind: str, tmp_path: Path, own_inductor_cache: None) -> None:
     _check_package(64, *AHEAD[kind], strict=True, folder=tmp_path)

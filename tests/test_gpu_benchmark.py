@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,11 +16,11 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import check, correctness, cost_table, kernels, summary, sweep
+from benchmarks.gpu import check, correctness, cost_table, kernels, peak, summary, sweep
 from benchmarks.gpu.session import Session
 from qfx.gpu.cost import GpuCost, GpuTable
 from qfx.scheme import QSpec, Scheme
-from tests import cuda_emulator
+from tests import cuda_emulator, cuda_objects
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = [sys.executable, "-m", "benchmarks.gpu"]
@@ -47,7 +49,7 @@ def test_a_dry_run_goes_through_every_stage(tmp_path: Path) -> None:
     assert {row["stage"] for row in rows} == {"environment", *(name for name, *_ in command.STAGES)}
     assert not [row for row in rows if "why" in row]  # nothing was cut short
     ways = {(row["what"], row["way"]) for row in rows if row["stage"] == "model"}
-    assert len(ways) == 7 and "128x128x128" in done.stdout
+    assert len(ways) == 9 and "128x128x128" in done.stdout
     (path,) = tmp_path.glob("*.json")
     model = GpuCost(GpuTable.read(path.read_text()))
     for dtype in cost_table.DTYPES:
@@ -77,6 +79,15 @@ def test_it_stops_where_its_budget_ends(tmp_path: Path) -> None:
     whys = [row["why"] for row in _rows(tmp_path) if "why" in row]
     assert any(word in why for why in whys for word in ("time", "budget"))
     assert "checks passed" in done.stdout
+
+
+def test_stages_can_be_skipped(tmp_path: Path) -> None:
+    others = ",".join(name for name, *_ in command.STAGES if name != "ceilings")
+    done = _run("--dry-run", "--out", str(tmp_path), "--skip", others)
+    assert done.returncode == 0, done.stderr
+    assert {row["stage"] for row in _rows(tmp_path)} == {"environment", "ceilings"}
+    done = _run("--skip", "ceilings,nothing")
+    assert "no stage 'nothing'; there are cpu, kernels, ceilings" in done.stderr
 
 
 def test_a_stage_that_takes_too_long_is_cut(session: Session) -> None:
@@ -154,9 +165,37 @@ def test_the_swept_rows_become_source(session: Session) -> None:
     session.add("sweep", {"operands": "s8", "m": 256, "k": 64, "n": 64, "best": None})
     assert sweep.write_measured(session).read_text().splitlines() == [
         '{"a dry run on the CPU", sm90::Operands::kCodes, {1, 1, 64, 4096}, {"s8_swap8", 4}},',
-        '{"a dry run on the CPU", sm90::Operands::kSigns, {1, 300, 8, 513}, {"portable", 1}},',
+        '{"a dry run on the CPU", sm90::Operands::kBits, {1, 300, 8, 513}, {"portable", 1}},',
     ]
     assert sweep.nearest(session, 200, 64, 64) == "s8_swap8/4"
+
+
+def test_the_swept_rows_compile(session: Session) -> None:
+    for operands, k in (("s8", 4096), ("b1", 4100)):
+        row = {"operands": operands, "m": 1, "k": k, "n": 64, "best": f"{operands}_swap16/2"}
+        session.add("sweep", row)
+    (session.out / "cuda").mkdir()
+    sweep.write_measured(session).rename(session.out / "cuda" / "measured.inc")
+    folders = (session.out, ROOT / "csrc", Path(torch.__file__).parent / "include")
+    given = [f"-I{folder}" for folder in folders]
+    compiler = ["c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Werror", *given]
+    command = [*compiler, str(ROOT / "csrc" / "cuda" / "choice.cpp")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_peak_of_instructions_is_one_of_instructions(tmp_path: Path) -> None:
+    """Hopper's, without a spill, in a library that loads."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("peak.cu is not compiled here: no nvcc on the PATH")
+    library = peak.build(tmp_path)
+    assert set(cuda_objects.memory_of_kernels(library).values()) == {0}
+    names = cuda_objects.instructions_of(library, "90a")
+    assert {n.partition(".")[0] for n in names} >= {"IGMMA", "BGMMA"}
+    loaded = ctypes.CDLL(str(library))
+    loaded.peak_multiplies.restype = ctypes.c_double
+    of_codes, of_bits = (loaded.peak_multiplies(o, 132, 10) for o in (b"s8", b"b1"))
+    assert (of_codes, of_bits) == (132 * 10 * 2 * 64 * 256 * 128, 8 * of_codes)
 
 
 def test_a_defect_of_a_stage_does_not_cost_the_others(

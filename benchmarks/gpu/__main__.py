@@ -1,6 +1,6 @@
 """qfx on one GPU: is it right, what does it reach, which kernel for which shape, what is gained.
 
-    python -m benchmarks.gpu [--out DIR] [--budget 520] [--dry-run]
+    python -m benchmarks.gpu [--out DIR] [--budget 520] [--skip STAGE,...] [--dry-run]
 
 Everything ends after `budget` seconds at the latest, whatever hangs. Each figure is a line of
 DIR/results.jsonl as soon as it is known; the short table comes last. DIR/measured.inc belongs into
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -38,6 +38,7 @@ STAGES: tuple[Stage, ...] = (
     ("ceilings", ceilings.ceilings, 20.0),
     ("sweep", sweep.sweep, 75.0),
     ("ratios", ratios.ratios, 45.0),
+    ("linear", llama.linear_both_ways, 30.0),
     ("cost", cost_table.cost_rows, 105.0),
     ("model", llama.llama, 110.0),
     ("sanitizer", correctness.sanitized, 30.0),
@@ -100,6 +101,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS")
+    parser.add_argument("--skip", type=_stages, default=[], metavar="STAGE,...")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
     given = parser.parse_args()
     if not given.dry_run:
@@ -111,13 +113,24 @@ def main() -> None:
     (given.out / "results.jsonl").write_text("")
     session = Session(given.out, started + given.budget, given.dry_run)
     stop_at(session)
-    sys.exit(measure(session))
+    sys.exit(measure(session, given.skip))
 
 
-def measure(session: Session) -> int:
-    """All stages, the files, the table; the exit status."""
+def _stages(text: str) -> list[str]:
+    names = text.split(",")
+    known = [name for name, *_ in STAGES]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no stage {unknown[0]!r}; there are {', '.join(known)}")
+    return names
+
+
+def measure(session: Session, skipped: Sequence[str] = ()) -> int:
+    """The stages but for those skipped, the files, the table; the exit status."""
     session.run("environment", environment(session), GRACE)
     for name, stage, seconds in STAGES:
+        if name in skipped:
+            continue
         if session.left < GRACE:
             session.add(name, {"why": "skipped: no time was left"})
             continue

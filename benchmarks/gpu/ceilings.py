@@ -11,6 +11,7 @@ from benchmarks.gpu.clock import seconds
 from benchmarks.gpu.correctness import right
 from benchmarks.gpu.kernels import choices, forced
 from benchmarks.gpu.operands import OPS, Linear
+from benchmarks.gpu.peak import peaks
 from benchmarks.gpu.session import Row, Session
 
 SIZE = 8192
@@ -18,12 +19,13 @@ COPY_BYTES = 2**30
 
 
 def ceilings(session: Session) -> Iterator[Row]:
-    """Copying, and the largest products: of bfloat16, of int8 and of signs."""
+    """Copying, Hopper's instructions, and the largest products: of bfloat16, of int8, of signs."""
     size, device = session.size(SIZE), session.device
     source = torch.zeros(session.size(COPY_BYTES), dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     copied = seconds([partial(target.copy_, source)], device)
     yield {"what": "copy", "TB/s": 2 * len(source) / copied / 1e12}
+    yield from peaks(session)
     linear = Linear.random(session, size, size, size)
     yield _reached("bf16", size, seconds([linear.in_float], device))
     q, w_q = linear.codes[0], OPS.quantize(linear.w, [1], 8, True)[0]

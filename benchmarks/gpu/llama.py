@@ -1,4 +1,5 @@
-"""A small model of Llama's shape, compiled: prefill, decoding in a CUDA graph, training."""
+"""Compiled models: one of Llama's shape for prefill, decoding in a CUDA graph and training; one
+linear for training."""
 
 from __future__ import annotations
 
@@ -15,12 +16,23 @@ from benchmarks.gpu.session import Row, Session
 
 HIDDEN, INNER, HEADS, LAYERS = 4096, 14336, 32, 4
 PREFILL, CONTEXT, DECODES = (4, 2048), 2048, (1, 16)
-MUST = {"prefill": 1.15, "decode": 1.25, "training": 1.15}
-WAYS: dict[str, dict[str, Any] | None] = {
+MUST = {"prefill": 1.15, "decode": 1.25, "training": 1.15, "linear, both ways": 1.15}
+Ways = dict[str, dict[str, Any] | None]
+_CODES: Ways = {
     "bf16": None,
     "qfx w8a8-asymmetric": {"scheme": "w8a8-asymmetric", "minimum_gain": 0},
-    "qfx w8a8": {"scheme": "w8a8", "minimum_gain": 0},
 }
+_TRAINED: Ways = {
+    **_CODES,
+    "int8 backward": {"scheme": "w8a8-asymmetric", "backward": "int8", "minimum_gain": 0},
+}
+WAYS: dict[str, Ways] = {
+    "prefill": {**_CODES, "qfx w8a8": {"scheme": "w8a8", "minimum_gain": 0}},
+    "decode": {**_CODES, "qfx w8": {"scheme": "w8", "minimum_gain": 0}},
+    "training": _TRAINED,
+    "linear, both ways": _TRAINED,
+}
+TRAINING = ("training", "linear, both ways")
 
 
 @dataclass(frozen=True)
@@ -103,14 +115,22 @@ def llama(session: Session) -> Iterator[Row]:
         yield from _compared(session, "decode", model, (one, True), mode="reduce-overhead")
 
 
+def linear_both_ways(session: Session) -> Iterator[Row]:
+    """Forward and backward of one linear, with the gradients of its input and its weight."""
+    sizes = session.size(HIDDEN), session.size(HIDDEN)
+    linear = nn.Linear(*sizes, bias=False, device=session.device, dtype=torch.bfloat16)
+    x = session.random(session.size(8192), sizes[0]).requires_grad_()
+    return _compared(session, "linear, both ways", linear, (x,))
+
+
 def _compared(
     session: Session, what: str, model: nn.Module, inputs: tuple[Any, ...], mode: str | None = None
 ) -> Iterator[Row]:
     baseline: float | None = None
     expected: Tensor | None = None
-    for name, options in [*WAYS.items()][: None if what == "prefill" else 2]:
+    for name, options in WAYS[what].items():
         run = _compiled(session, model, options, mode)
-        step, result = _step(run, model, inputs, what == "training")
+        step, result = _step(run, model, inputs, what in TRAINING)
         took = wall_seconds(step, session.device, 2 if session.dry else 9)
         baseline, expected = baseline or took, result if expected is None else expected
         noise = (result.float() - expected.float()).norm() / expected.float().norm()
@@ -145,10 +165,11 @@ def _step(
             result = run(*inputs).clone()
         return torch.no_grad()(lambda: run(*inputs)), result
 
-    def step() -> Tensor:
-        model.zero_grad(set_to_none=True)
-        y = run(*inputs)
-        y.float().square().mean().backward()
-        return y.detach()
+    first = run(*inputs).detach()
+    gradient = torch.randn_like(first)
 
-    return step, step().clone()
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        torch.autograd.backward(run(*inputs), gradient)
+
+    return step, first

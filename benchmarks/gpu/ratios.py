@@ -18,6 +18,7 @@ from benchmarks.gpu.session import Row, Session
 from benchmarks.gpu.sweep import nearest
 
 LEAST_ROWS = 32  # torch._int_mm takes more than 16
+FUSED = (1024, 4096, 1.15)  # at least so many rows, at most so large a K: the bar of fusing
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ QUANTIZE = (8192, 4096, 0.7)  # m, k, share of the speed of copying
 
 def ratios(session: Session) -> Iterator[Row]:
     for case in CASES[:3] if session.dry else CASES:
-        yield _timed(session, case, *(session.size(s) for s in (case.m, case.n, case.k)))
+        yield from _timed(session, case, *(session.size(s) for s in (case.m, case.n, case.k)))
     yield _quantize(session)
     for *sizes, must in BATCHES[:1] if session.dry else BATCHES:
         yield _batch(session, must, *(session.size(int(s)) for s in sizes))
 
 
-def _timed(session: Session, case: Case, m: int, n: int, k: int) -> Row:
+def _timed(session: Session, case: Case, m: int, n: int, k: int) -> Iterator[Row]:
     bias = case.activation != "none"
     make = partial(Linear.random, session, m, k, n, torch.bfloat16, bias=bias)
     linears = copies(session, make)
@@ -76,7 +77,11 @@ def _timed(session: Session, case: Case, m: int, n: int, k: int) -> Row:
     us = {way: round(s * 1e6, 2) for way, s in found.items()}
     row = {"what": f"{m}x{n}x{k}", "judged": case.judged, "ratio": gain, "must": case.must}
     speed = n * k / found[case.judged] / 1e12  # of reading the weight
-    return {**row, "TOPS": 2 * m * n * k / found["product"] / 1e12, "TB/s": speed, "us": us}
+    yield {**row, "TOPS": 2 * m * n * k / found["product"] / 1e12, "TB/s": speed, "us": us}
+    rows, largest_k, must = FUSED
+    if case.m >= rows and case.k <= largest_k:
+        fused = found["_int_mm_dequantized"] / found["product"]
+        yield {"what": row["what"], "judged": "fused, by _int_mm", "ratio": fused, "must": must}
 
 
 def _float(linear: Linear, activation: type | object) -> Tensor:

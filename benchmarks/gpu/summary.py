@@ -37,7 +37,7 @@ def _ceilings(session: Session) -> str:
 
 
 def _ratios(session: Session) -> str:
-    rows = [r for stage in ("ratios", "model") for r in session.of(stage) if "ratio" in r]
+    rows = [r for stage in ("ratios", "linear", "model") for r in session.of(stage) if "ratio" in r]
     found = [
         (r["what"], r.get("shape", ""), r.get("judged") or r["way"], r["ratio"], r["must"],
          "yes" if r["ratio"] >= r["must"] else "no")

@@ -17,7 +17,7 @@ from benchmarks.gpu.session import Row, Session
 LAYERS = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 1024), (2048, 2048), (8192, 8192))
 ROWS = (1, 8, 16, 17, 32, 64, 65, 128, 256, 512, 1024, 2048, 4096, 8192)
 SIGNS = ((4096, 4096),)
-KINDS = {"s8": "kCodes", "b1": "kSigns"}  # the names of sm90::Operands
+KINDS = {"s8": "kCodes", "b1": "kBits"}  # the names of sm90::Operands
 BITS = {"s8": 8, "b1": 1}
 
 
