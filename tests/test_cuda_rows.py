@@ -14,8 +14,8 @@ from tests.test_op_parts import WITHOUT_CUDA, as_tuple, assert_equals
 
 TESTS_OF_THE_EMULATOR = {
     "missing_barrier", "shared_memory_is_poison", "clusters_meet", "clusters_that_fail",
-    "deadlock_names_who_waits_for_what", "writes_beyond_shared_memory", "faults_are_sentences", "named_barriers",
-    "deferred_actions", "asynchronous_copies", "warps", "atomics", "products",
+    "deadlock_names_who_waits_for_what", "writes_beyond_shared_memory", "faults_are_sentences",
+    "named_barriers", "deferred_actions", "asynchronous_copies", "warps", "atomics", "products",
 }  # fmt: skip
 
 
