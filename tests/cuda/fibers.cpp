@@ -1,10 +1,6 @@
 #include "fibers.h"
 
-#include <sys/mman.h>
-#include <ucontext.h>
-
 #include <algorithm>
-#include <csetjmp>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -15,39 +11,29 @@
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
 #endif
+
+#include "context.h"
 
 namespace qfx::emulated {
 namespace {
 
-constexpr size_t kStack = 256 << 10, kPage = 4096, kSharedArea = 256 << 10;
+constexpr size_t kSharedArea = 256 << 10;
+constexpr size_t kBehind = 4096;  // bytes behind a block's shared memory that are watched
 constexpr int kBarriers = 16;
-
-char* map_guarded(size_t bytes) {  // a page that faults on either side
-  void* area = mmap(nullptr, bytes + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (area == MAP_FAILED) throw Fault("no memory for the emulator");
-  char* inner = static_cast<char*>(area) + kPage;
-  if (mprotect(inner, bytes, PROT_READ | PROT_WRITE) != 0) throw Fault("mprotect failed");
-  return inner;
-}
 
 enum class State { kReady, kWaiting, kPolling, kDone };
 
 struct Block;
 
 struct Fiber {
-  char* stack = map_guarded(kStack);
-  ucontext_t start;
-  jmp_buf at;
-  bool started = false;
+  Context context;
   State state = State::kDone;
   Block* block = nullptr;
   unsigned index = 0;  // in the block
   Place place = {};
   std::string waits;           // for what
   std::function<bool()> done;  // of kPolling
-  void* fake_stack = nullptr;  // of the address sanitizer
 };
 
 struct Barrier {
@@ -95,43 +81,16 @@ Size3 block_size, grid_size;
 unsigned cluster_size = 1;
 size_t shared_bytes_now = 0;
 std::vector<std::function<void(unsigned)>> resets;
-jmp_buf scheduler;
 
 // --- switching ---
 
-#if defined(__SANITIZE_ADDRESS__)
-void* scheduler_fake_stack = nullptr;
-const void* scheduler_stack = nullptr;
-size_t scheduler_stack_size = 0;
-void before_fiber(Fiber& f) {
-  __sanitizer_start_switch_fiber(&scheduler_fake_stack, f.stack, kStack);
-}
-void in_scheduler() { __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr); }
-void in_fiber(Fiber& f) {
-  __sanitizer_finish_switch_fiber(f.fake_stack, &scheduler_stack, &scheduler_stack_size);
-}
-void before_scheduler(Fiber& f) {
-  __sanitizer_start_switch_fiber(&f.fake_stack, scheduler_stack, scheduler_stack_size);
-}
-#else
-void before_fiber(Fiber&) {}
-void in_scheduler() {}
-void in_fiber(Fiber&) {}
-void before_scheduler(Fiber&) {}
-#endif
-
-void to_scheduler() {
-  Fiber& self = *running;
-  before_scheduler(self);
-  if (_setjmp(self.at) == 0) _longjmp(scheduler, 1);
-  in_fiber(self);
-}
+void to_scheduler() { suspend(running->context); }
 
 void thread_ended();
 
 // A fiber lives on from block to block: to make one is a system call.
 void fiber_main() {
-  in_fiber(*running);
+  entered(running->context);
   for (;;) {
     try {
       (*body)();
@@ -146,24 +105,8 @@ void fiber_main() {
 void resume(Fiber& f) {
   running = &f;
   now = f.block;
-  before_fiber(f);
-  if (_setjmp(scheduler) == 0) {
-    if (f.started) _longjmp(f.at, 1);
-    f.started = true;
-    setcontext(&f.start);
-  }
-  in_scheduler();
+  resume(f.context);
   running = nullptr;
-}
-
-void prepare(Fiber& f) {  // at its first line again, wherever a failed block has left it
-  getcontext(&f.start);
-  f.start.uc_stack.ss_sp = f.stack;
-  f.start.uc_stack.ss_size = kStack;
-  f.start.uc_link = nullptr;
-  makecontext(&f.start, fiber_main, 0);
-  f.started = false;
-  f.fake_stack = nullptr;
 }
 
 // --- waiting ---
@@ -334,7 +277,7 @@ void poison_shared(Block& b) {
 #if defined(__SANITIZE_ADDRESS__)
   ASAN_UNPOISON_MEMORY_REGION(b.shared, kSharedArea);
 #endif
-  std::memset(b.shared, kPoison, std::min(kSharedArea, shared_bytes_now + kPage));
+  std::memset(b.shared, kPoison, std::min(kSharedArea, shared_bytes_now + kBehind));
 #if defined(__SANITIZE_ADDRESS__)
   ASAN_POISON_MEMORY_REGION(b.shared + shared_bytes_now, kSharedArea - shared_bytes_now);
 #endif
@@ -344,7 +287,7 @@ void check_shared(const Block& b) {
 #if defined(__SANITIZE_ADDRESS__)
   return;  // which has already seen it
 #endif
-  const char* end = b.shared + std::min(kSharedArea, shared_bytes_now + kPage);
+  const char* end = b.shared + std::min(kSharedArea, shared_bytes_now + kBehind);
   for (const char* p = b.shared + shared_bytes_now; p < end; ++p) {
     if (static_cast<unsigned char>(*p) == kPoison) continue;
     throw Fault(name_of(b) + " wrote to byte " + std::to_string(p - b.shared) + " of its " +
@@ -418,7 +361,7 @@ void check_limits(unsigned threads) {
 void make_room(unsigned threads) {
   while (fibers.size() < cluster_size * threads) {
     fibers.push_back(std::make_unique<Fiber>());
-    prepare(*fibers.back());
+    prepare(fibers.back()->context, fiber_main);
   }
   while (blocks.size() < cluster_size) {
     blocks.push_back(std::make_unique<Block>());
@@ -432,7 +375,7 @@ struct Forget {
   unsigned threads;
   ~Forget() {
     for (unsigned i = 0; i < threads; ++i) {
-      if (fibers[i]->state != State::kDone) prepare(*fibers[i]);
+      if (fibers[i]->state != State::kDone) prepare(fibers[i]->context, fiber_main);
       fibers[i]->state = State::kDone;
       fibers[i]->done = nullptr;
     }
