@@ -12,7 +12,7 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("quantize(Tensor x, int[] axes, int bits, bool symmetric, Tensor? factor=None, int rotation=0) -> (Tensor, Tensor, Tensor)");
   m.def("rotate(Tensor x, Tensor? factor, int rotation, bool back=False) -> Tensor");
   m.def("quantize_static(Tensor x, Tensor scale, Tensor? zero_point, int bits, bool symmetric, Tensor? factor=None, int rotation=0) -> (Tensor, Tensor, Tensor)");
-  m.def("quantize_stochastic(Tensor x, Tensor seed, int[] axes, int bits) -> (Tensor, Tensor, Tensor)");
+  m.def("quantize_stochastic(Tensor x, Tensor seed, int[] axes, int bits, Tensor? factor=None) -> (Tensor, Tensor, Tensor)");
   m.def("fake_quantize(Tensor x, int[] axes, int bits, bool symmetric, ScalarType out_dtype) -> Tensor");
   m.def("dequantize(Tensor q, Tensor scale, Tensor? zero_point, Tensor? col_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("pack_weight(Tensor w, int group=0) -> Tensor");

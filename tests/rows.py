@@ -216,7 +216,13 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, *_transform(r, g)),
     "rotate": lambda r, g: (_x(r, g), *_transform(r, g), r.symmetric),  # symmetric: back
     "quantize_static": _static,
-    "quantize_stochastic": lambda r, g: (_x(r, g), _seed(g), list(r.axes), r.bits),
+    "quantize_stochastic": lambda r, g: (
+        _x(r, g),
+        _seed(g),
+        list(r.axes),
+        r.bits,
+        _transform(r, g)[0],
+    ),
     "fake_quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, r.out_dtype),
     "dequantize": _dequantize,
     "pack_weight": lambda r, g: (_codes(g, r.n, r.k), r.group),
@@ -297,6 +303,7 @@ THREADED = [
     *(Row(op, leading=(300,), k=130, n=600, axes=PER_TENSOR) for op in _ROWWISE),
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
     *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
+    Row("quantize_stochastic", leading=(300,), k=600, factor=True),
 ]
 ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
 ROWS += THREADED
@@ -402,5 +409,11 @@ ROWS += [
     for op in _TRANSFORMED
     for dtype in _TYPES
     for axes in ((PER_ROW, PER_TENSOR) if op in _QUANTIZED else (PER_ROW,))
+]
+ROWS += [
+    Row("quantize_stochastic", leading, k, dtype=dtype, axes=axes, factor=True)
+    for leading, k in (((5,), 19), ((2, 3), 600), ((0,), 64), ((4,), 0))
+    for dtype in _TYPES
+    for axes in (PER_ROW, PER_TENSOR)
 ]
 ROWS = list(dict.fromkeys(ROWS))

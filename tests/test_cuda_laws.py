@@ -63,7 +63,8 @@ def test_quantize(
     x = strided(x.to(dtype), layout)
     assert_same("quantize", x, axes, bits, symmetric, *transform(x, *how))
     assert_same("fake_quantize", x, axes, bits, symmetric, dtype)
-    assert_same("quantize_stochastic", x, torch.tensor([seed * 2**31 - 7]), axes, bits)
+    factor, _ = transform(x, *how)
+    assert_same("quantize_stochastic", x, torch.tensor([seed * 2**31 - 7]), axes, bits, factor)
 
 
 @given(matrices(fills=FINITE + FAULTY), DTYPES, BITS, st.booleans(), st.booleans(), SEEDS)

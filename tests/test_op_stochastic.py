@@ -45,17 +45,22 @@ def largest_z(sums: Tensor, variances: Tensor) -> float:
 # --- the codes ---
 
 
-@given(matrices(fills=FINITE + FAULTY), DTYPES, AXES, BITS, WIDE_SEEDS, ISAS, LAYOUTS)
+@given(
+    matrices(fills=FINITE + FAULTY), DTYPES, AXES, BITS, WIDE_SEEDS, ISAS, LAYOUTS, st.booleans()
+)
 def test_equals_its_reference(
-    x: Tensor, dtype: torch.dtype, axes: list[int], bits: int, seed: int, isa: str, layout: str
-) -> None:
-    """(Q7) bit for bit; NaN and infinity as in (Q4)."""
+    x: Tensor, dtype: torch.dtype, axes: list[int], bits: int, seed: int, isa: str, layout: str,
+    scaled: bool,
+) -> None:  # fmt: skip
+    """(Q7) and (R1) bit for bit; NaN and infinity as in (Q4)."""
     x = strided(x.to(dtype), layout)
+    factor = torch.linspace(0.3, 2, x.shape[-1]) if scaled else None
+    given_all = (x, seed_of(seed), axes, bits, factor)
     with on_isa(isa):
-        got = ops.quantize_stochastic(x, seed_of(seed), axes, bits)
-    expected = REFERENCES["quantize_stochastic"](x, seed_of(seed), axes, bits)
+        got = ops.quantize_stochastic(*given_all)
+    expected = REFERENCES["quantize_stochastic"](*given_all)
     assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
-    deterministic = ops.quantize(x, axes, bits, True)[1:]
+    deterministic = ops.quantize(x, axes, bits, True, factor)[1:]
     assert all(same_bits(g, e) for g, e in zip(got[1:], deterministic, strict=True))
 
 

@@ -36,15 +36,14 @@ class RandomWindow {
   alignas(64) uint16_t bits_[kElements];
 };
 
-// Codes of row m. Random bits belong to an element's place in the whole matrix, so they depend on
-// neither threads nor instruction set.
-void quantize_row(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
-                  RandomWindow& random, int8_t* q) {
-  const float* row = row_as_floats(kernels, x, m);
-  for (int64_t k = 0; k < x.columns;) {
+// Codes of row m of a matrix. Random bits belong to an element's place in all of it, so they depend
+// on neither threads nor instruction set.
+void quantize_row(const Kernels& kernels, const float* row, int64_t m, int64_t columns,
+                  const RowCode& code, RandomWindow& random, int8_t* q) {
+  for (int64_t k = 0; k < columns;) {
     int64_t count;
-    const uint16_t* bits = random.at(m * x.columns + k, &count);
-    count = std::min(count, x.columns - k);
+    const uint16_t* bits = random.at(m * columns + k, &count);
+    count = std::min(count, columns - k);
     kernels.row->quantize_stochastic(row + k, count, &code, bits, q + k);
     k += count;
   }
@@ -58,15 +57,16 @@ uint64_t seed_of(const char* op, const Tensor& seed) {
 }
 
 std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
-                                                       std::vector<int64_t> axes, int64_t bits) {
+                                                       std::vector<int64_t> axes, int64_t bits,
+                                                       std::optional<Tensor> factor) {
   constexpr const char* op = "quantize_stochastic";
   check_float(op, "x", x);
   const uint64_t key = seed_of(op, seed);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, true);
   x = made_contiguous(x);
-  const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
-                              size.columns};
+  factor = made_contiguous(factor);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, 0);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
   const std::vector<int64_t> shape = scale_shape(x, spec);
   Tensor scale = empty_on_cpu(shape, ScalarType::Float);
@@ -85,8 +85,10 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     RandomWindow random(kernels, key);
     for (int64_t m = begin; m < end; ++m) {
-      const RowCode code = spec.per_tensor ? shared : choose_row_code(kernels, matrix, spec, m);
-      quantize_row(kernels, matrix, m, code, random, codes + m * size.columns);
+      Range range;
+      const float* row = row_as_floats(kernels, matrix, m, spec.per_tensor ? nullptr : &range);
+      const RowCode code = spec.per_tensor ? shared : code_of(range, spec);
+      quantize_row(kernels, row, m, size.columns, code, random, codes + m * size.columns);
       if (!spec.per_tensor) scales[m] = code.scale;
     }
   });

@@ -63,9 +63,10 @@ Quantized quantize_static(Tensor x, Tensor scale, std::optional<Tensor> zero_poi
   return made;
 }
 
-Quantized quantize_stochastic(Tensor x, Tensor seed, std::vector<int64_t> axes, int64_t bits) {
+Quantized quantize_stochastic(Tensor x, Tensor seed, std::vector<int64_t> axes, int64_t bits,
+                              std::optional<Tensor> factor) {
   constexpr const char* op = "quantize_stochastic";
-  const OnDevice device(op, x, seed);
+  const OnDevice device(op, x, seed, factor);
   check_float(op, "x", x);
   check_dtype(op, "seed", seed, {ScalarType::Long});
   STD_TORCH_CHECK(seed.numel() == 1, op, ": seed has shape ", shape_of(seed),
@@ -73,10 +74,11 @@ Quantized quantize_stochastic(Tensor x, Tensor seed, std::vector<int64_t> axes, 
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, true);
   x = made_contiguous(x);
+  factor = made_contiguous(factor);
+  const FloatRows rows = float_rows_of(op, x, size, factor, 0);
   Quantized made = empty_codes(x, spec);
-  quantize_stochastic(float_rows_of(op, x, size), spec,
-                      static_cast<const int64_t*>(seed.const_data_ptr()), codes_of(made),
-                      device.stream());
+  quantize_stochastic(rows, spec, static_cast<const int64_t*>(seed.const_data_ptr()),
+                      codes_of(made), device.stream());
   return made;
 }
 

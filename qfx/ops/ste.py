@@ -145,7 +145,9 @@ def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor 
         dx = g @ _weight(ctx, saved, g.dtype)
     else:
         codes, scale = _weight_codes(ctx, saved)
-        dx = _int8_product(g * scale, codes.t(), saved.seed)
+        last = saved.x_step is None and not _is_transformed(ctx, saved)
+        dtype = ctx.x_dtype if last else torch.float32
+        dx = _int8_product(g, scale, codes.t(), saved.seed, dtype)
     dx, dstep = dx.reshape(ctx.shape), None
     if saved.x_step is not None:
         zero_point = saved.zero_point
@@ -166,7 +168,7 @@ def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor
             saved.w, g.t(), ops.dequantize(q, scale, zero_point, None, None, "none", g.dtype)
         )
     else:
-        dw = _int8_weight_gradient(g * scale, q, zero_point, saved.seed + 1)
+        dw = _int8_weight_gradient(g, scale, q, zero_point, saved.seed + 1)
     dstep = None
     if saved.w_step is not None:
         codes, _ = _weight_codes(ctx, saved)
@@ -237,18 +239,25 @@ def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
 # --- the backward in int8: products of stochastically rounded gradients (T3) ---
 
 
-def _int8_product(g: Tensor, codes: Tensor, seed: Tensor) -> Tensor:
-    """g [M, N] float, rounded stochastically row by row, with codes [K, N] int8 -> [M, K]."""
-    q, scale, zero_point = ops.quantize_stochastic(g, seed, [1], 8)
+def _int8_product(
+    g: Tensor, factor: Tensor, codes: Tensor, seed: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """g [M, N] factor [N], rounded stochastically row by row, with codes [K, N] int8 -> [M, K]."""
+    q, scale, zero_point = ops.quantize_stochastic(g, seed, [1], 8, factor)
     ones = scale.new_ones(codes.shape[0])
     packed = ops.pack_weight(codes)
-    return ops.int8_linear(q, scale, zero_point, packed, ones, None, "none", g.dtype)
+    return ops.int8_linear(q, scale, zero_point, packed, ones, None, "none", dtype)
 
 
-def _int8_weight_gradient(g: Tensor, q: Tensor, zero_point: Tensor, seed: Tensor) -> Tensor:
-    """sum_m g[m, n] (q[m, k] - zero_point[m]): the zero points are one more column of q."""
-    columns = torch.cat([q, zero_point.expand(q.shape[0], 1).to(torch.int8)], 1)
-    product = _int8_product(g.t(), columns.t(), seed)
+def _int8_weight_gradient(
+    g: Tensor, scale: Tensor, q: Tensor, zero_point: Tensor, seed: Tensor
+) -> Tensor:
+    """sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]): the zero points are one more column of
+    q."""
+    rows = q.shape[0]
+    columns = torch.cat([q, zero_point.expand(rows, 1).to(torch.int8)], 1)
+    factor = scale.reshape(-1).expand(rows)
+    product = _int8_product(g.t(), factor, columns.t(), seed, torch.float32)
     return product[:, :-1] - product[:, -1:]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qfx.ops.quantize import code_range, quantize
 from qfx.ops.registry import FAKES, fake, no_gradient, reference
+from qfx.ops.rotation import rotate
 
 ROUNDS = 7
 _WORD = 0xFFFFFFFF
@@ -40,22 +41,25 @@ def random_bits(seed: Tensor, count: int) -> Tensor:
 
 @reference
 def quantize_stochastic(
-    x: Tensor, seed: Tensor, axes: Sequence[int], bits: int
+    x: Tensor, seed: Tensor, axes: Sequence[int], bits: int, factor: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [..., K] -> symmetric codes q int8 [..., K], scale float32, zero_point int32, all 0. (Q7)
 
-    `seed` int64, one element. The codes depend on nothing but the arguments' values.
+    `seed` int64, one element; `factor` float32 [K], of (R1). The codes depend on nothing but the
+    arguments' values.
     """
     qmin, qmax = code_range(bits, True)
-    _, scale, zero_point = quantize(x, axes, bits, True)
+    _, scale, zero_point = quantize(x, axes, bits, True, factor)
     u = (random_bits(seed, x.numel()).float() * 2**-16 + 2**-17).reshape(x.shape)
-    q = (x.float() * (1 / scale) + u).floor().clamp(qmin, qmax)
+    q = (rotate(x.float(), factor, 0) * (1 / scale) + u).floor().clamp(qmin, qmax)
     return torch.where(scale.isfinite(), q, 0).to(torch.int8), scale, zero_point
 
 
 @fake("quantize_stochastic")
-def _(x: Tensor, seed: Tensor, axes: Sequence[int], bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    return FAKES["quantize"](x, axes, bits, True)
+def _(
+    x: Tensor, seed: Tensor, axes: Sequence[int], bits: int, factor: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return FAKES["quantize"](x, axes, bits, True, factor)
 
 
 no_gradient("quantize_stochastic")
