@@ -97,6 +97,17 @@ def test_rows_of_every_length(k: int, dtype: torch.dtype) -> None:
     assert_same("quantize_stochastic", x, torch.tensor([k]), [1], 8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("rows, columns", [(65, 130), (64, 64), (1, 200), (200, 2), (129, 63)])
+def test_transposed_matrices(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Turned by tiles, some of which the matrix does not fill; its lines lie apart."""
+    emulate(seed=rows)
+    lines = torch.randn(columns, rows + 3, generator=torch.Generator().manual_seed(columns))
+    x = lines.to(dtype)[:, :rows].t()
+    assert_same("quantize", x, [1], 8, False)
+    assert_same("quantize_stochastic", x, torch.tensor([7]), [1], 8, torch.linspace(1, 2, columns))
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_half_precision_input(dtype: torch.dtype, symmetric: bool) -> None:

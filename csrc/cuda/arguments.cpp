@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "cuda/moves.h"
+
 namespace qfx::cuda {
 namespace {
 
@@ -60,6 +62,15 @@ PackedWeight grouped_of(const char* op, const Tensor& packed, const Tensor& x, i
                " of the K=" + std::to_string(k);
   }
   STD_TORCH_CHECK(false, op, ": w_scale has shape ", shape_of(w_scale), ", expected ", expected);
+}
+
+Tensor made_rows(const char* op, const Tensor& x, Stream stream) {
+  const bool transposed = x.dim() == 2 && x.stride(0) == 1 && x.stride(1) > 1;
+  if (!transposed || x.is_contiguous()) return made_contiguous(x);
+  Tensor rows = empty_beside(x, {x.size(0), x.size(1)}, x.scalar_type());
+  turn_floats(x.const_data_ptr(), dtype_of(op, x.scalar_type()), x.stride(1), x.size(0), x.size(1),
+              rows.mutable_data_ptr(), stream);
+  return rows;
 }
 
 Tensor made_aligned(const Tensor& t) {

@@ -29,6 +29,9 @@ PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, in
 PackedWeight grouped_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
                         const Tensor& w_scale);
 
+// x itself or a copy, contiguous. A transposed matrix, as backward has it, is turned by tiles.
+Tensor made_rows(const char* op, const Tensor& x, Stream stream);
+
 // t itself, or a copy, contiguous and at an address that is a multiple of 16.
 Tensor made_aligned(const Tensor& t);
 

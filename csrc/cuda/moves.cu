@@ -1,4 +1,4 @@
-// Codes moved into rows that tensor cores can read: moves.h.
+// Matrices moved into rows: moves.h.
 #include "cuda/gemm_plan.h"
 #include "cuda/moves.h"
 #include "cuda/warp.cuh"
@@ -55,6 +55,39 @@ __global__ void __launch_bounds__(kThreads) turn(CodeLines in, RowSizes size, in
   }
 }
 
+// out[r][c] = in[c * step + r]: a block turns 64 x 64 elements.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    turn_elements(const T* in, int64_t step, int64_t rows, int64_t columns, T* out) {
+  struct Staged {
+    T of[kTurnTile][kTurnTile + 4 / sizeof(T)];  // [column][row], an odd number of words
+  };
+  Staged& staged = static_shared<Staged>();
+  const int64_t across = (columns + kTurnTile - 1) / kTurnTile;
+  const int64_t first_column = blockIdx.x % across * kTurnTile;
+  const int64_t first_row = blockIdx.x / across * kTurnTile;
+  const int x = static_cast<int>(threadIdx.x) % kTurnTile;
+  const int y = static_cast<int>(threadIdx.x) / kTurnTile;
+  for (int i = y; i < kTurnTile; i += kThreads / kTurnTile) {
+    if (first_column + i >= columns || first_row + x >= rows) continue;
+    staged.of[i][x] = load_once(in + (first_column + i) * step + first_row + x);
+  }
+  __syncthreads();
+  for (int i = y; i < kTurnTile; i += kThreads / kTurnTile) {
+    if (first_row + i >= rows || first_column + x >= columns) continue;
+    out[(first_row + i) * columns + first_column + x] = staged.of[x][i];
+  }
+}
+
+template <typename T>
+void turn_of(const void* in, int64_t step, int64_t rows, int64_t columns, void* out,
+             Stream stream) {
+  const int64_t tiles = ceil_div(rows, kTurnTile) * ceil_div(columns, kTurnTile);
+  if (tiles == 0) return;
+  launch(turn_elements<T>, dim3(static_cast<unsigned>(tiles)), dim3(kThreads), 0, stream,
+         static_cast<const T*>(in), step, rows, columns, static_cast<T*>(out));
+}
+
 // sums[i] = sum_k codes[i][k], a warp for each row.
 __global__ void __launch_bounds__(kThreads) sum(CodeLines codes, RowSizes size, int32_t* sums) {
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
@@ -82,6 +115,12 @@ void turn_codes(const CodeLines& in, const RowSizes& size, int8_t* out, Stream s
   if (size.batch * tiles == 0) return;
   launch(turn, dim3(static_cast<unsigned>(size.batch * tiles)), dim3(kThreads), 0, stream, in, size,
          out);
+}
+
+void turn_floats(const void* in, Dtype dtype, int64_t step, int64_t rows, int64_t columns,
+                 void* out, Stream stream) {
+  const auto turned = dtype == Dtype::kFloat32 ? turn_of<uint32_t> : turn_of<uint16_t>;
+  turned(in, step, rows, columns, out, stream);
 }
 
 void sum_codes(const CodeLines& codes, const RowSizes& size, int32_t* sums, Stream stream) {

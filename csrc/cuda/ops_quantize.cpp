@@ -29,7 +29,7 @@ Quantized quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool symme
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  x = made_contiguous(x);
+  x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
   Quantized made = empty_codes(x, spec);
@@ -55,7 +55,7 @@ Quantized quantize_static(Tensor x, Tensor scale, std::optional<Tensor> zero_poi
     given.zero_point = ints(*zero_point);
     given.zero_step = stride_of(*zero_point);
   }
-  x = made_contiguous(x);
+  x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
   Quantized made = empty_codes(x, spec);
@@ -73,7 +73,7 @@ Quantized quantize_stochastic(Tensor x, Tensor seed, std::vector<int64_t> axes, 
                   ", expected a single element");
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, true);
-  x = made_contiguous(x);
+  x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, 0);
   Quantized made = empty_codes(x, spec);
@@ -90,7 +90,7 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   const Dtype dtype = dtype_of(op, out_dtype);
-  x = made_contiguous(x);
+  x = made_rows(op, x, device.stream());
   Tensor y = empty_beside(x, with_last(x, size.columns), out_dtype);
   const int64_t codes = spec.per_tensor ? 1 : 0;
   Tensor scale = empty_beside(x, {codes}, ScalarType::Float);
@@ -105,7 +105,7 @@ Tensor rotate(Tensor x, std::optional<Tensor> factor, int64_t rotation, bool bac
   const OnDevice device(op, x, factor);
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
-  x = made_contiguous(x);
+  x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
   Tensor y = empty_beside(x, with_last(x, size.columns), x.scalar_type());
