@@ -254,7 +254,9 @@ def test_mode_and_inductor_options_reach_inductor(monkeypatch: pytest.MonkeyPatc
         torch._dynamo.reset()
         torch.compile(Block(), backend=compile_with_qfx, options={"cpp_wrapper": True})(X)
     assert seen[0] is not None and seen[0]["max_autotune"] is True
-    assert seen[1] == {"size_asserts": False, "cpp_wrapper": True}
+    assert seen[1] is not None and seen[1].items() >= {
+        "size_asserts": False, "cpp_wrapper": True,
+    }.items()  # fmt: skip
 
 
 def test_checkpoint_bodies_run_in_float() -> None:
