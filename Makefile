@@ -89,7 +89,7 @@ $(VENV)/.built: $(VENV)/.tools $(NATIVE)
 
 # For tests of what Inductor makes of graphs on a GPU: apart from PyTorch for CPUs, which has none.
 $(VENV)/.triton: $(VENV)/.tools
-	$(PIP) install -q -c constraints.txt --no-deps --target $(VENV)/triton "triton; platform_system == 'Linux'"
+	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $(VENV)/triton "triton; platform_system == 'Linux'"
 	touch $@
 
 $(VENV)/.data: $(VENV)/.built examples/minilm.py

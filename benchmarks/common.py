@@ -77,10 +77,10 @@ def _sample(candidate: Candidate, repeats: int) -> float:
 
 
 def compiled_apart(model: nn.Module, backend: Any) -> Callable[..., Any]:
-    """Compiled for itself: Dynamo would reuse the code of another compilation of the same class,
-    as far as PyTorch 2.11, which has no such option, does."""
-    known = inspect.signature(torch.compile).parameters
-    apart: dict[str, Any] = {name: True for name in ("isolate_recompiles",) if name in known}
+    """Compiled for itself: Dynamo would reuse the code of another compilation of the same class.
+    PyTorch 2.11 has no option for that."""
+    known = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    apart: dict[str, Any] = {"isolate_recompiles": True} if known else {}
     return torch.compile(model, backend=backend, **apart)
 
 

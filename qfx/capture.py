@@ -7,7 +7,7 @@ after the backend returns.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,6 +77,16 @@ def clone(gm: fx.GraphModule) -> fx.GraphModule:
         if hasattr(gm, name):
             setattr(copy, name, getattr(gm, name))
     return copy
+
+
+def graphs(gm: fx.GraphModule) -> list[fx.Graph]:
+    """Its graph, and those of the bodies in it."""
+    return [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+
+
+def targets(gm: fx.GraphModule) -> Iterator[Any]:
+    """What the nodes of all of them call."""
+    return (node.target for graph in graphs(gm) for node in graph.nodes)
 
 
 def value(node: fx.Node) -> Any:

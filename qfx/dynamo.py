@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from qfx.canonical import rewrite
-from qfx.capture import clone
+from qfx.capture import clone, targets
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
 from qfx.fault import FAULTS
@@ -24,7 +24,7 @@ from qfx.feed import example_inputs as fed_examples
 from qfx.frame import SELF, known_names, only_for, prefixes
 from qfx.fuse import fuse
 from qfx.gpu.cost import cost_of
-from qfx.inductor import inductor, targets
+from qfx.inductor import inductor
 from qfx.match import match
 from qfx.opened import open_operators
 from qfx.patterns import check_names

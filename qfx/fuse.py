@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from qfx.canonical import erase, finish
-from qfx.capture import device, value
+from qfx.capture import device, graphs, value
 from qfx.coded import emit
 from qfx.fault import at
 from qfx.inline import inline, inlined
@@ -34,14 +34,13 @@ _CODES = (*_QUANTIZES, ops.int8_linear_requantize.default)
 
 def fuse(gm: fx.GraphModule) -> fx.GraphModule:
     """Edits the canonical graph of `qfx.canonical.rewrite` to its fused form and returns it."""
-    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
-    for graph in graphs:
+    for graph in graphs(gm):
         for targets, rule in _RULES:
             for node in list(graph.nodes):
                 if not node._erased and _calls(node, *targets):
                     with at(node):
                         rule(graph, node)
-    finish(gm, graphs)
+    finish(gm, graphs(gm))
     return gm
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from qfx.capture import targets
 from qfx.ops import FAKES
 from qfx.version import in_cache_keys
 
@@ -35,12 +36,6 @@ def settings(gm: fx.GraphModule) -> dict[str, Any]:
     if _takes_addcdiv_apart():
         found["eager_numerics.division_rounding"] = True
     return found
-
-
-def targets(gm: fx.GraphModule) -> Iterator[Any]:
-    """What the nodes of the graph, and of the bodies in it, call."""
-    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
-    return (node.target for graph in graphs for node in graph.nodes)
 
 
 def _read_inputs_where_they_are() -> None:

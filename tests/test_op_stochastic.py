@@ -217,6 +217,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ops.quantize_stochastic(X.double(), SEED, [1], 8),
         "x has dtype Double, expected Float or BFloat16 or Half",
     ),
+    "factor": (
+        lambda: ops.quantize_stochastic(X, SEED, [1], 8, torch.ones(3)),
+        "quantize_stochastic: factor has",
+    ),
     "bits": (lambda: ops.quantize_stochastic(X, SEED, [1], 9), "bits=9 is outside 2..8"),
     "axes": (lambda: ops.quantize_stochastic(X, SEED, [0], 8), "axes=[0], expected [1]"),
 }

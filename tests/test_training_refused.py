@@ -39,7 +39,7 @@ ERRORS: dict[str, tuple[Function, str]] = {
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("name", ERRORS)
 def test_second_orders_and_tangents_are_errors(name: str, warm: bool, inner: str) -> None:
-    """Or right: Dynamo of PyTorch 2.14 and later leaves a function of dual numbers in float."""
+    """Or right: Dynamo of PyTorch 2.15 leaves a function of dual numbers in float."""
     function, phrase = ERRORS[name]
     model = new(Two)
     f = compiled(model, inner=inner)

@@ -32,7 +32,6 @@ WAYS: dict[str, Ways] = {
     "training": _TRAINED,
     "linear, both ways": _TRAINED,
 }
-TRAINING = ("training", "linear, both ways")
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def _compared(
     expected: Tensor | None = None
     for name, options in WAYS[what].items():
         run = _compiled(session, model, options, mode)
-        step, result = _step(run, model, inputs, what in TRAINING)
+        step, result = _step(run, model, inputs, WAYS[what] is _TRAINED)
         took = wall_seconds(step, session.device, 2 if session.dry else 9)
         baseline, expected = baseline or took, result if expected is None else expected
         noise = (result.float() - expected.float()).norm() / expected.float().norm()

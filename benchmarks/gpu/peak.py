@@ -4,7 +4,6 @@ compiled when it is measured."""
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +17,8 @@ from benchmarks.gpu.session import Row, Session
 
 SOURCE = Path(__file__).with_suffix(".cu")
 HOPPER = (9, 0)
-TILE_BYTES, THREADS, STEPS = 48 * 1024, 256, 20_000  # of a block; some milliseconds
+TILE_BYTES, THREADS = 48 * 1024, 256  # of a block, as in peak.cu
+STEPS = 20_000  # some milliseconds
 
 
 def peaks(session: Session) -> Iterator[Row]:
@@ -37,13 +37,15 @@ def peaks(session: Session) -> Iterator[Row]:
 
 
 def build(folder: Path) -> Path:
-    """The shared library of peak.cu. Raises CalledProcessError with what nvcc said."""
+    """The shared library of peak.cu. Raises RuntimeError with what nvcc said."""
     target = folder / "peak.so"
     include = Path(torch.__file__).parent / "include"
     command = ["nvcc", "-shared", "-std=c++20", "-O3", "-Xcompiler", "-fPIC",
                "-gencode=arch=compute_90a,code=sm_90a", f"-I{ROOT / 'csrc'}", "-isystem",
                str(include), str(SOURCE), "-o", str(target)]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise RuntimeError(f"nvcc does not compile peak.cu: {done.stderr.strip()}")
     return target
 
 
@@ -60,8 +62,7 @@ class _Launch:
 
     def __init__(self, library: ctypes.CDLL, operands: str, blocks: int) -> None:
         self.library, self.operands, self.blocks = library, operands.encode(), blocks
-        bits = torch.frombuffer(bytearray(os.urandom(TILE_BYTES)), dtype=torch.int8)
-        self.tiles = bits.cuda()
+        self.tiles = torch.randint(-128, 128, (TILE_BYTES,), dtype=torch.int8, device="cuda")
         self.sums = torch.empty(blocks * THREADS, dtype=torch.int32, device="cuda")
 
     def __call__(self) -> None:

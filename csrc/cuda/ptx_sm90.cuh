@@ -1,7 +1,7 @@
 // Hopper's own instructions (sm_90a), one wrapper each: mbarrier, TMA tile loads, clusters, wgmma
 // on codes and on bits, registers handed from one warpgroup to others.
-// tests/cuda/emulated/ptx_sm90.cuh is the twin that runs on a CPU, by the text of the PTX ISA 8.5;
-// both must have the same names.
+// tests/cuda/emulated/cuda/ptx_sm90.cuh is the twin that runs on a CPU, by the text of the PTX
+// ISA 8.5; both must have the same names.
 #pragma once
 
 #include <cuda.h>

@@ -145,8 +145,8 @@ def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor 
         dx = g @ _weight(ctx, saved, g.dtype)
     else:
         codes, scale = _weight_codes(ctx, saved)
-        last = saved.x_step is None and not _is_transformed(ctx, saved)
-        dtype = ctx.x_dtype if last else torch.float32
+        is_dx = saved.x_step is None and not _is_transformed(ctx, saved)  # nothing follows
+        dtype = ctx.x_dtype if is_dx else torch.float32
         dx = _int8_product(g, scale, codes.t(), saved.seed, dtype)
     dx, dstep = dx.reshape(ctx.shape), None
     if saved.x_step is not None:
@@ -252,8 +252,7 @@ def _int8_product(
 def _int8_weight_gradient(
     g: Tensor, scale: Tensor, q: Tensor, zero_point: Tensor, seed: Tensor
 ) -> Tensor:
-    """sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]): the zero points are one more column of
-    q."""
+    """sum_m g[m, n] scale[m] (q[m, k] - zero_point[m]): zero points are one more column of q."""
     rows = q.shape[0]
     columns = torch.cat([q, zero_point.expand(rows, 1).to(torch.int8)], 1)
     factor = scale.reshape(-1).expand(rows)
