@@ -19,6 +19,7 @@ _DYNAMO_ATTRIBUTES = ("_param_name_to_source", "_source_to_user_stacks")
 _GETATTR = re.compile(r"getattr\(([^()]*), '([^']*)'\)")
 _DICTIONARIES = re.compile(r"\._(modules|parameters|buffers)(?=\.)")
 OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
+REPACKED = "qfx_repacked"  # of a graph input: why the graph packs it at every call
 _NO_PREFIXES: Mapping[str, str] = {}
 _ROOT = re.compile(r"^[LG]\['[^']*'\]")
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,13 +19,26 @@ from qfx.patterns import names
 from qfx.site import Match
 
 
-def _frame_modules() -> dict[str, nn.Module]:
-    """Source expression -> module, for the modules the compiled frame can name."""
+def _root() -> Any:
+    """Dynamo's state of the frame that it is compiling; None outside Dynamo."""
     from torch._dynamo.symbolic_convert import InstructionTranslator  # a second to import
 
     try:
-        frame = InstructionTranslator.current_tx().output.root_tx
-    except AttributeError:  # called outside Dynamo
+        return InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:
+        return None
+
+
+def code() -> CodeType | None:
+    """Of the frame that Dynamo is compiling."""
+    root = _root()
+    return None if root is None else root.f_code
+
+
+def _frame_modules() -> dict[str, nn.Module]:
+    """Source expression -> module, for the modules the compiled frame can name."""
+    frame = _root()
+    if frame is None:
         return {}
     found = {f"L['{k}']": v for k, v in frame.f_locals.items() if isinstance(v, nn.Module)}
     used = frame.f_code.co_names + frame.f_code.co_freevars
@@ -43,8 +57,8 @@ def _running_modules() -> list[nn.Module]:
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        code = frame.f_code
-        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        running = frame.f_code
+        owner = frame.f_locals.get(running.co_varnames[0]) if running.co_argcount else None
         if isinstance(owner, nn.Module) and not isinstance(owner, wrappers):
             found.append(owner)
     return found[::-1]
