@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from qfx.scheme import QSpec, Scheme
 from tests.bounds import UNIT, Attention, Known, product, turned, widened
+from tests.changes import CHANGES
 from tests.grammar import LEFT, Op, Product
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -61,6 +63,11 @@ class Program:
     dynamic: bool
 
     @property
+    def change(self) -> str:
+        """How its first weight becomes half of what it was, between two calls."""
+        return random.Random(f"change {self.seed}").choice(list(CHANGES))
+
+    @property
     def source(self) -> str:
         lines = [s.text for s in self.steps] + [f"return {', '.join(self.outputs)},"]
         head = f"def forward(self, {', '.join(self.inputs)}):\n"
@@ -75,6 +82,7 @@ class Program:
             for n, (kind, t) in tensors.items()
         ]
         head = f"# seed {self.seed}, scheme {self.scheme[0]}, dynamic={self.dynamic}"
+        head += f", its first weight changes {self.change}"
         return "\n".join([head, *known, self.source])
 
     def module(self) -> nn.Module:

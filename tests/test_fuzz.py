@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx import canonical, coded, match, weights
+from qfx import _C, canonical, coded, match, weights
 from qfx.prices import Estimate
 from tests.conftest import on_threads
 from tests.draft import program, shortest
@@ -47,7 +47,7 @@ class Gains:
     def training(self, *problem: Any) -> float:
         return 0.0
 
-    estimate_decode = training
+    estimate_decode = packing = training
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,12 @@ def _written_weights_unseen(patch: pytest.MonkeyPatch) -> None:
 
 def _stale_weights(patch: pytest.MonkeyPatch) -> None:
     """A packed weight does not notice that its weight changed."""
-    patch.setattr(weights, "stamp", lambda weight: weights.Stamp(0, 0, 0, 0))
+    patch.setattr(weights._Entry, "knows", lambda *_: True)
+
+
+def _unseen_writes(patch: pytest.MonkeyPatch) -> None:
+    """Nor does a call notice a write that bumped no version."""
+    patch.setattr(_C.Snapshot, "unchanged", _C.Snapshot.same_tensors)
 
 
 def _without(part: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
@@ -205,6 +210,9 @@ MUTANTS = {
     "writes_unseen": Mutant(_writes_unseen, lambda p: p.int8 > 1 and p.has(IN_PLACE)),
     "written_weights_unseen": Mutant(_written_weights_unseen, lambda p: p.writes_weights),
     "stale_weights": Mutant(_stale_weights),
+    "unseen_writes": Mutant(
+        _unseen_writes, lambda p: p.int8 > 0 and p.change in ("behind", "memory")
+    ),
     "attends_to_all": Mutant(_attends_to_all, lambda p: p.attentions > 0),
     "attends_twice_as_sharply": Mutant(_attends_twice_as_sharply, lambda p: p.attentions > 0),
     "no_bias": Mutant(_without("bias", None)),
