@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, freeze, linear, weight_values
 from qfx.recipe import SiteRecipe
 from qfx.scheme import Scheme
@@ -16,13 +17,14 @@ _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
 
 
 class Linear(nn.Module):
-    """y = x [..., K] @ w^ [N, K].T + bias, of the type of x; w^ are int8 codes and does not train.
+    """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
 
-    The state_dict holds `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`,
-    and what the scheme needs of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32
-    [1], `x_zero_point` int32 [1]. In memory the codes are there once, as the kernels read them
-    (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
-    gradients (T1). Casting the module casts the bias alone.
+    y has the type of x, or that of autocast where it is on, as from nn.Linear. The state_dict holds
+    `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, and what the scheme
+    needs of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point`
+    int32 [1]. In memory the codes are there once, as the kernels read them (`packed`), which
+    loading, copying and unpickling derive from the codes. x and the bias get gradients (T1).
+    Casting the module casts the bias alone.
     """
 
     packed: Tensor
@@ -74,9 +76,9 @@ class Linear(nn.Module):
         """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)"""
         return weight_values(self.codes, self.scale, self.zero_point, self.scheme, torch.float32)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
         """x [..., K] -> [..., N]."""
-        return linear(x, self.bias, self._frozen(), self.scheme)
+        return linear(input, self.bias, self._frozen(), self.scheme)
 
     def _frozen(self) -> Frozen:
         return Frozen(self.packed, self.scale, *(getattr(self, name) for name in _OPTIONAL))
@@ -132,10 +134,4 @@ class Linear(nn.Module):
         self.packed = ops.pack_weight(self.packed, self.scheme.w.group)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = {name: b for name, b in self._buffers.items() if b is not None}
-        super()._apply(fn, recurse)
-        for name, before in kept.items():  # `.half()` is about computing, not about scales
-            after = self._buffers[name]
-            if after is not None and after.dtype != before.dtype:
-                self._buffers[name] = before.to(after.device)
-        return self
+        return super()._apply(casting_all_but(self._frozen(), fn), recurse)
