@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, output_dtype
 from qfx.nn.functional import first_order, scaled_gradient
 from qfx.scheme import PER_ROW, PER_TENSOR
@@ -116,7 +117,7 @@ class BinaryLinear(nn.Module):
             raise ValueError(
                 f"BinaryLinear: axes={axes} is neither (1,) per row nor (0, 1) per tensor"
             )
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features = sizes(linear, "BinaryLinear")
         self.axes, self.weight, self.bias = axes, linear.weight, linear.bias
         device = linear.weight.device
         unknown = torch.full((1,), torch.nan, dtype=torch.float32, device=device)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, freeze, linear, weight_values
 from qfx.recipe import SiteRecipe
@@ -59,7 +60,7 @@ class Linear(nn.Module):
         return module
 
     def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
         self.scheme, frozen = freeze(linear.weight, scheme or Scheme())
         self.register_buffer("packed", frozen.packed, persistent=False)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
 from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
 from qfx.scheme import PER_TENSOR, Scheme
@@ -50,7 +51,7 @@ class LSQLinear(nn.Module):
         return module
 
     def _take(self, linear: nn.Linear, scheme: Scheme, shift: bool) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features = sizes(linear, "LSQLinear")
         self.scheme, self.weight, self.bias = scheme, linear.weight, linear.bias
         spec, w_spec = specs(scheme, "LSQLinear")
         step = best_step(linear.weight, w_spec.bits, True, w_spec.axes)
