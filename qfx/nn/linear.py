@@ -28,6 +28,7 @@ class Linear(nn.Module):
     Casting the module casts the bias alone.
     """
 
+    READ_ONLY = ("packed", "scale", *_OPTIONAL)  # buffers that forward never writes
     packed: Tensor
     scale: Tensor
     zero_point: Tensor | None
@@ -126,7 +127,7 @@ class Linear(nn.Module):
             self.packed = ops.pack_weight(codes, self.scheme.w.group)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = super().__getstate__()  # what `.compile()` made is not part of it
         state["_buffers"] = {**self._buffers, "packed": self.codes}
         return state
 

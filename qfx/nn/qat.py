@@ -18,6 +18,7 @@ from qfx.nn.functional import specs
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
 from qfx.scheme import PER_TENSOR
+from qfx.unchanged import unchanged
 
 Learned = LSQLinear | BinaryLinear
 
@@ -36,7 +37,9 @@ def prepare_qat(
     `config`: `scheme` (a `Scheme`, or the first of a preset; without its rotation), `skip` and
     `only` (patterns of module names), `backward`. The example inputs are run once in float, to fit
     the steps of activations where the scheme is per tensor. Raises ValueError without them in that
-    case, and where a linear to be replaced did not run.
+    case, and where a linear to be replaced did not run. The model runs in the mode that it is in,
+    with dropout where that is training mode, as it will train; what the run does to its parameters,
+    buffers and to random generators is undone, as by `qfx.explain`.
 
     What goes over from a linear to the module in its place, what is logged, warned of and refused,
     is as for `quantize_`.
@@ -56,7 +59,9 @@ def prepare_qat(
         return LSQLinear.from_float(linear, scheme, shift)
 
     run = partial(model, *example_inputs, **example_keywords) if given else None
-    return replace(found, _made(found, make, run))
+    with unchanged(model, "prepare_qat"):
+        made = _made(found, make, run)
+    return replace(found, made)
 
 
 def prepare_binary(
@@ -82,7 +87,9 @@ def prepare_binary(
         return BinaryLinear.from_float(linear, shift=shift)
 
     run = partial(model, *example_inputs, **example_keywords)
-    return replace(found, _made(found, make, run))
+    with unchanged(model, "prepare_binary"):
+        made = _made(found, make, run)
+    return replace(found, made)
 
 
 def _made(
