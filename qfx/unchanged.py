@@ -1,8 +1,7 @@
 """Unchanged: a model and the default random generators are left as they were by what runs inside.
 
-Put back are which parameters and buffers each module has, the values of buffers and of parameters
-that a captured graph writes, and what `.data = ...` replaced; the default generators of torch on
-CPUs and CUDA, of Python and of numpy. Not so Python attributes, inputs, and other generators.
+The generators are those of torch on CPUs and CUDA, of Python and of numpy; what is put back of a
+model says `Snapshot`. Inputs and other generators are not.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
 
 from qfx.capture import attribute, is_constant
 from qfx.effects import written_roots
+from qfx.snapshot import Snapshot
+
+_KEPT: ContextVar[Snapshot] = ContextVar("kept")
 
 
 @contextmanager
@@ -31,8 +32,7 @@ def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
     Warns, in the name of `who`, of parameters that code outside any captured graph wrote to: they
     keep what it wrote. Copies of all parameters would double the memory of a model.
     """
-    module = module_of(model)
-    kept, generators = _Kept(module), _generators()
+    kept, generators = Snapshot(module_of(model)), _generators()
     token = _KEPT.set(kept)
     try:
         yield
@@ -87,88 +87,6 @@ def module_of(model: Any) -> nn.Module | None:
         if isinstance(found, nn.Module):
             return found
     return None
-
-
-class _Value(NamedTuple):
-    """A tensor, where its values were, and a copy of them."""
-
-    tensor: Tensor
-    memory: Tensor
-    copy: Tensor
-
-    def put_back(self) -> None:
-        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
-            _put_memory_back(self.tensor, self.memory)
-            if not _same_bits(self.tensor, self.copy):
-                self.tensor.copy_(self.copy)
-
-
-class _Kept:
-    """What is put back of a model."""
-
-    def __init__(self, module: nn.Module | None) -> None:
-        modules = [] if module is None else [*module.modules()]
-        registries: list[dict[str, Any]] = [r for m in modules for r in (m._parameters, m._buffers)]
-        self.registries = [(registry, dict(registry)) for registry in registries]
-        named = [] if module is None else [*module.named_parameters()]
-        self.parameters = [(n, p, p.data, _version(p)) for n, p in named if not is_lazy(p)]
-        self.values: dict[int, _Value] = {}
-        for each in modules:
-            read_only = getattr(each, "READ_ONLY", ())  # a quantized weight is large
-            for name, buffer in each._buffers.items():
-                if buffer is not None and not is_lazy(buffer) and name not in read_only:
-                    self.keep(buffer)
-
-    def keep(self, tensor: Tensor) -> None:
-        """Remembers its values, the first time."""
-        if id(tensor) not in self.values:
-            copy = tensor.detach().clone()
-            self.values[id(tensor)] = _Value(tensor, tensor.data, copy)
-
-    @torch.no_grad()
-    def restore(self) -> list[str]:
-        """The names of parameters that were written and cannot be put back."""
-        written = [
-            name
-            for name, parameter, _, version in self.parameters
-            if _version(parameter) != version and id(parameter) not in self.values
-        ]
-        for registry, before in self.registries:
-            if {n: id(t) for n, t in registry.items()} != {n: id(t) for n, t in before.items()}:
-                registry.clear()
-                registry.update(before)
-        for _, parameter, memory, _ in self.parameters:
-            _put_memory_back(parameter, memory)
-        for value in self.values.values():
-            value.put_back()
-        return written
-
-
-_KEPT: ContextVar[_Kept] = ContextVar("kept")
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _put_memory_back(tensor: Tensor, memory: Tensor) -> None:
-    """Undoes `tensor.data = ...`."""
-    place = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (tensor, memory) if _is_plain(t)]
-    if len(place) == 2 and place[0] != place[1]:
-        tensor.data = memory
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """False where that cannot be seen."""
-    if not _is_plain(a):
-        return False
-    as_bytes = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(*as_bytes)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
-    return dense and type(tensor) in (Tensor, nn.Parameter)
 
 
 def _generators() -> list[Callable[[], None]]:

@@ -15,6 +15,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -361,6 +362,17 @@ def test_all_obstacles_are_in_one_message() -> None:
         "27 of 30 linears" in text and "0, 1, 2, 3, 4" in text and "19 and 6 more: weight" in text
     )
     assert "\n  26: accelerate" in text and "'25', '26']" in text
+
+
+@BY_ALL
+def test_models_that_fsdp_shards_are_refused(how: str, one_rank: Any) -> None:
+    m = model()
+    fully_shard(m[0], mesh=one_rank)
+    with pytest.raises(ValueError, match=r"FSDP shards .* shard the model afterwards"):
+        PREPARE[how](m)
+    m = PREPARE[how](model())
+    expected = m(X).detach()
+    assert torch.equal(fully_shard(m, mesh=one_rank)(X), expected)
 
 
 def test_weights_that_accelerate_loads_for_a_block_are_refused() -> None:

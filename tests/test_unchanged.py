@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 import qfx
 from qfx.unchanged import in_training
@@ -36,6 +37,7 @@ class Net(nn.Module):
         self.register_buffer("hidden", torch.tensor([1.0, torch.nan]), persistent=False)
         self.change = change if captured else torch._dynamo.disable(change)
         self.fails: BaseException | None = None
+        self.calls, self.seen, self.built = 0, [0], False
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.last(self.change(self, self.first(x)))
@@ -55,6 +57,12 @@ def _written(parameter: Tensor) -> None:
         parameter.mul_(0.5)
 
 
+def _build(net: Net) -> None:
+    """Without its flag the part would be missing, and the flag without the part."""
+    net.built, net.scale = True, nn.Parameter(torch.ones(1))
+    net.add_module("part", nn.ReLU())
+
+
 def _rebound(tensor: Tensor) -> None:
     tensor.data = tensor.data * 0.5
 
@@ -71,6 +79,9 @@ CHANGES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a parameter": lambda net, h: after(h, _written(net.aside)),
     "a parameter's data": lambda net, h: after(h, net.aside.data.mul_(0.5)),
     "a parameter's memory": lambda net, h: after(h, _rebound(net.aside)),
+    "an attribute": lambda net, h: after(h, setattr(net, "calls", net.calls + 1)),
+    "a list": lambda net, h: after(h, net.seen.append(1)),
+    "a part that is built": lambda net, h: h if net.built else after(h, _build(net)),
     "dropout": lambda net, h: net.drop(h),
     "random": lambda net, h: h * random.random() * random.gauss(1, 0.1),
     "numpy": lambda net, h: h * float(np.random.rand()),
@@ -104,14 +115,16 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def everything(model: nn.Module) -> Any:
-    """Which tensors there are, where they are, their bits; the states of all generators."""
+    """Which tensors and parts there are, where and with what bits; the states of generators."""
     held = {
         n: (id(t), t.data_ptr(), t.detach().contiguous().view(-1).view(torch.uint8).tolist())
         for n, t in tensors(model).items()
         if "log" not in n  # steps are new
     }
+    own = {n: repr(v) for n, v in vars(model).items() if not n.startswith("_")}
+    parts = [name for name, _ in model.named_modules()]
     numbers = repr(np.random.get_state(legacy=False))
-    return held, torch.get_rng_state().tolist(), random.getstate(), numbers
+    return held, own, parts, torch.get_rng_state().tolist(), random.getstate(), numbers
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -203,6 +216,24 @@ def test_buffers_made_in_inference_mode() -> None:
         before = everything(net)
         qfx.explain(net, X, options=ALL)
         assert everything(net) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*saw no graph")
+def test_models_that_fsdp_shards_are_left_to_it(one_rank: Any) -> None:
+    """It notes itself which parameters are gathered; buffers are put back all the same."""
+    net = Net(CHANGES["a buffer"], captured=False)
+    fully_shard(net, mesh=one_rank)
+    expected, kept = net(X), net.kept.clone()
+    qfx.explain(net, X)
+    assert torch.equal(net.kept, kept) and torch.equal(net(X), expected)
+
+
+def test_lazy_modules_stay_made() -> None:
+    net = nn.Sequential(nn.LazyLinear(K), nn.LazyBatchNorm1d())
+    state = torch.get_rng_state()
+    assert qfx.explain(net, X, options=ALL).total == 1
+    assert torch.equal(torch.get_rng_state(), state) and type(net[0]) is nn.Linear
+    net(X)
 
 
 def test_int8_weights_are_not_copied() -> None:

@@ -59,9 +59,8 @@ def calibrate(
 
     The model runs in the mode that it is in: in training mode what dropout and the statistics of
     batches do to activations is recorded, with a warning. Batches see what earlier ones left; after
-    the last, and after each call of `metric`, the model's parameters and buffers and the default
-    random generators of torch, Python and numpy are as before, also where it raises. Not so what
-    forward does to Python attributes (counters, caches), to its inputs and to other generators.
+    the last, and after each call of `metric`, model and default random generators are as before, as
+    after `qfx.explain`.
 
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
     rows an activation, and an eighth of the model or 16 MiB; the buffers once more. Raises

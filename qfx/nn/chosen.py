@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from qfx.config import Config
 from qfx.nn.carry import obstacles, parametrized
 from qfx.patterns import check_names, fits
+from qfx.sharding import is_sharded
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _SHOWN = 20  # names in an error or a warning
@@ -47,6 +48,11 @@ def chosen(
     modules = model.named_modules(remove_duplicate=False)
     linears = {n: m for n, m in modules if isinstance(m, nn.Linear) and n}
     check_names(config, linears)
+    if any(map(is_sharded, model.modules())):
+        raise ValueError(
+            f"{who}: FSDP shards the model and keeps account of its parameters: call {who} first, "
+            "and shard the model afterwards"
+        )
     found = Chosen(who, model, linears, {}, {}, {})
     for name, module in linears.items():
         if out := _left_out(config, name):
