@@ -107,8 +107,9 @@ def explain(
     The model runs in the mode that it is in, as compiled code would; the report says so where that
     is training mode. Afterwards its parameters, buffers and attributes and the default random
     generators of torch, Python and numpy are as before, also where it raises. Of a function that is
-    no module, only tensors that graphs write. Not put back are inputs, objects that attributes
-    hold (other than lists, dicts and sets), and generators of the user's own.
+    no module, only tensors that graphs write. Not put back are inputs, objects that attributes hold
+    (other than lists, dicts and sets), generators of the user's own, and what code that Dynamo does
+    not capture writes into parameters: a warning, unless it does so through `.data`.
 
     `model`: a module or function for `torch.compile`, or an `fx.GraphModule`, which is taken as it
     is. `options`: as for the backend. Every site the plan quantizes is also run in int8 on its real

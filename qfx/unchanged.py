@@ -30,7 +30,8 @@ def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
     """Puts back what runs inside changes, also where it raises. Memory: the buffers, once more.
 
     Warns, in the name of `who`, of parameters that code outside any captured graph wrote to: they
-    keep what it wrote. Copies of all parameters would double the memory of a model.
+    keep what it wrote. Copies of all parameters would double the memory of a model. Such writes
+    through `.data` are not seen.
     """
     kept, generators = Snapshot(module_of(model)), _generators()
     token = _KEPT.set(kept)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -54,10 +53,11 @@ def chosen(
             "and shard the model afterwards"
         )
     found = Chosen(who, model, linears, {}, {}, {})
+    attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     for name, module in linears.items():
         if out := _left_out(config, name):
             found.left[name] = out
-        elif why := _not_taken(module):
+        elif why := _not_taken(module, attentions):
             found.missed[name] = why
         elif out := left_by_recipe(module):
             found.left[name] = out
@@ -76,14 +76,14 @@ def _left_out(config: Config, name: str) -> str:
     return "" if not config.only or any(fits(p, [name]) for p in config.only) else "not in only"
 
 
-def _not_taken(module: nn.Linear) -> str:
+def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -> str:
     """Why no module of qfx stands for this one; '' where one does."""
     if parametrize.is_parametrized(module):
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     weight = module._parameters.get("weight")
     if weight is not None and is_lazy(weight):
         return "LazyLinear: its weight has no shape yet, run the model once first"
-    if isinstance(module, NonDynamicallyQuantizableLinear):
+    if any(module is attention.out_proj for attention in attentions):
         return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
     if type(module) is not nn.Linear:
         return f"{type(module).__name__}, a subclass of nn.Linear"

@@ -75,7 +75,10 @@ class Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)"""
+        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)
+
+        What is written to it changes nothing: merge an adapter before the model is quantized.
+        """
         return weight_values(self.codes, self.scale, self.zero_point, self.scheme, torch.float32)
 
     def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
