@@ -36,6 +36,7 @@ def page(report: Report) -> str:
     used = [i for i in range(len(_COLUMNS)) if any(line.cells[i].text for line in lines)]
     return template.render(
         count=str(report).splitlines()[-1],
+        mode=report.mode,
         facts=_facts(report),
         columns=[_COLUMNS[i] for i in used],
         lines=[line._replace(cells=[line.cells[i] for i in used]) for line in lines],

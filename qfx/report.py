@@ -22,6 +22,7 @@ from qfx.patterns import check_names
 from qfx.plan import decide
 from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
+from qfx.unchanged import in_training, unchanged
 from qfx.watch import uncompiled_module, watch
 
 __all__ = ["Report", "Row", "explain", "sqnr"]
@@ -29,10 +30,12 @@ __all__ = ["Report", "Row", "explain", "sqnr"]
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into."""
+    """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into.
+    `training`: which of its modules were in training mode, as words; '' where none was."""
 
     rows: tuple[Row, ...]
     graphs: int
+    training: str = ""
 
     @property
     def quantized(self) -> int:
@@ -48,6 +51,11 @@ class Report:
         the sites that ran in int8. None where it is unknown."""
         return shares(self.rows)
 
+    @property
+    def mode(self) -> str:
+        """What a reader must know of the mode that the model was in."""
+        return f"{self.training} in training mode: {_TRAINING}" if self.training else ""
+
     def save_html(self, path: str | Path) -> None:
         """Writes the report to one HTML file that needs nothing else: table and charts of errors,
         inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`)."""
@@ -60,7 +68,10 @@ class Report:
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
-        return f"{text}\n{note}\n{count}"
+        return "\n".join(line for line in (text, note, self.mode, count) if line)
+
+
+_TRAINING = "what dropout and batch statistics do is in these numbers; eval() is for inference"
 
 
 def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
@@ -93,13 +104,21 @@ def explain(
 ) -> Report:
     """Runs `model(*inputs, **keyword_inputs)` once in float and reports on each of its matmuls.
 
+    The model runs in the mode that it is in, as compiled code would; the report says so where that
+    is training mode. Afterwards its parameters, buffers and attributes and the default random
+    generators of torch, Python and numpy are as before, also where it raises. Of a function that is
+    no module, only tensors that graphs write. Not put back are inputs, objects that attributes hold
+    (other than lists, dicts and sets), generators of the user's own, and what code that Dynamo does
+    not capture writes into parameters: a warning, unless it does so through `.data`.
+
     `model`: a module or function for `torch.compile`, or an `fx.GraphModule`, which is taken as it
     is. `options`: as for the backend. Every site the plan quantizes is also run in int8 on its real
     input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
     """
     config, _ = parse_options(options)
     session = _Session(config, [], set())
-    watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
+    with unchanged(model, "explain"):
+        watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
     if not session.graphs:
         warnings.warn(
             "qfx.explain saw no graph: torch.compile does not capture this callable, or has "
@@ -111,7 +130,7 @@ def explain(
     rows = [row for graph in session.graphs for row in graph.rows()]
     if isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule):
         rows += _unseen(model, session.seen)
-    return Report(tuple(rows), len(session.graphs))
+    return Report(tuple(rows), len(session.graphs), in_training(model))
 
 
 def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from qfx.capture import clone, trace
 from qfx.frame import SELF, prefixes, running_path
 from qfx.opened import open_operators
 from qfx.repacked import mark_repacked
+from qfx.unchanged import keep_written
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
 _WATCHER: ContextVar[Watcher] = ContextVar("watcher")
@@ -44,9 +45,11 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..
     """The backend. One function for all calls: a second one reuses Dynamo's code."""
     graph, captured = open_operators(clone(gm)), prefixes()
     mark_repacked(graph)
+    keep = keep_written(graph)
 
     def run(*arguments: Any) -> Any:
         # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
+        keep(arguments)
         here = {root: running_path() if root == SELF else path for root, path in captured.items()}
         return _WATCHER.get()(graph, here, arguments)
 

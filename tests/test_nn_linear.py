@@ -220,8 +220,15 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "pickle": lambda m: pickle.loads(pickle.dumps(m)),
     "to cpu": lambda m: copy.deepcopy(m).to("cpu"),
     "through float16": lambda m: _same_bias(copy.deepcopy(m).half().float(), m),
+    "compiled in place": lambda m: pickle.loads(pickle.dumps(_compiled(m))),
     "torch.save": lambda m: torch.load(_saved(m), weights_only=False),
 }
+
+
+def _compiled(module: nn.Module) -> nn.Module:
+    other = copy.deepcopy(module)
+    other.compile(backend="eager")
+    return copy.deepcopy(other)
 
 
 def _same_bias(copied: nn.Module, original: nn.Module) -> nn.Module:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.carry import sizes
+from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, freeze, linear, weight_values
 from qfx.recipe import SiteRecipe
 from qfx.scheme import Scheme
@@ -16,15 +18,17 @@ _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
 
 
 class Linear(nn.Module):
-    """y = x [..., K] @ w^ [N, K].T + bias, of the type of x; w^ are int8 codes and does not train.
+    """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
 
-    The state_dict holds `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`,
-    and what the scheme needs of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32
-    [1], `x_zero_point` int32 [1]. In memory the codes are there once, as the kernels read them
-    (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
-    gradients (T1). Casting the module casts the bias alone.
+    y has the type of x, or that of autocast where it is on, as from nn.Linear. The state_dict holds
+    `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, and what the scheme
+    needs of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point`
+    int32 [1]. In memory the codes are there once, as the kernels read them (`packed`), which
+    loading, copying and unpickling derive from the codes. x and the bias get gradients (T1).
+    Casting the module casts the bias alone.
     """
 
+    READ_ONLY = ("packed", "scale", *_OPTIONAL)  # buffers that forward never writes
     packed: Tensor
     scale: Tensor
     zero_point: Tensor | None
@@ -57,7 +61,7 @@ class Linear(nn.Module):
         return module
 
     def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
         self.scheme, frozen = freeze(linear.weight, scheme or Scheme())
         self.register_buffer("packed", frozen.packed, persistent=False)
@@ -71,12 +75,15 @@ class Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)"""
+        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)
+
+        What is written to it changes nothing: merge an adapter before the model is quantized.
+        """
         return weight_values(self.codes, self.scale, self.zero_point, self.scheme, torch.float32)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
         """x [..., K] -> [..., N]."""
-        return linear(x, self.bias, self._frozen(), self.scheme)
+        return linear(input, self.bias, self._frozen(), self.scheme)
 
     def _frozen(self) -> Frozen:
         return Frozen(self.packed, self.scale, *(getattr(self, name) for name in _OPTIONAL))
@@ -123,7 +130,7 @@ class Linear(nn.Module):
             self.packed = ops.pack_weight(codes, self.scheme.w.group)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = super().__getstate__()  # what `.compile()` made is not part of it
         state["_buffers"] = {**self._buffers, "packed": self.codes}
         return state
 
@@ -132,10 +139,4 @@ class Linear(nn.Module):
         self.packed = ops.pack_weight(self.packed, self.scheme.w.group)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = {name: b for name, b in self._buffers.items() if b is not None}
-        super()._apply(fn, recurse)
-        for name, before in kept.items():  # `.half()` is about computing, not about scales
-            after = self._buffers[name]
-            if after is not None and after.dtype != before.dtype:
-                self._buffers[name] = before.to(after.device)
-        return self
+        return super()._apply(casting_all_but(self._frozen(), fn), recurse)
