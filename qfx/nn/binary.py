@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.functional import first_order, scaled_gradient
+from qfx.nn.scheme_tensor import written
+from qfx.nn.trained_state import TrainedState
 from qfx.scheme import PER_ROW, PER_TENSOR
 from qfx.weights import Memo
 
@@ -77,15 +79,19 @@ def _sign(v: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(v >= 0, 1.0, -1.0).to(dtype)
 
 
-class BinaryLinear(nn.Module):
+class BinaryLinear(TrainedState):
     """y = sign(x + shift) [..., K] @ sign(weight) [N, K].T * scales + bias, of the type of x. (H3)
 
     Parameters: `weight`, `bias` in float; `x_log_scale` [1], the logarithm of the scale of
     activations; `shift` [K], if asked for. The scale of weights is mean|weight| over `axes`:
     `PER_ROW`, one for each output, or `PER_TENSOR`. Until `observe` was called, `x_log_scale` and
     with it the output is NaN. In eval mode the weight is packed once, a bit an element, and again
-    when it changes; a compiled graph packs it at each call.
+    when it changes; a compiled graph packs it at each call. The state_dict has a tensor `scheme`
+    besides; scales of activations beside another `axes` are refused.
     """
+
+    kind = "BinaryLinear"
+    steps = ("x_log_scale",)
 
     def __init__(
         self,
@@ -120,6 +126,10 @@ class BinaryLinear(nn.Module):
         self.x_log_scale = nn.Parameter(torch.full((1,), torch.nan, device=device))
         self.shift = nn.Parameter(torch.zeros(linear.in_features, device=device)) if shift else None
         self._memo = Memo()
+
+    def trained_under(self) -> Tensor:
+        """The tensor that is saved as `scheme`."""
+        return written(self.kind, {"w.bits": 1, "w.axes": self.axes})
 
     @property
     def learns_activations(self) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
+from qfx.nn.scheme_tensor import fields_of, written
+from qfx.nn.trained_state import TrainedState
 from qfx.scheme import PER_TENSOR, Scheme
 from qfx.weights import Memo
 
 
-class LSQLinear(nn.Module):
+class LSQLinear(TrainedState):
     """y = x^ [..., K] @ w^ [N, K].T + bias in int8, with learned steps. (Q6) (T2)
 
     Parameters: `weight` and `bias` in float; `w_log_step`, the logarithm of the weight's step,
@@ -19,7 +23,11 @@ class LSQLinear(nn.Module):
     if asked for. A logarithm keeps a step positive, and makes a learning rate a relative change.
     Until `observe` was called, `x_log_step` and with it the output is NaN. In eval mode the weight
     is packed once and again when it or its step changes; a compiled graph packs it at each call.
+    The state_dict has a tensor `scheme` besides; steps of another scheme are refused.
     """
+
+    kind = "LSQLinear"
+    steps = ("w_log_step", "x_log_step")
 
     def __init__(
         self,
@@ -57,6 +65,10 @@ class LSQLinear(nn.Module):
         )
         self.shift = nn.Parameter(torch.zeros(linear.in_features, device=device)) if shift else None
         self._memo = Memo()
+
+    def trained_under(self) -> Tensor:
+        """The tensor that is saved as `scheme`; how gradients are multiplied is not part of it."""
+        return written(self.kind, fields_of(replace(self.scheme, backward="float")))
 
     @property
     def learns_activations(self) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from qfx.config import Config
+from qfx.nn.loading import FLOATS, check_first
 from qfx.patterns import check_names, fits
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def chosen(model: nn.Module, config: Config, who: str) -> dict[str, nn.Linear]:
@@ -35,13 +33,16 @@ def chosen(model: nn.Module, config: Config, who: str) -> dict[str, nn.Linear]:
 
 
 def replace(model: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Puts each module in the place of its name and returns the model."""
+    """Puts each module in the place of its name and returns the model, which from then on checks
+    a state dict before it takes anything from it."""
     parents = set()
     for name, module in made.items():
         parent = model.get_submodule(name.rpartition(".")[0])
         setattr(parent, name.rpartition(".")[2], module)
         parents.add(parent)
     _leave_fast_paths(model, parents)
+    if made:
+        check_first(model)
     return model
 
 
