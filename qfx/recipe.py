@@ -17,7 +17,8 @@ from qfx.scheme import PER_COLUMN, QSpec, Scheme
 
 VERSION = 1  # of the JSON
 LEAST_INT8 = 4  # at most one column of so many may stay float
-_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
+_SMALLEST, _LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of float32
+_SMALLEST_SCALE = 2.0**-126  # kernels take no smaller one
 _SIZES = range(2**63)
 _HEAD = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB", "reason")
 
@@ -71,7 +72,7 @@ class SiteRecipe:
             return "a factor, scale or zero point for a site that stays float"
         if self.factor is not None and len(self.factor) != self.k:
             return f"the factor has {len(self.factor)} elements for K={self.k}"
-        if not all(map(_is_scale, self.factor or ())):
+        if not all(_is_number(f) and _SMALLEST <= f <= _LARGEST for f in self.factor or ()):
             return "the factor has an element that is not positive and finite in float32"
         if scheme and scheme.w.axes == PER_COLUMN and self.factor is not None:
             return f"{scheme} takes its factor from the weight, not from a recipe"
@@ -82,7 +83,7 @@ class SiteRecipe:
         if self.scale is not None and not (x and x.static):
             return f"a static scale for {scheme}"
         if self.scale is not None and not _is_scale(self.scale):
-            return f"the scale {self.scale!r} is not positive and finite in float32"
+            return f"the scale {self.scale!r} is no normal positive float32"
         if self.zero_point is not None and not (x and x.static and not x.symmetric):
             return f"a zero point for {scheme}"
         if self.zero_point is not None and x and not _is_code(self.zero_point, x.bits):
@@ -114,7 +115,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_scale(value: Any) -> bool:
-    return _is_number(value) and _SMALLEST <= value <= _LARGEST
+    return _is_number(value) and _SMALLEST_SCALE <= value <= _LARGEST
 
 
 def _is_code(value: Any, bits: int) -> bool:
