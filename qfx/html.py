@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qfx.printable import printable
 from qfx.row import Row, float_rows
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def page(report: Report) -> str:
     return template.render(
         count=str(report).splitlines()[-1],
         mode=report.mode,
-        facts=_facts(report),
+        facts=[fact._replace(where=printable(fact.where)) for fact in _facts(report)],
         columns=[_COLUMNS[i] for i in used],
         lines=[line._replace(cells=[line.cells[i] for i in used]) for line in lines],
         charts=charts(report.rows, report.shares),
@@ -79,6 +80,10 @@ class Cell(NamedTuple):
     number: float | None = None
     below: str = ""
 
+    @property
+    def shown(self) -> Cell:
+        return self._replace(text=printable(self.text), below=printable(self.below))
+
 
 class Line(NamedTuple):
     int8: bool
@@ -101,7 +106,7 @@ def _line(row: Row, share: float | None) -> Line:
         _cell(about + "{:.2f}×", gain),  # noqa: RUF001
         Cell(row.reason),
     )
-    return Line(row.scheme != "float", cells)
+    return Line(row.scheme != "float", [cell.shown for cell in cells])
 
 
 def _cell(form: str, value: float | None) -> Cell:

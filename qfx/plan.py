@@ -19,6 +19,7 @@ from qfx.gpu.support import has_kernel
 from qfx.guard import Guard
 from qfx.patterns import fits, names, recipes
 from qfx.prices import CostModel, Estimate, GpuCosts, Prices
+from qfx.printable import printable
 from qfx.products import Product
 from qfx.recipe import SiteRecipe
 from qfx.scheme import QSpec, Scheme
@@ -63,9 +64,10 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [
-            (e.match.name, e.match.node.name, e.shape, e.scheme or "float", e.reason)
+            (printable(e.match.name), e.match.node.name, e.shape, e.scheme or "float",
+             printable(e.reason))
             for e in self.entries
-        ]
+        ]  # fmt: skip
         head = ("module", "node", "MxKxN", "scheme", "reason")
         table = tabulate(rows, head, disable_numparse=True)
         return f"{table}\n{self.quantized} of {self.total} matmuls in int8"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 from torch import fx, nn
 
+from qfx.atomic_write import write_text
 from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
@@ -20,6 +21,7 @@ from qfx.match import match
 from qfx.observe import Observer
 from qfx.patterns import check_names
 from qfx.plan import decide
+from qfx.printable import printable
 from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
 from qfx.unchanged import in_training, unchanged
@@ -58,13 +60,15 @@ class Report:
 
     def save_html(self, path: str | Path) -> None:
         """Writes the report to one HTML file that needs nothing else: table and charts of errors,
-        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`)."""
-        Path(path).write_text(page(self), encoding="utf-8")
+        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`), OSError
+        where it cannot be written, and leaves an earlier file as it was."""
+        write_text(path, page(self))
 
     def __str__(self) -> str:
         guarded = any(row.guarded for row in self.rows)
         pairs = zip(self.rows, self.shares, strict=True)
-        table = [_printed(*pair, guarded) for pair in pairs]
+        lines = [_printed(*pair, guarded) for pair in pairs]
+        table = [{head: printable(cell) for head, cell in line.items()} for line in lines]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"

@@ -293,15 +293,6 @@ def test_exported_with_any_number_of_rows(row: str) -> None:
     assert torch.equal(outputs(program.module(), X[0]), outputs(module, X[0]))
 
 
-def test_codes_of_another_shape_are_refused() -> None:
-    module = made("xs8r_ws8r")
-    state = module.state_dict()
-    with pytest.raises(RuntimeError, match=r"codes is torch.int8 \[40, 191\], expected int8"):
-        module.load_state_dict({**state, "codes": state["codes"][:, 1:]})
-    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "codes"'):
-        module.load_state_dict({k: v for k, v in state.items() if k != "codes"})
-
-
 def test_bias_comes_from_the_float_linear() -> None:
     linear = float_linear()
     module = qfx.nn.Linear.from_float(linear)

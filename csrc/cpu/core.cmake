@@ -6,6 +6,7 @@ set(QFX_CORE
   binary.cpp
   binary_pack.cpp
   binary_ref.cpp
+  checksum.cpp
   dispatch.cpp
   gemm.cpp
   group_product.cpp

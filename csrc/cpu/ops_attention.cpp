@@ -1,6 +1,4 @@
 // int8_attention, attention_decode and attention_append on the CPU.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <cstring>
 #include <tuple>
@@ -9,6 +7,7 @@
 #include "cpu/attention.h"
 #include "cpu/matrices.h"
 #include "cpu/parallel.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -96,6 +95,7 @@ Tensor attention(const char* op, Tensor q, Tensor k, Tensor v, const std::option
               v_dtype = dtype_of(op, v.scalar_type()), dtype = dtype_of(op, out_dtype);
   Tensor y = empty_on_cpu(with_last(q, size.e), out_dtype);
   char* out = static_cast<char*>(y.mutable_data_ptr());
+  if (y.numel() == 0) return y;  // of matrices without number, perhaps
   const int64_t bytes = size.m * size.e * (dtype == Dtype::kFloat32 ? 4 : 2);
   const Matrices queries(q), keys(k), values(v);
   constexpr int64_t kStepsPerScore = 64;  // in parallel.h's unit
@@ -136,6 +136,11 @@ class Grown {
 
   const Tensor& whole() const { return whole_; }
 
+  void fill_all() const {
+    const int64_t count = whole_.numel() == 0 ? 0 : past_.count;
+    for (int64_t i = 0; i < count; ++i) fill(i);
+  }
+
   void fill(int64_t i) const {
     const int64_t bytes = past_.columns * past_.element;
     char* out =
@@ -165,6 +170,7 @@ class Grown {
 
   static void copy(const Matrices& from, int64_t i, char* out) {
     const int64_t bytes = from.columns * from.element;
+    if (bytes == 0) return;
     const char* rows = from[i];
     if (from.row_stride == from.columns) {
       std::memcpy(out, rows, from.rows * bytes);
@@ -194,13 +200,17 @@ std::tuple<Tensor, Tensor, Tensor> attention_append(Tensor q, Tensor past_k, Ten
                          values.fill(i);
                          attend_in_float(kernels, a);
                        });
+  if (y.numel() == 0) {  // which nothing attended to
+    keys.fill_all();
+    values.fill_all();
+  }
   return {y, keys.whole(), values.whole()};
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("int8_attention", TORCH_BOX(&int8_attention));
-  m.impl("attention_decode", TORCH_BOX(&attention_decode));
-  m.impl("attention_append", TORCH_BOX(&attention_append));
+  implement<"int8_attention", &int8_attention>(m);
+  implement<"attention_decode", &attention_decode>(m);
+  implement<"attention_append", &attention_append>(m);
 }
 
 }  // namespace

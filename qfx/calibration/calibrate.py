@@ -221,7 +221,7 @@ def _sites(
                 factor=None if factor is None else tuple(factor.tolist()),
                 scale=scale,
                 zero_point=zero_point,
-                sqnr_db=None if error == 0 else round(-10 * math.log10(error), 2),
+                sqnr_db=round(-10 * math.log10(error), 2) if error > 0 else None,  # nor of NaN
                 reason=candidate.reason,
                 outliers=candidate.transform.outliers,
             )

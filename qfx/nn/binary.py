@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, output_dtype
 from qfx.nn.functional import first_order, scaled_gradient
+from qfx.nn.scheme_tensor import written
+from qfx.nn.trained_state import TrainedState
 from qfx.scheme import PER_ROW, PER_TENSOR
 from qfx.weights import Memo
 
@@ -79,7 +81,7 @@ def _sign(v: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(v >= 0, 1.0, -1.0).to(dtype)
 
 
-class BinaryLinear(nn.Module):
+class BinaryLinear(TrainedState):
     """y = sign(x + shift) [..., K] @ sign(weight) [N, K].T * scales + bias. (H3)
 
     y has the type of x, or that of autocast where it is on, as from nn.Linear. Parameters:
@@ -87,8 +89,13 @@ class BinaryLinear(nn.Module):
     [K], if asked for. The scale of weights is mean|weight| over `axes`: `PER_ROW`, one for each
     output, or `PER_TENSOR`. Until `observe` was called, `x_log_scale` and with it the output is
     NaN. In eval mode the weight is packed once, a bit an element, and again when it changes; a
-    compiled graph packs it at each call. Casting the module leaves `x_log_scale` float32.
+    compiled graph packs it at each call. Casting the module leaves `x_log_scale` float32. The
+    state_dict has a tensor `scheme` besides; scales of activations beside another `axes` are
+    refused.
     """
+
+    kind = "BinaryLinear"
+    steps = ("x_log_scale",)
 
     def __init__(
         self,
@@ -125,6 +132,10 @@ class BinaryLinear(nn.Module):
         zeros = torch.zeros(self.in_features, dtype=torch.float32, device=device)
         self.shift = nn.Parameter(zeros) if shift else None
         self._memo = Memo()
+
+    def trained_under(self) -> Tensor:
+        """The tensor that is saved as `scheme`."""
+        return written(self.kind, {"w.bits": 1, "w.axes": self.axes})
 
     @property
     def learns_activations(self) -> bool:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
@@ -14,10 +13,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from qfx.config import Config
 from qfx.nn.carry import obstacles, parametrized
+from qfx.nn.loading import FLOATS
 from qfx.patterns import check_names, fits
 from qfx.sharding import is_sharded
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _SHOWN = 20  # names in an error or a warning
 
 

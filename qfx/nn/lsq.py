@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
 from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
+from qfx.nn.scheme_tensor import fields_of, written
+from qfx.nn.trained_state import TrainedState
 from qfx.scheme import PER_TENSOR, Scheme
 from qfx.weights import Memo
 
 
-class LSQLinear(nn.Module):
+class LSQLinear(TrainedState):
     """y = x^ [..., K] @ w^ [N, K].T + bias in int8, with learned steps. (Q6) (T2)
 
     y has the type of x, or that of autocast where it is on, as from nn.Linear. Parameters: `weight`
@@ -24,8 +27,12 @@ class LSQLinear(nn.Module):
     for. A logarithm keeps a step positive, and makes a learning rate a relative change. Casting the
     module leaves steps float32. Until `observe` was called, `x_log_step` and with it the output is
     NaN. In eval mode the weight is packed once and again when it or its step changes; a compiled
-    graph packs it at each call.
+    graph packs it at each call. The state_dict has a tensor `scheme` besides; steps of another
+    scheme are refused.
     """
+
+    kind = "LSQLinear"
+    steps = ("w_log_step", "x_log_step")
 
     def __init__(
         self,
@@ -63,6 +70,10 @@ class LSQLinear(nn.Module):
         zeros = torch.zeros(self.in_features, dtype=torch.float32, device=device)
         self.shift = nn.Parameter(zeros) if shift else None
         self._memo = Memo()
+
+    def trained_under(self) -> Tensor:
+        """The tensor that is saved as `scheme`; how gradients are multiplied is not part of it."""
+        return written(self.kind, fields_of(replace(self.scheme, backward="float")))
 
     @property
     def learns_activations(self) -> bool:

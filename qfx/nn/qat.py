@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace as changed
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from qfx.nn.replace import replace
 from qfx.scheme import PER_TENSOR
 from qfx.unchanged import unchanged
 
-Learned = LSQLinear | BinaryLinear
+Learned: TypeAlias = LSQLinear | BinaryLinear
 
 
 def prepare_qat(

@@ -8,12 +8,14 @@ from torch import nn
 
 from qfx.nn.carry import carry
 from qfx.nn.chosen import Chosen
+from qfx.nn.loading import check_first
 from qfx.nn.summary import Line, Summary, bytes_of, tell
 
 
 def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
     """Puts each module in the place of its name, with what users gave the linear there, tells what
-    became of each linear, and returns the model."""
+    became of each linear, and returns the model, which from then on checks a state dict before it
+    takes anything from it."""
     model = chosen.model
     before, parents = bytes_of(model), set()
     for name, module in made.items():
@@ -25,6 +27,8 @@ def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
     _leave_fast_paths(model, parents)
     lines = tuple(_line(name, linear, chosen, made) for name, linear in chosen.linears.items())
     tell(Summary(chosen.who, lines, before, bytes_of(model)), chosen.missed)
+    if made:
+        check_first(model)
     return model
 
 
