@@ -141,9 +141,10 @@ def steps(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _loaded(module: nn.Module, name: str, assign: bool) -> nn.Module:
-    """A module whose state is that of `module`, from a file in which all of it has its type."""
-    file = io.BytesIO()
-    torch.save({n: t.to(module.weight.dtype) for n, t in module.state_dict().items()}, file)  # type: ignore
+    """A module whose state is that of `module`, from a file in which all floats have its type."""
+    file, dtype = io.BytesIO(), module.weight.dtype
+    state = module.state_dict()
+    torch.save({n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}, file)  # type: ignore[call-overload]
     file.seek(0)
     made = MODULES[name](linear())
     made.load_state_dict(torch.load(file, weights_only=True), assign=assign)
