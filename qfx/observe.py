@@ -120,10 +120,12 @@ class Observer(fx.Interpreter):
             return
         q, k, v = (self.env[n] for n in (attention.query, attention.key, attention.val))
         mask = None if attention.mask is None else self.env[attention.mask]
-        scale, causal = attention.scale, attention.causal
+        scale, causal, gqa = attention.scale, attention.causal, attention.gqa
 
         def in_float() -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa
+            )
 
         def in_int8() -> Tensor:
             return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)
