@@ -6,7 +6,7 @@ attention: out = softmax(q [*B, M, D] @ k [*B, N, D].T * scale + mask) @ v [*B, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.capture import value
+from qfx.effects import writes
 from qfx.gpu.support import has_kernel
+from qfx.repeated import repeated
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 Size = int | torch.SymInt
@@ -66,7 +68,28 @@ def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
     sizes = (batch, seen_query.shape[-2], seen_query.shape[-1], seen_key.shape[-2])
     causal, gqa = (bool(arguments.get(name, False)) for name in ("is_causal", "enable_gqa"))
     assert isinstance(q, fx.Node) and isinstance(k, fx.Node) and isinstance(v, fx.Node)
-    return Attention(node, q, k, v, mask, float(scale), causal, *sizes, seen_query.dtype, "", gqa)
+    found = Attention(node, q, k, v, mask, float(scale), causal, *sizes, seen_query.dtype, "", gqa)
+    return _of_sources(found)
+
+
+def _of_sources(attention: Attention) -> Attention:
+    """The attention of the keys and values whose heads the graph repeats, if it does."""
+    (key, groups), (val, same) = repeated(attention.key), repeated(attention.val)
+    if attention.gqa or groups == 1 or groups != same or _written(attention, key, val):
+        return attention
+    return replace(attention, key=key, val=val, gqa=True)
+
+
+def _written(attention: Attention, *sources: fx.Node) -> bool:
+    """Whether something may be written between the sources and the attention."""
+    node = attention.node.prev
+    waiting = set(sources)
+    while waiting:
+        waiting.discard(node)
+        if waiting and writes(node):
+            return True
+        node = node.prev
+    return False
 
 
 def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:

@@ -56,6 +56,17 @@ class Observer(fx.Interpreter):
         self.lefts = {e.match.node: left for e in self.entries if (left := _left(e.match))}
         self.ranges: dict[fx.Node, Range] = {}
         self.trials: dict[fx.Node, Trial] = {}
+        for node, (_, attention) in self.attentions.items():
+            self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
+
+    def _keep(self, sources: set[fx.Node], reader: fx.Node) -> None:
+        """Values that are read behind their last use are kept until then."""
+        place = {n: i for i, n in enumerate(self.graph.nodes)}
+        for user, read in list(self.user_to_last_uses.items()):
+            if reader in place and place[user] < place[reader]:
+                early = [n for n in read if n in sources]
+                self.user_to_last_uses[user] = [n for n in read if n not in sources]
+                self.user_to_last_uses.setdefault(reader, []).extend(early)
 
     def rows(self) -> list[Row]:
         nodes = [entry.match.node for entry in self.entries]

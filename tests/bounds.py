@@ -235,7 +235,8 @@ class Attention(NamedTuple):
     """softmax(q k^T / sqrt(D)) v over the keys that count, with `int8` as floats or as codes.
 
     The mask is bool, or added: then its values may not be such that adding them swallows scores.
-    `groups`: heads of q for each of k and v. Keys that a row does not see do not move its bound.
+    `groups`: heads of q that each take the first's of these heads of k and v. Keys that a row does
+    not see do not move its bound.
     """
 
     causal: bool = False
@@ -257,11 +258,10 @@ class Attention(NamedTuple):
         return torch.maximum(in_floats, _mixed(u, p, values) + _rounded_probabilities(p, v))
 
     def _of_all_heads(self, t: Known) -> Known:
-        return (
-            Known(*(part.repeat_interleave(self.groups, -3) for part in t))
-            if self.groups > 1
-            else t
-        )
+        if self.groups == 1:
+            return t
+        first = (part[..., :: self.groups, :, :] for part in t)
+        return Known(*(part.repeat_interleave(self.groups, -3) for part in first))
 
     def _added(self, q: Known, k: Known, mask: Known | None) -> Tensor:
         """[..., M, N], minus infinity where a row does not see a key. (A1)"""

@@ -184,8 +184,7 @@ def _requantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """The row's leading axes are [*B, M], K the features, N the keys; `group` heads of queries share
-    keys."""
+    """The row's leading axes are [*B, M], K the features, N the keys that `group` heads share."""
     row = _a_rows(row)
     batch = row.leading[:-1]
     q = _x(row, g)

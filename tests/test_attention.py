@@ -15,7 +15,9 @@ from torch import Tensor, fx, nn
 
 import qfx
 from qfx import _C
+from qfx.attention import Attention
 from qfx.batch_cost import ATTENTION_AXES, BatchTable
+from qfx.capture import value
 from qfx.match import match
 from qfx.site import Unmatched
 from tests import bounds
@@ -171,29 +173,63 @@ def test_attention_of_a_block_is_int8(gaining: None, inner: str, masked: bool) -
     assert rows[1].sqnr_db is not None and rows[1].sqnr_db > 30
 
 
-class Shared(nn.Module):
-    """Heads that share keys, as models write it."""
-
-    def forward(self, x: Tensor, spelling: str) -> Tensor:
-        q, k, v = x, x[:, :2] * 0.5, x[:, 2:4]
-        if spelling == "one":
-            return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], is_causal=True)
-        if spelling == "expanded":
-            k, v = (t[:, :1].expand(-1, 4, -1, -1) for t in (k, v))
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+def _repeated(t: Tensor) -> Tensor:
+    """As models without grouped attention write it."""
+    b, h, n, d = t.shape
+    return t[:, :, None, :, :].expand(b, h, 2, n, d).reshape(b, h * 2, n, d)
 
 
-@pytest.mark.parametrize("spelling", ["groups", "one", "expanded"])
+def _written(t: Tensor) -> Tensor:
+    """The source is another one when attention reads its copy."""
+    copy = _repeated(t)
+    t.mul_(2)
+    return copy
+
+
+# Heads that share keys, q [3, 4, 40, 16] and k, v with 2 heads: how they meet q, and whether the
+# operator reads them as they were.
+SHARED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "groups": (lambda t: t, True),
+    "one": (lambda t: t[:, :1], True),
+    "expanded": (lambda t: t[:, :1].expand(-1, 4, -1, -1), False),
+    "repeated": (_repeated, True),
+    "interleaved": (lambda t: t.repeat_interleave(2, dim=1), True),
+    "unsqueezed": (lambda t: t.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2), True),
+    "tiled": (lambda t: t.repeat(1, 2, 1, 1), False),
+    "selected": (lambda t: t[:, [1, 0], None].expand(-1, -1, 2, -1, -1).flatten(1, 2), False),
+    "written": (_written, False),
+}
+
+
+class Shares(nn.Module):
+    def __init__(self, spelling: str) -> None:
+        super().__init__()
+        self.meet, self.gqa = SHARED[spelling][0], spelling == "groups"
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = (self.meet(t) for t in (x[:, :2] * 0.5, x[:, 2:4] + 1))
+        return F.scaled_dot_product_attention(x, k, v, is_causal=True, enable_gqa=self.gqa)
+
+
+@pytest.mark.parametrize("spelling", SHARED)
 def test_heads_that_share_keys_are_int8(gaining: None, spelling: str) -> None:
+    """The same bits as of copies, and the operator is given no copies."""
     torch.manual_seed(0)
-    model, x = Shared(), torch.randn(3, 4, 40, 16)
-    q, k, v = x, x[:, :2] * 0.5, x[:, 2:4]
-    k, v = (t if spelling == "groups" else t[:, :1] for t in (k, v))
-    compiled = torch.compile(model, backend="qfx", options={"inner": "eager"}, dynamic=False)
+    model, x = Shares(spelling), torch.randn(3, 4, 40, 16)
+    heads: list[int] = []
+
+    def look(gm: fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        heads.extend(value(m.key).shape[1] for m in match(gm) if isinstance(m, Attention))
+        return gm.forward
+
     with torch.no_grad():
-        assert same_bits(compiled(x, spelling), attend(q, k, v, causal=True))
-        (row,) = qfx.explain(model, x, spelling).rows
+        torch.compile(model, backend=look)(x)
+        torch._dynamo.reset()
+        k, v = (model.meet(t) for t in (x[:, :2] * 0.5, x[:, 2:4] + 1))
+        compiled = torch.compile(model, backend="qfx", options={"inner": "eager"})
+        assert same_bits(compiled(x), attend(x, k, v, causal=True))
+        (row,) = qfx.explain(model, x).rows
+    assert len(heads) == 1 and (heads[0] < 4) == SHARED[spelling][1]
     assert row.scheme != "float" and row.sqnr_db is not None and row.sqnr_db > 30
 
 

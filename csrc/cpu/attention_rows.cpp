@@ -11,6 +11,7 @@ namespace {
 constexpr int32_t kProbabilityZero = -128;  // the zero point of both bytes of a probability
 constexpr int32_t kPlainOffset = 128;       // of codes that are these bytes
 constexpr float kProbabilityMax = 65535.f;
+constexpr int64_t kPanelsAtOnce = kKMultiple / kPanel;  // of keys, in the depth of values
 
 // The tiles of `count` arranged rows with one panel: out[count][32].
 void multiply(const Rows& rows, int64_t count, const int8_t* panel, int64_t depth, int32_t* out) {
@@ -44,15 +45,16 @@ AttentionRows::AttentionRows(const Kernels& kernels, const Attention& attention,
   score_stride_ = width_ + kLine;
   const int64_t query_width = round_up(a_.q.columns, kPanel);
   output_width_ = round_up(a_.v.columns, kPanel);
+  const int64_t masks = attention.mask.kind == Mask::Kind::kNone ? 0 : rows_ * width_;
   scores_ =
-      floats.get<float>(rows_ * (score_stride_ + output_width_) + width_ + kPanel * query_width);
+      floats.get<float>(rows_ * (score_stride_ + output_width_) + masks + kPanel * query_width);
   outputs_ = scores_ + rows_ * score_stride_;
   mask_ = outputs_ + rows_ * output_width_;
-  query_floats_ = mask_ + width_;
+  query_floats_ = mask_ + masks;
   tiles_ = tiles.get<int32_t>(2 * rows_ * kPanel + output_width_);
   value_sums_ = tiles_ + 2 * rows_ * kPanel;
   codes_ = codes.get<int8_t>(std::max(2 * width_, kPanel * query_width));
-  std::fill_n(mask_, width_, 0.f);
+  std::fill_n(mask_, masks, 0.f);
 }
 
 AttentionRows::~AttentionRows() {
@@ -72,23 +74,40 @@ void AttentionRows::cut(int64_t head, int64_t first, int64_t count) {
 
 void AttentionRows::run(int64_t head, const HeadCodes& codes, int64_t first, int64_t count) {
   cut(head, first, count);
-  int64_t keys = 0;
+  PanelRange panels = {codes.k.panels(), 0};
   for (const Part& part : parts_) {
     quantize(part);
-    keys = std::max(keys, a_.keys_of_row(part.m + part.count - 1));
+    const PanelRange seen = look(part);
+    panels = {std::min(panels.first, seen.first), std::max(panels.end, seen.end)};
   }
-  const int64_t panels = round_up(keys, kPanel) / kPanel;
+  panels.first = std::min(panels.first, panels.end) / kPanelsAtOnce * kPanelsAtOnce;
   score(codes, count, panels);
-  for (const Part& part : parts_) softmax(codes, part, panels * kPanel);
-  for (int64_t r = 0; r < count; ++r) {
-    factor_[r] = sums_[r].sum == 0.f ? 0.f : sums_[r].top / (kProbabilityMax * sums_[r].sum);
-    inverse_[r] = kProbabilityMax / sums_[r].top;
-  }
-  for (int64_t r = 0; r < count; ++r) {
-    arrange(scores_ + r * score_stride_, inverse_[r], r, count + r, panels * kPanel);
-  }
+  softmax(codes, count, panels);
   mix(codes, count, panels);
   for (const Part& part : parts_) store(part);
+}
+
+// Loads the masks; the panels outside of which no row sees a key.
+PanelRange AttentionRows::look(const Part& part) {
+  const Mask mask = at(a_.mask, part.head->mask);
+  PanelRange all = {width_ / kPanel, 0};
+  for (int64_t i = 0; i < part.count; ++i) {
+    const int64_t r = part.at + i, m = part.m + i, keys = a_.keys_of_row(m);
+    keys_[r] = keys;
+    masks_[r] = nullptr;
+    PanelRange seen = {0, (keys + kPanel - 1) / kPanel};
+    if (mask.kind != Mask::Kind::kNone) {
+      const bool again = i > 0 && mask.row_stride == 0 && keys == keys_[r - 1];
+      masks_[r] = again ? masks_[r - 1] : mask_ + r * width_;
+      if (again) continue;
+      load_mask(kernels_, mask, m, keys, mask_ + r * width_);
+      seen = panels_seen(masks_[r], keys);
+    }
+    if (seen.first < seen.end) {
+      all = {std::min(all.first, seen.first), std::max(all.end, seen.end)};
+    }
+  }
+  return all;
 }
 
 // (A3)
@@ -121,10 +140,10 @@ void AttentionRows::quantize(const Part& part) {
   }
 }
 
-void AttentionRows::score(const HeadCodes& codes, int64_t count, int64_t panels) {
+void AttentionRows::score(const HeadCodes& codes, int64_t count, const PanelRange& panels) {
   const Format& format = *queries_.format;
   const int64_t depth = round_up(a_.q.columns, format.k_multiple);
-  for (int64_t p = 0; p < panels; ++p) {
+  for (int64_t p = panels.first; p < panels.end; ++p) {
     multiply(queries_, count, codes.k.panel(p), depth, tiles_);
     const ScoreArgs args = {tiles_,
                             count,
@@ -133,30 +152,27 @@ void AttentionRows::score(const HeadCodes& codes, int64_t count, int64_t panels)
                             row_scale_,
                             codes.k_scale + p * kPanel,
                             codes.k_sums + p * kPanel,
-                            scores_ + p * kPanel,
+                            scores_ + (p - panels.first) * kPanel,
                             score_stride_};
     kernels_.row->score(&args);
   }
 }
 
-const float* AttentionRows::mask_of(const Mask& mask, int64_t m, int64_t keys) {
-  if (mask.kind == Mask::Kind::kNone) return nullptr;
-  if (mask.row(m) != masked_by_ || keys != masked_keys_) {
-    load_mask(kernels_, mask, m, keys, mask_);
-    masked_by_ = mask.row(m);
-    masked_keys_ = keys;
-  }
-  return mask_;
-}
-
-// Scores -> weights times the values' scales, their sums and greatest. (A4), (A5)
-void AttentionRows::softmax(const HeadCodes& codes, const Part& part, int64_t width) {
-  const Mask mask = at(a_.mask, part.head->mask);
-  for (int64_t i = 0; i < part.count; ++i) {
-    const int64_t r = part.at + i, keys = a_.keys_of_row(part.m + i);
-    const SoftmaxArgs args = {scores_ + r * score_stride_, width, keys,
-                              mask_of(mask, part.m + i, keys), codes.v_scale};
+// Scores -> the two bytes of each row's probabilities, arranged. (A4), (A5)
+void AttentionRows::softmax(const HeadCodes& codes, int64_t count, const PanelRange& panels) {
+  const int64_t first = panels.first * kPanel, width = panels.end * kPanel - first;
+  for (int64_t r = 0; r < count; ++r) {
+    const float* mask = masks_[r] == nullptr ? nullptr : masks_[r] + first;
+    const SoftmaxArgs args = {scores_ + r * score_stride_, width, keys_[r] - first, mask,
+                              codes.v_scale + first};
     sums_[r] = kernels_.row->softmax(&args);
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    factor_[r] = sums_[r].sum == 0.f ? 0.f : sums_[r].top / (kProbabilityMax * sums_[r].sum);
+    inverse_[r] = kProbabilityMax / sums_[r].top;
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    arrange(scores_ + r * score_stride_, inverse_[r], r, count + r, width);
   }
 }
 
@@ -181,17 +197,19 @@ void AttentionRows::arrange(const float* u, float factor, int64_t row, int64_t l
 }
 
 // Probabilities times values. (A6)
-void AttentionRows::mix(const HeadCodes& codes, int64_t count, int64_t panels) {
+void AttentionRows::mix(const HeadCodes& codes, int64_t count, const PanelRange& panels) {
   const Format& format = *probabilities_.format;
-  const int64_t depth = round_up(panels * kPanel, format.k_multiple);
+  const int64_t first = panels.first * kPanel;
+  const int64_t depth = round_up(panels.end * kPanel - first, format.k_multiple);
   const int32_t mul = kProbabilityZero + format.mul_offset;
   std::fill_n(value_sums_, output_width_, 0);
-  for (int64_t p = 0; p < panels && mul != 0; ++p) {
+  for (int64_t p = panels.first; p < panels.end && mul != 0; ++p) {
     const int32_t* of_panel = codes.v_sums + p * output_width_;
     for (int64_t e = 0; e < output_width_; ++e) value_sums_[e] += of_panel[e];
   }
   for (int64_t e = 0; e < output_width_; e += kPanel) {
-    multiply(probabilities_, 2 * count, codes.v.panel(e / kPanel), depth, tiles_);
+    const int8_t* panel = codes.v.panel(e / kPanel) + first * kPanel;
+    multiply(probabilities_, 2 * count, panel, depth, tiles_);
     const MixArgs args = {
         tiles_, tiles_ + count * kPanel, count,   probabilities_.add, probabilities_.add + count,
         mul,    value_sums_ + e,         factor_, outputs_ + e,       output_width_};

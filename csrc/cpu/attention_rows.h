@@ -30,11 +30,11 @@ class AttentionRows {
 
   void cut(int64_t head, int64_t first, int64_t count);
   void quantize(const Part& part);
-  void score(const HeadCodes& codes, int64_t count, int64_t panels);
-  void softmax(const HeadCodes& codes, const Part& part, int64_t width);
-  const float* mask_of(const Mask& mask, int64_t m, int64_t keys);
+  PanelRange look(const Part& part);
+  void score(const HeadCodes& codes, int64_t count, const PanelRange& panels);
+  void softmax(const HeadCodes& codes, int64_t count, const PanelRange& panels);
   void arrange(const float* u, float factor, int64_t row, int64_t low_row, int64_t width);
-  void mix(const HeadCodes& codes, int64_t count, int64_t panels);
+  void mix(const HeadCodes& codes, int64_t count, const PanelRange& panels);
   void store(const Part& part) const;
 
   const Kernels& kernels_;
@@ -47,8 +47,8 @@ class AttentionRows {
   SoftmaxSums sums_[kMaxTileRows];
   int32_t *tiles_, *value_sums_;
   int8_t* codes_;
-  const char* masked_by_ = nullptr;  // the row of the mask that mask_ holds
-  int64_t masked_keys_ = 0;
+  const float* masks_[kMaxTileRows];  // of each row, loaded; or null
+  int64_t keys_[kMaxTileRows];        // those that causality leaves to each row
 };
 
 }  // namespace qfx::cpu

@@ -45,6 +45,20 @@ void load_mask(const Kernels& kernels, const Mask& mask, int64_t m, int64_t keys
   }
 }
 
+PanelRange panels_seen(const float* added, int64_t keys) {
+  const auto sees = [&](int64_t panel) {
+    bool any = false;
+    for (int64_t n = panel * kPanel; n < std::min(keys, (panel + 1) * kPanel); ++n) {
+      any |= !hidden(added[n]);
+    }
+    return any;
+  };
+  PanelRange range = {0, (keys + kPanel - 1) / kPanel};
+  while (range.end > 0 && !sees(range.end - 1)) --range.end;
+  while (range.first < range.end && !sees(range.first)) ++range.first;
+  return range;
+}
+
 bool all_see_the_same(const Kernels& kernels, const Mask& mask, int64_t rows, int64_t keys,
                       uint8_t* seen) {
   if (mask.kind == Mask::Kind::kNone) {

@@ -20,6 +20,14 @@ struct Mask {
 // that the row does not see.
 void load_mask(const Kernels& kernels, const Mask& mask, int64_t m, int64_t keys, float* out);
 
+// Panels of 32 keys: first, first + 1, ... up to `end`.
+struct PanelRange {
+  int64_t first, end;
+};
+
+// Those outside of which the row with this loaded mask sees nothing; none where it sees nothing.
+PanelRange panels_seen(const float* added, int64_t keys);
+
 // Whether all rows of a mask see the same keys, and at least one; then seen[n] says which.
 bool all_see_the_same(const Kernels& kernels, const Mask& mask, int64_t rows, int64_t keys,
                       uint8_t* seen);
