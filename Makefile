@@ -40,6 +40,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.symmetry $(BENCH)
 	$(BIN)/python -m benchmarks.rotation $(BENCH)
 	$(BIN)/python -m benchmarks.bmm $(BENCH)
+	$(BIN)/python -m benchmarks.attention $(BENCH)
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
