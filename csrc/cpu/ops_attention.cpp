@@ -120,19 +120,18 @@ std::tuple<Tensor, Tensor, Tensor> attention_append(Tensor q, Tensor past_k, Ten
   STD_TORCH_CHECK(keys.count() == values.count(), op, ": past_k has shape ", shape_of(past_k),
                   " but past_v ", shape_of(past_v), ", expected the same batch axes");
   const Kernels& kernels = kernels_of(current_isa());
-  Tensor y =
-      attention(op, q, keys.whole(), values.whole(), mask, scale, causal, out_dtype,
-                [&](const Attention& a) {
-                  parallel(a.heads(), a.heads() * steps_of_head(a), [&](int64_t i, int64_t end) {
-                    for (; i < end; ++i) {
-                      keys.fill(i);
-                      values.fill(i);
-                      for (int64_t j = 0; j < a.group(); ++j) {
-                        attend_in_float(kernels, a, i * a.group() + j);
-                      }
-                    }
-                  });
-                });
+  Tensor y = attention(
+      op, q, keys.whole(), values.whole(), mask, scale, causal, out_dtype, [&](const Attention& a) {
+        parallel(a.heads(), a.heads() * steps_of_head(a), [&](int64_t i, int64_t end) {
+          for (; i < end; ++i) {
+            keys.fill(i);
+            values.fill(i);
+            for (int64_t j = 0; j < a.group(); ++j) {
+              attend_in_float(kernels, a, i * a.group() + j);
+            }
+          }
+        });
+      });
   return {y, keys.whole(), values.whole()};
 }
 
