@@ -170,7 +170,7 @@ def _product_by_cost(
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
-    # Of an attention, queries and keys; whatever the scheme, this is what (A2) does to them.
+    # Of an attention, queries and keys; whatever the scheme, this is what (A3) does to them.
     attention = Scheme(rotation=64).at(k)
     taken = attention if attends else Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
     return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)

@@ -27,7 +27,7 @@ from qfx.atomic_write import write_text
 
 log = logging.getLogger(__name__)
 
-FORMAT = 10  # of the files, and of what is measured
+FORMAT = 11  # of the files, and of what is measured
 MOST = 256  # tables of a few kB
 LONGEST = 3600.0  # seconds that anything measured may have taken
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH

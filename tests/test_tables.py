@@ -71,7 +71,7 @@ def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
         count += 1
         numbers = [
             read.uneven_s, read.symmetric_saving, *read.static_saving, read.static_call_s,
-            read.weight_s, read.codes_s, *read.rotation, *read.turn,
+            read.pack_s, read.again_s, read.codes_s, *read.rotation, *read.turn,
         ]  # fmt: skip
         assert all(type(n) is float and abs(n) <= tables.LONGEST for n in numbers)
     assert count > 50
