@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.canonical import erase
 from qfx.capture import device, value
@@ -32,7 +33,9 @@ def inlined(quantize: fx.Node) -> bool:
         return False
     x, scale = quantize.args[:2]
     rotates = len(quantize.args) > _TRANSFORM[quantize.target] and bool(quantize.args[-1])
-    return not rotates and _has_elements(x) and _is_one(scale)
+    axes: Any = quantize.args[1]
+    whole = quantize.target is ops.quantize.default and tuple(axes) == PER_TENSOR
+    return not rotates and _has_elements(x, whole) and _is_one(scale)
 
 
 def inline(graph: fx.Graph, quantize: fx.Node) -> None:
@@ -136,20 +139,22 @@ def _ratio(a: Any, b: Any) -> Any:
     return aten.addcdiv.default(aten.zeros_like.default(b), a, b)
 
 
-def _has_elements(x: Any) -> bool:
-    """Whether it is known that x [..., K] has no axis of size 0: of those no range is reduced."""
+def _has_elements(x: Any, whole: bool) -> bool:
+    """Whether it is known that no axis of x [..., K] has size 0, over which no range is reduced.
+    `whole`: that is all of them, also symbolic ones; else K."""
     while x.target is torch.detach:
         (x,) = x.args
     known = value(x)
     if not isinstance(known, Tensor) or not known.dim() or type(known.shape[-1]) is not int:
         return False
-    return all(type(size) is not int or size > 0 for size in known.shape)
+    sizes = known.shape if whole else [s for s in known.shape if type(s) is int]
+    return all(statically_known_true(size > 0) for size in sizes)
 
 
 def _is_one(scale: Any) -> bool:
     """Whether a static scale is one for all: a recipe's is, its node without a recorded value."""
     known = value(scale) if isinstance(scale, fx.Node) else None
-    return not isinstance(known, Tensor) or known.numel() == 1
+    return not isinstance(known, Tensor) or statically_known_true(known.numel() == 1)
 
 
 _INT = torch.int32
