@@ -53,9 +53,6 @@ inline const float* floats(const Tensor& t) {
 // The shape of t with its last size replaced.
 std::vector<int64_t> with_last(const Tensor& t, int64_t last);
 
-// The shape of the scales of x under this scheme.
-std::vector<int64_t> scale_shape(const Tensor& x, const CodeSpec& spec);
-
 // t itself where it is contiguous, without a call of the dispatcher.
 Tensor made_contiguous(const Tensor& t);
 std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t);

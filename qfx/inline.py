@@ -63,25 +63,41 @@ def quantize_parts(
 ) -> Parts:
     """quantize"""
     rows, (qmin, qmax) = _floats(x, factor), code_range(bits, symmetric)
-    reduced = [] if tuple(axes) == PER_TENSOR else [-1]
+    shared, largest = tuple(axes) == PER_TENSOR, None
     if symmetric:
-        largest = aten.amax.default(aten.abs.default(rows), reduced, True)
-        scale = _ratio(largest, _number(x, qmax))  # (Q1)
+        high, low = aten.amax.default(aten.abs.default(rows), [-1], True), None
+        if shared:
+            (high,), largest = _of_finite_rows(high)
+        scale = _ratio(high, _number(x, qmax))  # (Q1)
     else:
-        high = aten.clamp_min.default(aten.amax.default(rows, reduced, True), 0)
-        low = aten.clamp_max.default(aten.amin.default(rows, reduced, True), 0)
+        high = aten.clamp_min.default(aten.amax.default(rows, [-1], True), 0)
+        low = aten.clamp_max.default(aten.amin.default(rows, [-1], True), 0)
+        if shared:
+            (high, low), largest = _of_finite_rows(high, low)
         steps = _number(x, qmax - qmin)
         scale = aten.sub.Tensor(_ratio(high, steps), _ratio(low, steps))  # (Q2)
     scale = aten.clamp_min.default(scale, SMALLEST_SCALE)
     inverse = _ratio(_number(x, 1), scale)
-    finite = aten.isfinite.default(scale)
+    finite = aten.isfinite.default(scale if largest is None else largest)
     q = aten.round.default(aten.mul.Tensor(rows, inverse))  # (Q3)
+    used = scale if largest is None else aten.where.self(finite, scale, largest)
     if symmetric:
-        return _codes(q, qmin, qmax, finite), scale, _zeros(scale)
+        return _codes(q, qmin, qmax, finite), used, _zeros(used)
     origin = aten.round.default(aten.mul.Tensor(low, inverse))
     zero = aten.clamp.default(aten.rsub.Scalar(origin, qmin), qmin, qmax)
     q = _codes(aten.add.Tensor(q, zero), qmin, qmax, finite)
-    return q, scale, aten.to.dtype(_where(finite, zero), _INT)
+    return q, used, aten.to.dtype(_where(finite, zero), _INT)
+
+
+def _of_finite_rows(high: Any, low: Any = None) -> tuple[list[Any], Any]:
+    """The ends of the range of all rows without a NaN or an infinity, and the greatest magnitude in
+    each row."""
+    largest = high if low is None else aten.maximum.default(high, aten.neg.default(low))
+    finite = aten.isfinite.default(largest)
+    ends = [aten.amax.default(_where(finite, high), [], True)]
+    if low is not None:
+        ends.append(aten.amin.default(_where(finite, low), [], True))
+    return ends, largest
 
 
 def quantize_static_parts(

@@ -19,7 +19,7 @@ struct DynamicLinear {
   int64_t rotation;
 };
 
-// y[m][n] of x[m][k]; the scales of x's rows go to scales[m], to scales[0] where one is for all.
+// y[m][n] of x[m][k]; the scales of x's rows go to scales[m].
 // `op` is named in errors.
 Tensor linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how, float* scales);
 
