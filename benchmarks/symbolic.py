@@ -12,40 +12,38 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import qfx
-from benchmarks.measures import Row, compiled, main_output, merged, plans, reasons
+from benchmarks.measures import Row, compiled, main_output, merged, plans
 from benchmarks.zoo import Architecture, build
 from benchmarks.zoo_kinds import SECOND, Inputs
-from qfx.report import Report, sqnr
+from qfx.report import sqnr
 
 
 def symbolic(row: Architecture, inner: str) -> Row:
-    """Two calls of different batch and length. For each the int8 matmuls that run, beside those
-    that `explain` finds for its sizes alone, of all that it lists, and the SQNR of its main output.
+    """Two calls of different batch and length. For each the int8 matmuls that run, and those that
+    run when it is compiled for its sizes alone, of all that `explain` lists; and the SQNR of its
+    main output.
 
     `graphs`: compiled for both, `plain_graphs` by PyTorch alone. `lost`: why matmuls stayed float
-    that `explain` finds int8.
+    that are int8 with known sizes.
     """
     model, first = build(row)
     calls = [first, build(row, SECOND)[1]]
-    reports = [_explained(model, inputs) for inputs in calls]
-    found = _run(model, calls, inner)
-    static = [report.quantized for report in reports]
-    fewer = any(int8 < s for int8, s in zip(found["int8"], static, strict=True))
-    known = Counter(reasons(reports[0])) | Counter(reasons(reports[1]))
+    static, found = (_run(model, calls, inner, dynamic) for dynamic in (False, True))
+    fewer = any(d < s for d, s in zip(found["int8"], static["int8"], strict=True))
     lost: Counter[str] = Counter(found.pop("reasons"))
-    lost -= known
+    lost -= Counter(static["reasons"])
     return {
         **found,
-        "static_int8": static,
-        "matmuls": [report.total for report in reports],
+        "static_int8": static["int8"],
+        "matmuls": [_listed(model, inputs) for inputs in calls],
         "plain_graphs": _graphs(torch.compile(model, backend="eager", dynamic=True), calls),
         "lost": dict(lost) if fewer else {},
     }
 
 
-def _explained(model: nn.Module, inputs: Inputs) -> Report:
+def _listed(model: nn.Module, inputs: Inputs) -> int:
     torch._dynamo.reset()
-    return qfx.explain(model, options={"minimum_gain": 0}, **inputs)
+    return qfx.explain(model, options={"minimum_gain": 0}, **inputs).total
 
 
 def _graphs(function: Callable[..., Any], calls: Sequence[Inputs]) -> int:
@@ -59,8 +57,8 @@ def _graphs(function: Callable[..., Any], calls: Sequence[Inputs]) -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _run(model: nn.Module, calls: Sequence[Inputs], inner: str) -> Row:
-    function = compiled(model, inner, dynamic=True)
+def _run(model: nn.Module, calls: Sequence[Inputs], inner: str, dynamic: bool) -> Row:
+    function = compiled(model, inner, dynamic)
     with plans() as seen, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graphs = _graphs(function, calls)
