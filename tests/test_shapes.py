@@ -319,3 +319,15 @@ def test_what_stays_float_says_why(name: str, caplog: pytest.LogCaptureFixture) 
         assert _int8_calls(function, *inputs) == 0
     assert reason in caplog.text
     assert all(map(torch.equal, found.unbind(), expected.unbind()))
+
+
+def test_explain_and_calibrate_where_sizes_depend_on_data() -> None:
+    model = Linears(lambda s, x, m: s.back(F.relu(s.fc(x[m]))))
+    inputs = (_rows(9), _some(9, 0, 3, 4))
+    with dynamo_config.patch(**UNBACKED):
+        report = qfx.explain(model, *inputs, options={"minimum_gain": 0})
+        recipe = qfx.calibrate(model, [inputs, inputs], qfx.Config(minimum_gain=0), progress=False)
+        function = compiled(model, recipe=recipe)
+        assert _int8_calls(function, *inputs) == report.quantized == 2
+        assert 25 < sqnr(model(*inputs), function(*inputs)) < 80
+    assert [row.shape for row in report.rows[:2]] == [f"u0x{K}x{N}", f"u0x{N}x{K}"]
