@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -73,12 +73,13 @@ def _run_hooked(model: nn.Module, inputs: Inputs, hooks: Sequence[Any]) -> Any:
 
 def reasons(report: Report) -> dict[str, int]:
     """Why matmuls stayed float, without the names of single nodes and this machine's times."""
-    found = Counter(row.reason or "no reason" for row in report.rows if row.scheme == "float")
-    merged: Counter[str] = Counter()
-    for reason, count in found.items():
-        general = re.sub(r"computed by \w+", "computed", reason)
-        merged[re.sub(r"int8 would be .*", "int8 would be slower", general)] += count
-    return dict(merged)
+    return merged(row.reason or "no reason" for row in report.rows if row.scheme == "float")
+
+
+def merged(found: Iterable[str]) -> dict[str, int]:
+    """How often each reason occurs, apart from what is particular."""
+    names = (re.sub(r"computed by \w+", "computed", reason) for reason in found)
+    return dict(Counter(re.sub(r"int8 would be .*", "int8 would be slower", n) for n in names))
 
 
 def unlisted(model: nn.Module, inputs: Inputs) -> dict[str, int]:
@@ -157,7 +158,7 @@ def training(model: nn.Module, inputs: Inputs, inner: str) -> Row:
     with plans() as seen, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = gradients(model, compiled(model, inner), inputs)
-    int8 = sum(plan.quantized for plan in seen)
+    int8 = sum(plan.quantized for plan in seen.values())
     cosine = F.cosine_similarity(_flat(expected), _flat(found), dim=0).item()
     return {
         "int8_in_training": int8,
@@ -193,19 +194,22 @@ def main_output(outputs: Any) -> Tensor:
     return next(v for v in outputs.values() if isinstance(v, Tensor))
 
 
-def compiled(model: nn.Module, inner: str) -> Any:
+def compiled(model: nn.Module, inner: str, dynamic: bool | None = None) -> Any:
     torch._dynamo.reset()
-    return torch.compile(model, backend="qfx", options={"minimum_gain": 0, "inner": inner})
+    options: dict[str, Any] = {"minimum_gain": 0, "inner": inner}
+    return torch.compile(model, backend="qfx", dynamic=dynamic, options=options)
 
 
 @contextmanager
-def plans() -> Iterator[list[Plan]]:
-    """The plans that the backend logs while it compiles."""
-    seen: list[Plan] = []
+def plans() -> Iterator[dict[Any, Plan]]:
+    """The plans that the backend logs while it compiles, the last one of each compilation: Dynamo
+    may start one anew."""
+    seen: dict[Any, Plan] = {}
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            seen.extend(a for a in record.args or () if isinstance(a, Plan))
+            which = torch._guards.CompileContext.current_compile_id()
+            seen.update((which, a) for a in record.args or () if isinstance(a, Plan))
 
     log, handler = logging.getLogger("qfx.dynamo"), Collect()
     level, propagate = log.level, log.propagate

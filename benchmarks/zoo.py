@@ -16,6 +16,7 @@ from torch import nn
 
 from benchmarks.zoo_kinds import (
     EXPERTS,
+    FIRST,
     IMAGE,
     INPUTS,
     SIZES,
@@ -23,6 +24,8 @@ from benchmarks.zoo_kinds import (
     TWO_STACKS,
     WIDTH,
     Inputs,
+    Lengths,
+    any_image,
     forecast,
     image_and_text,
     large_image,
@@ -43,7 +46,7 @@ class Architecture:
     kind: str
     model: str
     differs: dict[str, Any] = field(default_factory=dict)
-    inputs: Callable[[], Inputs] | None = None
+    inputs: Callable[[Lengths], Inputs] | None = None
     without: tuple[str, ...] = ()
 
 
@@ -190,6 +193,7 @@ ROWS = (
         VISION,
         "SwinModel",
         {"patch_size": 4, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+        any_image,
         without=("num_attention_heads",),
     ),
     Architecture(
@@ -197,6 +201,7 @@ ROWS = (
         VISION,
         "ConvNextModel",
         {"patch_size": 4, "hidden_sizes": [32, 64], "depths": [1, 1], "num_stages": 2},
+        any_image,
     ),
     Architecture(
         "segformer",
@@ -289,8 +294,8 @@ ROWS = (
 TABLE = {row.name: row for row in ROWS}
 
 
-def build(row: Architecture) -> tuple[nn.Module, Inputs]:
-    """The model in eval mode, nothing in it random from call to call, and inputs for it."""
+def build(row: Architecture, size: Lengths = FIRST) -> tuple[nn.Module, Inputs]:
+    """The model in eval mode, nothing in it random from call to call, and inputs of that size."""
     import transformers
 
     torch.manual_seed(0)
@@ -299,7 +304,7 @@ def build(row: Architecture) -> tuple[nn.Module, Inputs]:
     config = model_class.config_class(**{**sizes, **row.differs})
     _adjust(config)
     model = model_class(config).eval()
-    return model, (row.inputs or INPUTS[row.kind])()
+    return model, (row.inputs or INPUTS[row.kind])(size)
 
 
 def _adjust(config: Any) -> None:

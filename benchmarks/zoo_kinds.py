@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-VOCABULARY, BATCH, TOKENS, WIDTH = 256, 2, 16, 64
+VOCABULARY, WIDTH = 256, 64
 Inputs = dict[str, Any]
+
+
+class Lengths(NamedTuple):
+    """What differs between calls of a model; `side`: of images, where a model takes any."""
+
+    batch: int
+    tokens: int
+    side: int
+
+
+FIRST, SECOND = Lengths(2, 16, 32), Lengths(3, 21, 48)
 TEXT = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
@@ -63,49 +74,56 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def text() -> Inputs:
-    return {"input_ids": torch.randint(3, VOCABULARY, (BATCH, TOKENS))}
+def text(size: Lengths) -> Inputs:
+    return {"input_ids": _ids(size)}
 
 
-def two_texts() -> Inputs:
-    return {**text(), "decoder_input_ids": torch.randint(3, VOCABULARY, (BATCH, TOKENS))}
+def _ids(size: Lengths) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (size.batch, size.tokens))
 
 
-def image() -> Inputs:
-    return {"pixel_values": torch.randn(BATCH, 3, 32, 32)}
+def two_texts(size: Lengths) -> Inputs:
+    return {**text(size), "decoder_input_ids": _ids(size)}
 
 
-def large_image() -> Inputs:
-    return {"pixel_values": torch.randn(BATCH, 3, 64, 64)}
+def image(size: Lengths) -> Inputs:
+    return {"pixel_values": torch.randn(size.batch, 3, 32, 32)}
 
 
-def image_and_text() -> Inputs:
-    return {**image(), **text()}
+def any_image(size: Lengths) -> Inputs:
+    return {"pixel_values": torch.randn(size.batch, 3, size.side, size.side)}
 
 
-def waveform() -> Inputs:
-    return {"input_values": torch.randn(BATCH, 2000)}
+def large_image(size: Lengths) -> Inputs:
+    return any_image(size._replace(side=2 * size.side))
 
 
-def mel_and_text() -> Inputs:
-    ids = torch.randint(3, VOCABULARY, (BATCH, TOKENS))
-    return {"input_features": torch.randn(BATCH, 16, 64), "decoder_input_ids": ids}
+def image_and_text(size: Lengths) -> Inputs:
+    return {**image(size), **text(size)}
 
 
-def spectrogram() -> Inputs:
-    return {"input_values": torch.randn(BATCH, 64, 32)}
+def waveform(size: Lengths) -> Inputs:
+    return {"input_values": torch.randn(size.batch, 125 * size.tokens)}
 
 
-def latent_text() -> Inputs:
-    return {"inputs": torch.randn(BATCH, TOKENS, 32)}
+def mel_and_text(size: Lengths) -> Inputs:
+    return {"input_features": torch.randn(size.batch, 16, 64), "decoder_input_ids": _ids(size)}
 
 
-def series() -> Inputs:
-    return {"past_values": torch.randn(BATCH, 32, 3)}
+def spectrogram(size: Lengths) -> Inputs:
+    return {"input_values": torch.randn(size.batch, 64, 32)}
 
 
-def forecast() -> Inputs:
-    past, future = (BATCH, 19), (BATCH, 8)
+def latent_text(size: Lengths) -> Inputs:
+    return {"inputs": torch.randn(size.batch, size.tokens, 32)}
+
+
+def series(size: Lengths) -> Inputs:
+    return {"past_values": torch.randn(size.batch, 32, 3)}
+
+
+def forecast(size: Lengths) -> Inputs:
+    past, future = (size.batch, 19), (size.batch, 8)
     return {
         "past_values": torch.rand(past),
         "past_time_features": torch.randn(*past, 2),
@@ -115,7 +133,7 @@ def forecast() -> Inputs:
     }
 
 
-INPUTS: dict[str, Callable[[], Inputs]] = {
+INPUTS: dict[str, Callable[[Lengths], Inputs]] = {
     "encoder": text,
     "decoder": text,
     "encoder-decoder": two_texts,

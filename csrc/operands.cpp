@@ -109,10 +109,4 @@ std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t) {
   return t.has_value() ? std::optional<Tensor>(made_contiguous(*t)) : std::nullopt;
 }
 
-std::vector<int64_t> scale_shape(const Tensor& x, const CodeSpec& spec) {
-  std::vector<int64_t> shape = with_last(x, 1);
-  if (spec.per_tensor) std::fill(shape.begin(), shape.end(), 1);
-  return shape;
-}
-
 }  // namespace qfx

@@ -54,9 +54,6 @@ inline const float* floats(const Tensor& t) {
 // The shape of t with its last size replaced.
 std::vector<int64_t> with_last(const Tensor& t, int64_t last);
 
-// The shape of the scales of x under this scheme.
-std::vector<int64_t> scale_shape(const Tensor& x, const CodeSpec& spec);
-
 // "It asked for 60 bytes, a tensor of shape 5x3 and dtype Float".
 OutOfMemory out_of_memory(const std::vector<int64_t>& shape, ScalarType dtype);
 

@@ -17,7 +17,7 @@ enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 struct CodeSpec {
   int bits;
   bool symmetric;
-  bool per_tensor;  // one scale for the matrix instead of one per row
+  bool per_tensor;  // one scale for all finite rows of the matrix instead of one per row
 };
 
 // What becomes of a row before it is quantized: R (x * factor). (R1)

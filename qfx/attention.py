@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo import compiled_autograd
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from qfx.capture import value
 from qfx.effects import writes
@@ -94,6 +95,8 @@ def _written(attention: Attention, *sources: fx.Node) -> bool:
 
 def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:
     query, key, val, result = values
+    if any(map(is_traceable_wrapper_subclass, values)):
+        return "an attention of a tensor subclass"
     types = {t.dtype for t in values}
     if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
         return "an attention that is not of one float type up to 32 bits"

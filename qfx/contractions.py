@@ -139,6 +139,8 @@ def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
         _each(a.get(name, default), len(kernel))
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
+    if any(isinstance(size, fx.Node) for size in (*stride, *padding, *dilation)):
+        return "a convolution whose stride, padding or dilation is computed"
     if a.get("groups", 1) != 1 or a.get("transposed"):
         return "a grouped or transposed convolution"
     if padding not in (_each(0, len(kernel)), "valid"):

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from torch import fx
 
 # What a defect of the pass can raise. User errors are ValueErrors, raised before the pass starts.
-FAULTS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError)
+FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+)
 
 
 class PassFault(RuntimeError):

@@ -21,8 +21,9 @@ ops = torch.ops.qfx
 class Quantized(NamedTuple):
     """Integers and what they stand for: (codes - zero_point) * scale. (Q5)
 
-    `codes`: int8 [..., K]. `scale` float32, `zero_point` int32: [1, ..., 1] per tensor, [..., 1]
-    per row or static per tensor, [1, ..., K] per column, [..., ceil(K / group)] in groups.
+    `codes`: int8 [..., K]. `scale` float32, `zero_point` int32: [..., 1] per row and per tensor,
+    where they are the same for all rows but those with a NaN or an infinity, [1, ..., K] per
+    column, [..., ceil(K / group)] in groups.
     """
 
     codes: Tensor
@@ -121,6 +122,4 @@ def _matrix(rows: Tensor, like: Tensor, spec: QSpec) -> Tensor:
 def _scale_shape(x: Tensor, spec: QSpec) -> tuple[int, ...]:
     if spec.axes == PER_COLUMN:
         return (*(1,) * (x.dim() - 1), x.shape[-1])
-    if spec.axes == PER_TENSOR and not spec.static:
-        return (1,) * x.dim()
     return (*x.shape[:-1], -(-x.shape[-1] // spec.group) if spec.group else 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.canonical import erase
 from qfx.capture import device, value
@@ -32,7 +33,9 @@ def inlined(quantize: fx.Node) -> bool:
         return False
     x, scale = quantize.args[:2]
     rotates = len(quantize.args) > _TRANSFORM[quantize.target] and bool(quantize.args[-1])
-    return not rotates and _has_elements(x) and _is_one(scale)
+    axes: Any = quantize.args[1]
+    whole = quantize.target is ops.quantize.default and tuple(axes) == PER_TENSOR
+    return not rotates and _has_elements(x, whole) and _is_one(scale)
 
 
 def inline(graph: fx.Graph, quantize: fx.Node) -> None:
@@ -60,25 +63,41 @@ def quantize_parts(
 ) -> Parts:
     """quantize"""
     rows, (qmin, qmax) = _floats(x, factor), code_range(bits, symmetric)
-    reduced = [] if tuple(axes) == PER_TENSOR else [-1]
+    shared, largest = tuple(axes) == PER_TENSOR, None
     if symmetric:
-        largest = aten.amax.default(aten.abs.default(rows), reduced, True)
-        scale = _ratio(largest, _number(x, qmax))  # (Q1)
+        high, low = aten.amax.default(aten.abs.default(rows), [-1], True), None
+        if shared:
+            (high,), largest = _of_finite_rows(high)
+        scale = _ratio(high, _number(x, qmax))  # (Q1)
     else:
-        high = aten.clamp_min.default(aten.amax.default(rows, reduced, True), 0)
-        low = aten.clamp_max.default(aten.amin.default(rows, reduced, True), 0)
+        high = aten.clamp_min.default(aten.amax.default(rows, [-1], True), 0)
+        low = aten.clamp_max.default(aten.amin.default(rows, [-1], True), 0)
+        if shared:
+            (high, low), largest = _of_finite_rows(high, low)
         steps = _number(x, qmax - qmin)
         scale = aten.sub.Tensor(_ratio(high, steps), _ratio(low, steps))  # (Q2)
     scale = aten.clamp_min.default(scale, SMALLEST_SCALE)
     inverse = _ratio(_number(x, 1), scale)
-    finite = aten.isfinite.default(scale)
+    finite = aten.isfinite.default(scale if largest is None else largest)
     q = aten.round.default(aten.mul.Tensor(rows, inverse))  # (Q3)
+    used = scale if largest is None else aten.where.self(finite, scale, largest)
     if symmetric:
-        return _codes(q, qmin, qmax, finite), scale, _zeros(scale)
+        return _codes(q, qmin, qmax, finite), used, _zeros(used)
     origin = aten.round.default(aten.mul.Tensor(low, inverse))
     zero = aten.clamp.default(aten.rsub.Scalar(origin, qmin), qmin, qmax)
     q = _codes(aten.add.Tensor(q, zero), qmin, qmax, finite)
-    return q, scale, aten.to.dtype(_where(finite, zero), _INT)
+    return q, used, aten.to.dtype(_where(finite, zero), _INT)
+
+
+def _of_finite_rows(high: Any, low: Any = None) -> tuple[list[Any], Any]:
+    """The ends of the range of all rows without a NaN or an infinity, and the greatest magnitude in
+    each row."""
+    largest = high if low is None else aten.maximum.default(high, aten.neg.default(low))
+    finite = aten.isfinite.default(largest)
+    ends = [aten.amax.default(_where(finite, high), [], True)]
+    if low is not None:
+        ends.append(aten.amin.default(_where(finite, low), [], True))
+    return ends, largest
 
 
 def quantize_static_parts(
@@ -136,20 +155,22 @@ def _ratio(a: Any, b: Any) -> Any:
     return aten.addcdiv.default(aten.zeros_like.default(b), a, b)
 
 
-def _has_elements(x: Any) -> bool:
-    """Whether it is known that x [..., K] has no axis of size 0: of those no range is reduced."""
+def _has_elements(x: Any, whole: bool) -> bool:
+    """Whether it is known that no axis of x [..., K] has size 0, over which no range is reduced.
+    `whole`: that is all of them, also symbolic ones; else K."""
     while x.target is torch.detach:
         (x,) = x.args
     known = value(x)
     if not isinstance(known, Tensor) or not known.dim() or type(known.shape[-1]) is not int:
         return False
-    return all(type(size) is not int or size > 0 for size in known.shape)
+    sizes = known.shape if whole else [s for s in known.shape if type(s) is int]
+    return all(statically_known_true(size > 0) for size in sizes)
 
 
 def _is_one(scale: Any) -> bool:
     """Whether a static scale is one for all: a recipe's is, its node without a recorded value."""
     known = value(scale) if isinstance(scale, fx.Node) else None
-    return not isinstance(known, Tensor) or known.numel() == 1
+    return not isinstance(known, Tensor) or statically_known_true(known.numel() == 1)
 
 
 _INT = torch.int32

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from qfx.attention import Attention
 from qfx.bodies import calls, link
@@ -194,6 +196,8 @@ def _shape_nk(site: Site) -> tuple[int, ...] | None:
 def _refusal(site: Site, written: set[fx.Node]) -> str | None:
     """Why a matmul with a constant right operand cannot be int8, or None."""
     x, w = value(site.x), value(site.weight)
+    if is_traceable_wrapper_subclass(x):
+        return f"the input is a {type(x).__name__}, a tensor subclass"
     for what, tensor in (("input", x), ("weight", w)):
         if tensor is not None and tensor.dtype not in FLOATS:
             return (
@@ -224,7 +228,7 @@ def _bias_refusal(site: Site, shape: tuple[int, ...] | None) -> str | None:
     if bias is None or shape is None:
         return None
     n = shape[0]
-    if bias.ndim != 1 or bias.shape[0] != n:
+    if bias.ndim != 1 or not guard_or_false(bias.shape[0] == n):
         return (
             f"the added term has shape {list(bias.shape)}, not one bias for each of the {n} outputs"
         )

@@ -1,26 +1,34 @@
 """Opened operators: a node that holds several matmuls becomes the nodes it is made of.
 
 The operator's own Python definition is run on the node's recorded (fake) values, and every PyTorch
-function that it calls is written into the graph. Sizes must be known numbers.
+function that it calls is written into the graph. Symbolic sizes become nodes that make them of the
+sizes of the operands.
 """
 
 from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from qfx.breakeven import hint
 from qfx.capture import value
 from qfx.fault import at
+
+aten = torch.ops.aten
+_NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
 def open_operators(gm: fx.GraphModule) -> fx.GraphModule:
@@ -37,14 +45,25 @@ def open_operators(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _known(node: fx.Node) -> bool:
-    """Whether all values are recorded, with plain sizes."""
-    values = [value(n) for n in (*node.all_input_nodes, node)]
-    tensors = [t for v in values for t in pytree.tree_leaves(v) if t is not None]
+    """Whether all values are recorded, with sizes that can be made of the operands'."""
+    operands = [value(n) for n in node.all_input_nodes]
+    tensors = [v for v in operands if not isinstance(v, _NUMBERS)]
+    tensors += [v for v in pytree.tree_leaves(value(node)) if v is not None]
     if not all(isinstance(t, Tensor) for t in tensors) or len(_fake_modes(tensors)) > 1:
         return False
-    return not any(
-        isinstance(size, torch.SymInt) for t in tensors for size in (*t.shape, *t.stride())
-    )
+    symbolic = [s for t in tensors for s in (*t.shape, *t.stride()) if isinstance(s, torch.SymInt)]
+    symbols = {symbol for size in symbolic for symbol in size.node.expr.free_symbols}
+    return all(hint(s) is not None for s in symbolic) and symbols <= {*_axes(node.all_input_nodes)}
+
+
+def _axes(operands: Iterable[fx.Node]) -> dict[Any, tuple[fx.Node, int]]:
+    """For each symbol that is the size of an operand's axis: that operand, and which axis."""
+    return {
+        size.node.expr: (operand, axis)
+        for operand in operands
+        for axis, size in enumerate(getattr(value(operand), "shape", ()))
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
+    }
 
 
 def _fake_modes(tensors: Any) -> list[Any]:
@@ -54,16 +73,18 @@ def _fake_modes(tensors: Any) -> list[Any]:
 
 
 def _open(node: fx.Node, body: Callable[..., Any]) -> None:
-    values = {n: value(n) for n in node.all_input_nodes}
+    values, before = {n: value(n) for n in node.all_input_nodes}, node.prev
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
     records = any(getattr(t, "requires_grad", False) for t in pytree.tree_leaves(value(node)))
     (fake_mode,) = _fake_modes(values.values()) or (nullcontext(),)
     with node.graph.inserting_before(node):
         recorder = _Recorder(node, {id(v): n for n, v in values.items()})
-        with torch.set_grad_enabled(records), fake_mode, recorder:
+        symbolic = enable_python_dispatcher()  # C++ refuses symbolic sizes of some operators
+        with torch.set_grad_enabled(records), fake_mode, symbolic, recorder:
             result = body(*args, **kwargs)
     if result is NotImplemented:
-        recorder.undo()
+        while node.prev is not before:
+            node.graph.erase_node(node.prev)
         return
     _replace(node, recorder, result)
 
@@ -91,7 +112,7 @@ class _Recorder(TorchFunctionMode):
         self.graph, self.nodes = source.graph, nodes
         self.meta = {key: source.meta[key] for key in _INHERITED if key in source.meta}
         self.kept: list[Any] = []  # so that no id is used twice
-        self.made: list[fx.Node] = []
+        self.axes, self.sizes = _axes(source.all_input_nodes), dict[Any, Any]()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -104,7 +125,29 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _node_of(self, argument: Any) -> Any:
-        return self.nodes.get(id(argument), argument) if isinstance(argument, Tensor) else argument
+        if isinstance(argument, torch.Size):
+            return tuple(map(self._node_of, argument))
+        if not isinstance(argument, (Tensor, *_NUMBERS)):
+            return argument
+        if id(argument) not in self.nodes and isinstance(argument, torch.SymInt):
+            return self._size(argument.node.expr)
+        return self.nodes.get(id(argument), argument)
+
+    def _size(self, expression: Any) -> Any:
+        """A symbolic size as nodes, or as a number if it has become one."""
+        if expression not in self.sizes:
+            tracer = fx.proxy.GraphAppendingTracer(self.graph)
+            axes = {
+                symbol: fx.Proxy(self._axis(symbol), tracer) for symbol in expression.free_symbols
+            }
+            size = sympy_interp(PythonReferenceAnalysis, axes, expression)
+            self.sizes[expression] = size.node if isinstance(size, fx.Proxy) else size
+        return self.sizes[expression]
+
+    def _axis(self, symbol: Any) -> fx.Node:
+        if symbol not in self.sizes:
+            self.sizes[symbol] = self.graph.call_function(aten.sym_size.int, self.axes[symbol])
+        return self.sizes[symbol]
 
     def _emit(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         if isinstance(func, types.MethodDescriptorType) or func in _PYTHON_METHODS:
@@ -115,7 +158,6 @@ class _Recorder(TorchFunctionMode):
 
     def _new(self, node: fx.Node) -> fx.Node:
         node.meta.update(self.meta)
-        self.made.append(node)
         return node
 
     def _bind(self, result: Any, node: fx.Node) -> None:
@@ -127,10 +169,6 @@ class _Recorder(TorchFunctionMode):
         for i, part in enumerate(result):
             if isinstance(part, Tensor):
                 self._bind(part, self._new(self.graph.call_function(operator.getitem, (node, i))))
-
-    def undo(self) -> None:
-        for node in reversed(self.made):
-            self.graph.erase_node(node)
 
 
 _PYTHON_METHODS = [f for f in vars(Tensor).values() if isinstance(f, types.FunctionType)]

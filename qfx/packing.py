@@ -70,7 +70,7 @@ class Packing:
 
 
 def parts_of(
-    w_nk: Any, packing: Packing, constants: dict[str, Any], n: Any, k: int | None
+    w_nk: Any, packing: Packing, constants: dict[str, Any], k: int | None
 ) -> dict[str, Any]:
     """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)"""
     spec, found, given = packing.spec, {}, w_nk
@@ -86,12 +86,10 @@ def parts_of(
     if packing.grouped:
         assert k is not None
         return found | _grouped(w_nk, packing, k)
-    axes = [0, 1] if spec.axes == PER_COLUMN else list(spec.axes)
+    axes = list(PER_TENSOR if spec.axes == PER_COLUMN else spec.axes)
     rotation = (None, packing.rotation) if packing.rotation else ()
     triple = ops.quantize.default(w_nk, axes, spec.bits, True, *rotation)
     scale = torch.reshape(triple[1], (-1,))
-    if tuple(axes) == PER_TENSOR:
-        scale = aten.expand.default(scale, (n,))
     if packing.guarded:
         found["error"] = _error(given, w_nk, triple, packing)
     return {"blocks": ops.pack_weight.default(triple[0]), "scale": scale} | found

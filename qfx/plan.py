@@ -13,8 +13,9 @@ import torch
 from tabulate import tabulate
 
 from qfx.attention import Attention
-from qfx.breakeven import condition, guard
+from qfx.breakeven import condition, guard, hint, why_unguarded
 from qfx.config import Config
+from qfx.fault import at
 from qfx.gpu.support import has_kernel
 from qfx.guard import Guard
 from qfx.patterns import fits, names, recipes
@@ -82,8 +83,13 @@ def decide(
     """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
     at hand, every legal site is int8."""
     found, price = recipes(config.recipe, matches), Prices(cost, gpu_costs)
-    entries = (_entry(match, config, price, found.get(match.node)) for match in matches)
+    entries = (_decided(match, config, price, found.get(match.node)) for match in matches)
     return Plan(tuple(_guarded(entry, config) for entry in entries))
+
+
+def _decided(match: Match, config: Config, prices: Prices, recipe: SiteRecipe | None) -> Entry:
+    with at(match.node):
+        return _entry(match, config, prices, recipe)
 
 
 def _entry(match: Match, config: Config, prices: Prices, recipe: SiteRecipe | None) -> Entry:
@@ -199,11 +205,12 @@ def _by_cost(site: Site, config: Config, prices: Prices) -> Entry:
     cost = prices.of(site, scheme)
     if isinstance(cost, str):
         return _unpriced(site, config, scheme, cost)
-    if cost is None or m is None or site.k is None or site.n is None:
+    if cost is None or site.m is None or site.k is None or site.n is None:
         return Entry(site, scheme, "int8; its gain was not predicted")
+    where, only = _where(site, config, cost, scheme)
+    if m is None:
+        return _by_range(site, config, scheme, where, only)
     estimate = _estimate(site, m, dtype, scheme, cost)
-    where = _where(site, config, cost, scheme)
-    only = "" if where in (None, sympy.true, sympy.false) else f"; int8 where {where}"
     if site.repacked:
         only += f"; its weight is packed at every call: {site.repacked}"
     if estimate.gain < config.minimum_gain:
@@ -224,8 +231,9 @@ def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
 
 
 def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
-    """Of the forward, and of packing the weight where every call does."""
+    """Of the forward, and of packing the weight where every call does. No row counts as one."""
     assert site.k is not None and site.n is not None
+    m = max(m, 1)
     found = cost.estimate(m, site.k, site.n, dtype, scheme)
     more = 0.0
     if site.weight_trains:
@@ -235,16 +243,35 @@ def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: Cost
     return replace(found, int8_s=found.int8_s + more)
 
 
-def _where(site: Site, config: Config, cost: CostModel, scheme: Scheme) -> sympy.Basic | None:
-    """The break-even in the site's symbolic M."""
+def _where(
+    site: Site, config: Config, cost: CostModel, scheme: Scheme
+) -> tuple[sympy.Basic | None, str]:
+    """The break-even in the site's symbolic M, None where no guard can ask for it; and in words."""
     if not isinstance(site.m, torch.SymInt):
-        return None
+        return None, ""
     dtype = site.out_dtype or torch.float32
 
     def gains(m: int) -> bool:
         return _estimate(site, m, dtype, scheme, cost).gain >= config.minimum_gain
 
-    return condition(site.m, gains)
+    where = condition(site.m, gains)
+    if where in (sympy.true, sympy.false):
+        return where, ""
+    why_not = why_unguarded(site.m, where)
+    words = f"; int8 where {where}"
+    return (where, words) if why_not is None else (None, f"{words}, not guarded: {why_not}")
+
+
+def _by_range(
+    site: Site, config: Config, scheme: Scheme, where: sympy.Basic | None, only: str
+) -> Entry:
+    """Of an M that the captured call does not know: by what its range allows."""
+    every = f"minimum_gain={config.minimum_gain} for every M that can occur"
+    if where is None:
+        return Entry(site, scheme, f"int8; its gain was not predicted{only}")
+    if where == sympy.true:
+        return Entry(site, scheme, f"int8 predicted to reach {every}", where=where)
+    return Entry(site, None, f"int8 would be below {every}", where=where)
 
 
 def guard_sizes(plan: Plan) -> None:
@@ -252,12 +279,5 @@ def guard_sizes(plan: Plan) -> None:
     for entry in plan.entries:
         if entry.where is not None and isinstance(entry.match, Site):
             assert isinstance(entry.match.m, torch.SymInt)
-            guard(entry.match.m, entry.where)
-
-
-def hint(size: int | torch.SymInt | None) -> int | None:
-    """The size a symbolic dimension had in the captured call; adds no guard."""
-    if isinstance(size, torch.SymInt):
-        seen = size.node.hint
-        return None if seen is None else int(seen)
-    return size
+            with at(entry.match.node):
+                guard(entry.match.m, entry.where)

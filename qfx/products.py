@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo import compiled_autograd
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from qfx.capture import value
 from qfx.gpu.support import why_not
@@ -64,6 +65,8 @@ def product(
     x, w, y = values
     if not all(isinstance(t, Tensor) for t in values):
         return "a matmul of two activations whose shapes are not known"
+    if any(map(is_traceable_wrapper_subclass, values)):
+        return "a matmul of two activations, one of them a tensor subclass"
     types = {t.dtype for t in (x, w, y)}
     if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
         return "a matmul of two activations that are not of one float type up to 32 bits"

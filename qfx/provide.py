@@ -19,7 +19,6 @@ from qfx.bodies import Given, callers, family, siblings
 from qfx.capture import OUTER, attribute, roots
 from qfx.coded import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.packing import Constant, Packing, parts_of
-from qfx.scheme import PER_ROW
 from qfx.site import Site
 from qfx.views import View, emit_view, token
 from qfx.weights import pack
@@ -147,11 +146,8 @@ def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedN
     with graph.inserting_before(site.node):
         w_nk = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
         tracer = fx.proxy.GraphAppendingTracer(graph)
-        w, n = fx.Proxy(w_nk, tracer), site.n
-        if n is None and packing.spec.axes != PER_ROW:
-            n = torch.ops.aten.sym_size.int(w, 0)
         proxies = {name: fx.Proxy(node, tracer) for name, node in given.items()}
-        parts = parts_of(w, packing, proxies, n, site.k)
+        parts = parts_of(fx.Proxy(w_nk, tracer), packing, proxies, site.k)
         return PackedNodes(**{part: proxy.node for part, proxy in parts.items()})
 
 

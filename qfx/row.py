@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import qfx._C as _C
+from qfx.breakeven import hint
 from qfx.form_cost import form
 from qfx.guard import GuardCount
-from qfx.plan import Entry, hint
+from qfx.plan import Entry
 from qfx.scheme import PER_COLUMN
 from qfx.site import Site, Unmatched
 

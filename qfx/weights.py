@@ -48,7 +48,7 @@ def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
     with torch.no_grad():
         w_nk, device = apply(view, weight.detach()), str(weight.device)
         given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
-        parts = parts_of(w_nk, packing, given, *w_nk.shape)
+        parts = parts_of(w_nk, packing, given, w_nk.shape[1])
         return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
 
 

@@ -34,11 +34,13 @@ class Block(nn.Module):
         return self.lm_head(h)
 
 
-def compiled(model: nn.Module, *, fullgraph: bool = False, **options: Any) -> Any:
+def compiled(
+    model: nn.Module, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any
+) -> Any:
     """`torch.compile` with qfx, everything legal in int8, one fixed scheme, no Inductor."""
-    defaults = {"minimum_gain": 0, "scheme": "w8a8-asymmetric", "inner": "eager"}
+    options = {"minimum_gain": 0, "scheme": "w8a8-asymmetric", "inner": "eager", **options}
     return torch.compile(
-        model, backend=qfx.backend, fullgraph=fullgraph, options={**defaults, **options}
+        model, backend=qfx.backend, fullgraph=fullgraph, dynamic=dynamic, options=options
     )
 
 

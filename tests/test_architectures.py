@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.architectures import NOTES, PAGE, missed, page, saved
+from benchmarks.architectures import PAGE, saved
 from benchmarks.measures import COSINE_BAR, PARTS, SQNR_BAR, Row, coverage, training
+from benchmarks.survey_page import DYNAMIC_NOTES, NOTES, lost, missed, page
+from benchmarks.symbolic import symbolic
 from benchmarks.zoo import TABLE, build
 from qfx.report import Report
 
@@ -77,7 +79,7 @@ def test_training_finds_a_lost_gradient() -> None:
 
 
 def test_the_page_is_what_the_results_say() -> None:
-    assert PAGE.read_text() == page()
+    assert PAGE.read_text() == page(saved(), saved("dynamic"))
 
 
 def test_the_survey_is_wide_and_what_it_misses_is_explained() -> None:
@@ -86,3 +88,19 @@ def test_the_survey_is_wide_and_what_it_misses_is_explained() -> None:
     names = [row["architecture"] for row in rows]
     assert names == [n for n in TABLE if n in names] and len(names) >= 50
     assert [row["architecture"] for row in rows if missed(row)] == [n for n in names if n in NOTES]
+
+
+def test_symbolic_sizes_lose_nothing_that_is_not_explained() -> None:
+    """And qfx warned of nothing."""
+    rows = saved("dynamic")["rows"]
+    assert [row["architecture"] for row in rows] == list(TABLE)
+    assert [row["architecture"] for row in rows if row.get("warnings")] == []
+    assert [row["architecture"] for row in rows if lost(row)] == list(DYNAMIC_NOTES)
+
+
+# Ranges without a lower end, of attention biases and rotary positions.
+@pytest.mark.parametrize("name", ["bloom", "falcon"])
+def test_an_architecture_with_symbolic_sizes(name: str) -> None:
+    row = symbolic(TABLE[name], "eager")
+    assert row["graphs"] == 1 and row["int8"] == row["static_int8"] and row["int8"][0] > 0
+    assert row["warnings"] == [] and row["lost"] == {} and min(row["sqnr_db"]) >= SQNR_BAR

@@ -210,6 +210,15 @@ def test_a_fault_of_the_pass_leaves_the_graph_float(monkeypatch: pytest.MonkeyPa
         assert torch.equal(compiled(model)(X), model(X))
 
 
+def test_a_fault_of_the_plan_names_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of arithmetic, which a cost model may make."""
+    monkeypatch.setattr("qfx.cost.MachineCost.estimate", lambda *problem: 1 // 0)
+    model = nn.Linear(8, 8)
+    phrase = "left it float, at node .*: ZeroDivisionError"
+    with torch.no_grad(), pytest.warns(UserWarning, match=phrase):
+        assert torch.equal(compiled(model)(X[..., :8]), model(X[..., :8]))
+
+
 def test_faults_of_the_inner_compiler_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(gm: object, inputs: object) -> None:
         raise RuntimeError("inner trouble")

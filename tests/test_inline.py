@@ -163,6 +163,24 @@ def test_training_reads_inlined_codes() -> None:
         assert got is not None and torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("axes", [(1,), (0, 1)])
+@torch.no_grad()
+def test_a_size_that_may_be_zero(axes: tuple[int, ...]) -> None:
+    """One range of no rows cannot be reduced, one for each of them can."""
+
+    class Chosen(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x[x[:, 0] > 0])
+
+    module, x = Chosen(64, 8), X.reshape(-1, 64)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    config = qfx.Config(scheme=qfx.Scheme(x=qfx.QSpec(axes=axes)), minimum_gain=0)
+    gm, _ = qfx.rewrite(on_cuda(program.module()), config)
+    assert _operators(gm)["int8_linear"] == (axes == (1,))
+    for inputs in (x, -x.abs()):
+        assert torch.allclose(gm(inputs), module(inputs), atol=0.1)
+
+
 @pytest.mark.parametrize("x", [torch.ones(0, 64), torch.ones(3, 0)])
 @torch.no_grad()
 def test_of_nothing_no_range_is_reduced(x: Tensor) -> None:

@@ -136,21 +136,22 @@ def test_each_matrix_is_by_itself(
 
 @given(
     st.data(), POSITIVE, POSITIVE, POSITIVE, DTYPES, LAYOUTS_OF_BATCHES, ISAS,
-    st.sampled_from([torch.nan, torch.inf, -torch.inf]),
+    st.sampled_from([torch.nan, torch.inf, -torch.inf]), AXES,
 )  # fmt: skip
 def test_nan_and_infinity_stay_in_their_row_and_column(
     data: st.DataObject, m: int, k: int, n: int, dtype: torch.dtype, layout: str, isa: str,
-    bad: float,
+    bad: float, axes: list[int],
 ) -> None:  # fmt: skip
-    """(Q4): a faulty element of a takes its row of y with it, one of b its column, no others."""
+    """(F9): a faulty element of a takes its row of y with it, one of b its column, no others, also
+    where all rows of a have one scale."""
     a = data.draw(batches((2,), m, k, ("normal",))).to(dtype).contiguous()
     b = data.draw(batches((2,), n, k, ("normal",))).to(dtype).contiguous()
     faulty_a, faulty_b = a.clone(), b.clone()
-    faulty_a[1, m // 2, k // 2] = bad
+    faulty_a[1, m // 2, k // 2], a[1, m // 2] = bad, 0
     faulty_b[1, n // 3, k // 3] = bad
     if layout == "transposed":
         b, faulty_b = b.mT.contiguous().mT, faulty_b.mT.contiguous().mT
-    how = ([1], 8, False, 8, torch.float32)
+    how = (axes, 8, False, 8, torch.float32)
     with on_isa(isa):
         y = ops.int8_bmm_dynamic(faulty_a, faulty_b, *how)
         clean = ops.int8_bmm_dynamic(a, b, *how)

@@ -161,32 +161,40 @@ def test_more_bits_never_raise_the_bound(x: Tensor, bits: int, symmetric: bool) 
     assert (fine <= coarse)[scale > SMALLEST_SCALE].all()
 
 
-@given(matrices(rows=POSITIVE), st.sampled_from([torch.nan, torch.inf, -torch.inf]), DTYPES, ISAS)
+BAD = st.sampled_from([torch.nan, torch.inf, -torch.inf])
+
+
+@given(matrices(rows=POSITIVE), BAD, DTYPES, AXES, BITS, st.booleans(), ISAS)
 def test_nan_and_infinity_stay_in_their_rows(
-    x: Tensor, bad: float, dtype: torch.dtype, isa: str
+    x: Tensor, bad: float, dtype: torch.dtype, axes: list[int], bits: int, symmetric: bool, isa: str
 ) -> None:
-    """(Q4) through a whole linear: NaN in the row of the fault, the same bits in all others."""
+    """(Q4) through a whole linear: NaN in the row of the fault, and in all others the same bits as
+    if that one were zero, also where they share a scale."""
     assume(x.shape[1] > 0)
     m, k = x.shape
-    x = x.to(dtype)
-    faulty = x.clone()
-    faulty[m // 2, k // 2] = bad
+    row = m // 2
+    faulty, clean = x.to(dtype).clone(), x.to(dtype).clone()
+    faulty[row, k // 2], clean[row] = bad, 0
     packed, scale = ops.pack_weight(torch.ones(5, k, dtype=torch.int8)), torch.ones(5)
-    how = (None, [1], 8, False, "none", torch.float32)
+    how = (None, axes, bits, symmetric, "none", torch.float32)
     with on_isa(isa):
-        y, clean = (ops.int8_linear_dynamic(v, packed, scale, *how) for v in (faulty, x))
-    others = torch.arange(m) != m // 2
-    assert y[m // 2].isnan().all() and same_bits(y[others], clean[others])
+        y, expected = (ops.int8_linear_dynamic(v, packed, scale, *how) for v in (faulty, clean))
+    others = torch.arange(m) != row
+    assert y[row].isnan().all() and same_bits(y[others], expected[others])
 
 
-@given(matrices(rows=POSITIVE), st.sampled_from([torch.nan, torch.inf, -torch.inf]), st.booleans())
-def test_nan_and_infinity_of_a_tensor_reach_all_of_it(
-    x: Tensor, bad: float, symmetric: bool
+@given(matrices(rows=POSITIVE), BAD, AXES, BITS, st.booleans(), ISAS)
+def test_codes_of_rows_with_a_fault(
+    x: Tensor, bad: float, axes: list[int], bits: int, symmetric: bool, isa: str
 ) -> None:
-    """(Q4) with one scale for the matrix: codes and zero point 0, everything dequantizes to NaN."""
+    """(Q4): all zero, and a scale that is the fault; all rows may have one."""
     assume(x.shape[1] > 0)
     x = x.clone()
-    x[-1, -1] = bad
-    q, scale, zero_point = ops.quantize(x, [0, 1], 8, symmetric)
-    assert not q.any() and not zero_point.any() and not scale.isfinite()
-    assert dequantized(q, scale, zero_point).isnan().all()
+    x[::2, -1] = bad
+    with on_isa(isa):
+        q, scale, zero_point = ops.quantize(x, axes, bits, symmetric)
+        values = ops.fake_quantize(x, axes, bits, symmetric, torch.float32)
+    assert not q[::2].any() and not zero_point[::2].any()
+    assert same_bits(scale[::2], torch.full_like(scale[::2], abs(bad)))
+    assert values[::2].isnan().all() and scale[1::2].isfinite().all()
+    assert axes == [1] or len(scale[1::2].unique()) <= 1

@@ -399,7 +399,7 @@ def test_a_graph_packs_weights_as_the_cache_does(row: Row) -> None:
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)
     names = ("w", *packing.constants())
     w, *rest = (torch.fx.Proxy(graph.placeholder(name), tracer) for name in names)
-    parts = parts_of(w, packing, dict(zip(names[1:], rest, strict=True)), N, K)
+    parts = parts_of(w, packing, dict(zip(names[1:], rest, strict=True)), K)
     graph.output(tuple(parts[part].node for part in packing.parts))
     constants = [constant.tensor() for constant in packing.constants().values()]
     found = torch.fx.GraphModule({}, graph)(case.model.weight.detach(), *constants)

@@ -25,7 +25,7 @@ inline int64_t scales_for(const Matrix& x, const Tensor& w_scale) {
   return w_scale.numel() == 0 ? 1 : std::max<int64_t>(x.rows, 1);
 }
 
-// y[m][n] of x[m][k]; the scales of x's rows go to scales[m], to scales[0] where one is for all.
+// y[m][n] of x[m][k]; the scales of x's rows go to scales[m].
 // `op` is named in errors.
 Tensor linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how, float* scales);
 

@@ -1,6 +1,7 @@
 // int8_bmm, int8_bmm_dynamic on the CPU: products of two computed operands. b, which takes the
 // place of the weight, is packed on the way, one matrix at a time.
 #include <algorithm>
+#include <vector>
 
 #include "batch.h"
 #include "cpu/arguments.h"
@@ -77,10 +78,11 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
   a = spec.per_tensor ? made_contiguous(a) : with_contiguous_rows(a);
   b = with_contiguous_rows_or_columns(b);
   const Matrices a_matrices(a), b_matrices(b);
-  RowCode shared{};
+  TensorCode shared{};
+  std::vector<float> all_scales(spec.per_tensor ? size.batch * size.m : 0);
   if (spec.per_tensor) {
     shared = choose_tensor_code(kernels, {a.const_data_ptr(), a_dtype, size.batch * size.m, size.k},
-                                spec);
+                                spec, all_scales.data());
   }
   for_each_matrix(size, [&](int64_t i) {
     thread_local PackMemory memory;
@@ -92,14 +94,14 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
     to.data = out + i * size.m * size.n * to.element();
     const FloatMatrix x = {a_matrices[i], a_dtype, size.m, size.k, a_matrices.row_stride};
     thread_local Scratch scratch;
-    float* scales = scratch.get<float>(std::max<int64_t>(size.m, 1));
-    if (spec.per_tensor) scales[0] = shared.scale;
+    float* scales = spec.per_tensor ? all_scales.data() + i * size.m
+                                    : scratch.get<float>(std::max<int64_t>(size.m, 1));
     in_chunks(packed.weight, size.m, [&](int64_t first, int64_t count) {
-      const RowCode* same = spec.per_tensor ? &shared : nullptr;
+      const TensorCode part = spec.per_tensor ? shared.part(i * size.m + first) : shared;
+      const TensorCode* same = spec.per_tensor ? &part : nullptr;
       const Rows rows =
           rows_of_floats(kernels, packed.weight, x.part(first, count), spec, same, scales + first);
-      gemm(rows, packed.weight,
-           FloatSink(kernels, packed.weight, rows, to, scales, spec.per_tensor ? 0 : 1, first));
+      gemm(rows, packed.weight, FloatSink(kernels, packed.weight, rows, to, scales, 1, first));
     });
   });
   return y;

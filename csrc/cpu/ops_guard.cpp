@@ -60,14 +60,14 @@ Bound bound_for(const CodeSpec& spec, const Tensor& error, const float* factor, 
 
 // The rows that are to run in float. What cannot be compared, as a row with a NaN, is among them.
 std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMatrix& x,
-                                const float* scales, int64_t scale_stride) {
+                                const float* scales) {
   const Kernels& kernels = kernels_of(current_isa());
   thread_local Scratch scratch;
   bool* above = scratch.get<bool>(std::max<int64_t>(x.rows, 1));
   parallel(x.rows, x.rows * x.columns, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       const float* row = row_as_floats(kernels, x, m);
-      above[m] = !(bound_of(bound, row, x.columns, scales[m * scale_stride]) <= guard);
+      above[m] = !(bound_of(bound, row, x.columns, scales[m]) <= guard);
     }
   });
   std::vector<int64_t> rows;
@@ -156,8 +156,7 @@ Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Te
   const Bound bound =
       bound_for(spec, error, factor.has_value() ? floats(*factor) : nullptr, size.columns);
   const FloatMatrix matrix = float_matrix_of(kOp, x, size, std::nullopt, 0);
-  const std::vector<int64_t> rows =
-      rows_above(guard, bound, matrix, scales, spec.per_tensor ? 0 : 1);
+  const std::vector<int64_t> rows = rows_above(guard, bound, matrix, scales);
   if (!rows.empty()) run_in_float(rows, x, w, how, size, &y);
   count_guarded(site, size.rows, static_cast<int64_t>(rows.size()));
   return y;

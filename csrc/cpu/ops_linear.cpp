@@ -123,14 +123,14 @@ Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear
   if (y.numel() == 0) return y;
   const Kernels& kernels = kernels_of(current_isa());
   const CodeSpec& spec = how.spec;
-  RowCode shared{};
-  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
-  if (spec.per_tensor) scales[0] = shared.scale;
+  TensorCode shared{};
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales);
   in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
-    const RowCode* same = spec.per_tensor ? &shared : nullptr;
+    const TensorCode part = spec.per_tensor ? shared.part(first) : shared;
+    const TensorCode* same = spec.per_tensor ? &part : nullptr;
     const Rows rows =
         rows_of_floats(kernels, w, matrix.part(first, count), spec, same, scales + first);
-    gemm(rows, w, FloatSink(kernels, w, rows, to, scales, spec.per_tensor ? 0 : 1, first));
+    gemm(rows, w, FloatSink(kernels, w, rows, to, scales, 1, first));
   });
   return y;
 }

@@ -24,7 +24,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
-  const std::vector<int64_t> shape = scale_shape(x, spec);
+  const std::vector<int64_t> shape = with_last(x, 1);
   Tensor scale = empty_on_cpu(shape, ScalarType::Float);
   Tensor zero_point = empty_on_cpu(shape, ScalarType::Int);
 
@@ -32,20 +32,15 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   int8_t* codes = static_cast<int8_t*>(q.mutable_data_ptr());
   float* scales = static_cast<float*>(scale.mutable_data_ptr());
   int32_t* zeros = static_cast<int32_t*>(zero_point.mutable_data_ptr());
-  RowCode shared{};
-  if (spec.per_tensor) {
-    shared = choose_tensor_code(kernels, matrix, spec);
-    *scales = shared.scale;
-    *zeros = shared.zero_point;
-    if (size.columns == 0) return {q, scale, zero_point};  // of rows without number, perhaps
-  }
+  TensorCode shared{};
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales);
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     RowCode row_codes[kRowsAtOnce];
     for (int64_t m = begin; m < end; m += kRowsAtOnce) {
       const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
       quantize_rows(kernels, matrix, spec, spec.per_tensor ? &shared : nullptr, m, count, row_codes,
                     codes + m * size.columns);
-      for (int64_t r = 0; r < count && !spec.per_tensor; ++r) {
+      for (int64_t r = 0; r < count; ++r) {
         scales[m + r] = row_codes[r].scale;
         zeros[m + r] = row_codes[r].zero_point;
       }
@@ -233,15 +228,17 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   Tensor y = empty_on_cpu(with_last(x, size.columns), out_dtype);
   if (y.numel() == 0) return y;  // of rows without number, perhaps
   const Kernels& kernels = kernels_of(current_isa());
-  RowCode shared{};
-  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
+  TensorCode shared{};
+  std::vector<float> scales(spec.per_tensor ? size.rows : 0);
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales.data());
   const std::vector<Panel> panels = panels_of(nullptr, 1, nullptr, size.columns);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_bytes = size.columns * (dtype == Dtype::kFloat32 ? 4 : 2);
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     std::vector<int8_t> q(size.columns);
     for (int64_t m = begin; m < end; ++m) {
-      const RowCode code = spec.per_tensor ? shared : choose_row_code(kernels, matrix, spec, m);
+      const RowCode code =
+          spec.per_tensor ? shared.of(m) : choose_row_code(kernels, matrix, spec, m);
       quantize_row_of(kernels, matrix, m, code, q.data());
       const Dequantize row = {
           kernels, panels, 1, {1, size.columns}, Activation::kNone, dtype, out + m * row_bytes};

@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, 0);
   Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
-  const std::vector<int64_t> shape = scale_shape(x, spec);
+  const std::vector<int64_t> shape = with_last(x, 1);
   Tensor scale = empty_on_cpu(shape, ScalarType::Float);
   Tensor zero_point = empty_on_cpu(shape, ScalarType::Int);
   int32_t* zeros = static_cast<int32_t*>(zero_point.mutable_data_ptr());
@@ -76,20 +76,16 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
   const Kernels& kernels = kernels_of(current_isa());
   int8_t* codes = static_cast<int8_t*>(q.mutable_data_ptr());
   float* scales = static_cast<float*>(scale.mutable_data_ptr());
-  RowCode shared{};
-  if (spec.per_tensor) {
-    shared = choose_tensor_code(kernels, matrix, spec);
-    *scales = shared.scale;
-    if (size.columns == 0) return {q, scale, zero_point};  // of rows without number, perhaps
-  }
+  TensorCode shared{};
+  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales);
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     RandomWindow random(kernels, key);
     for (int64_t m = begin; m < end; ++m) {
       Range range;
       const float* row = row_as_floats(kernels, matrix, m, spec.per_tensor ? nullptr : &range);
-      const RowCode code = spec.per_tensor ? shared : code_of(range, spec);
+      const RowCode code = spec.per_tensor ? shared.of(m) : code_of(range, spec);
       quantize_row(kernels, row, m, size.columns, code, random, codes + m * size.columns);
-      if (!spec.per_tensor) scales[m] = code.scale;
+      scales[m] = code.scale;
     }
   });
   return {q, scale, zero_point};

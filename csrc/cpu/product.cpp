@@ -91,7 +91,7 @@ Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* 
 }
 
 Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                    const CodeSpec& spec, const RowCode* shared, float* scales) {
+                    const CodeSpec& spec, const TensorCode* shared, float* scales) {
   const bool narrow = spec.bits < 8;
   const Rows rows = make_rows(format_for(kernels, operands_of(w, narrow), x.rows), x.rows, w);
   parallel(x.rows, x.rows * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {

@@ -72,9 +72,9 @@ Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* 
                    const int32_t* zero_points, int64_t zero_stride, int64_t count);
 
 // Quantizes x [M, K] row by row and arranges the codes. Each row has its own code, which is chosen
-// here and whose scale goes to scales[m]; or all have `shared`.
+// here and whose scale goes to scales[m]; or all have `shared`, whose scales are there already.
 Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                    const CodeSpec& spec, const RowCode* shared, float* scales);
+                    const CodeSpec& spec, const TensorCode* shared, float* scales);
 
 // Runs f(first, count) over the rows, a bounded number at a time, so that the memory for arranged
 // rows stays bounded too.

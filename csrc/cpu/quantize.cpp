@@ -23,6 +23,10 @@ Range widest(const Range& a, const Range& b) {
   return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
+RowCode faulty_code(float fault, int32_t qmin, int32_t qmax) {  // (Q4)
+  return {fault, 0.f, 0, qmin, qmax, false};
+}
+
 bool is_none(const Transform& t) { return t.factor == nullptr && t.rotation == 0; }
 
 // Row m in float32: x itself, or `memory`.
@@ -51,8 +55,8 @@ bool needs_memory(const FloatMatrix& x) {
 RowCode code_of(const Range& range, const CodeSpec& spec) {
   const int32_t qmax = (1 << (spec.bits - 1)) - 1;
   const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
-  if (range.magnitude >= kInfinity) {  // (Q4)
-    return {std::bit_cast<float>(range.magnitude), 0.f, 0, qmin, qmax, false};
+  if (range.magnitude >= kInfinity) {
+    return faulty_code(std::bit_cast<float>(range.magnitude), qmin, qmax);
   }
   if (spec.symmetric) {  // (Q1)
     const float scale = std::bit_cast<float>(range.magnitude) / static_cast<float>(qmax);
@@ -80,7 +84,8 @@ RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const Code
 }
 
 void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                   const RowCode* shared, int64_t first, int64_t count, RowCode* codes, int8_t* q) {
+                   const TensorCode* shared, int64_t first, int64_t count, RowCode* codes,
+                   int8_t* q) {
   thread_local Scratch scratch;
   float* memory = needs_memory(x) ? scratch.get<float>(kRowsAtOnce * x.columns) : nullptr;
   const int64_t step = memory == nullptr ? 0 : x.columns;
@@ -90,7 +95,7 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
     Range* asked = shared == nullptr ? &range : nullptr;
     rows[r] = row_into(kernels, x, first + r, asked, memory + r * step);
     if (shared != nullptr) {
-      codes[r] = *shared;
+      codes[r] = shared->of(first + r);
       continue;
     }
     ::new (&codes[r]) RowCode(code_of(range, spec));  // a copy would wait for the stores
@@ -100,28 +105,38 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
   }
 }
 
-RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec) {
+RowCode TensorCode::of(int64_t m) const {
+  return std::isfinite(scales[m]) ? code : faulty_code(scales[m], code.qmin, code.qmax);
+}
+
+TensorCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                              float* scales) {
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   Range all = {0, 0, 0};
-  if (x.columns == 0) return code_of(all, spec);  // of rows without number, perhaps
   std::mutex merging;
   parallel(x.rows, x.rows * x.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     Range part = {0, 0, 0};
     for (int64_t m = begin; m < end; ++m) {
       Range range;
       row_as_floats(kernels, x, m, &range);
-      part = widest(part, range);
+      const bool finite = range.magnitude < kInfinity;
+      if (finite) part = widest(part, range);
+      scales[m] = finite ? 0.f : std::bit_cast<float>(range.magnitude);
     }
     const std::lock_guard<std::mutex> lock(merging);
     all = widest(all, part);
   });
-  return code_of(all, spec);
+  const RowCode code = code_of(all, spec);
+  for (int64_t m = 0; m < x.rows; ++m) {
+    if (scales[m] == 0.f) scales[m] = code.scale;
+  }
+  return {code, scales};
 }
 
 RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point) {
   const int32_t qmax = (1 << (spec.bits - 1)) - 1;
   const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
-  if (!std::isfinite(scale)) return {scale, 0.f, 0, qmin, qmax, false};
+  if (!std::isfinite(scale)) return faulty_code(scale, qmin, qmax);
   const float kept = std::max(scale, kSmallestScale);
   return {kept, 1.f / kept, std::clamp(zero_point, qmin, qmax), qmin, qmax, true};
 }

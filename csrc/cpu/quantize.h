@@ -38,14 +38,25 @@ RowCode code_of(const Range& range, const CodeSpec& spec);
 RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                         int64_t m);
 
+// One code for all rows of a matrix but those with a NaN or an infinity. (Q4)
+struct TensorCode {
+  RowCode code;
+  const float* scales;  // one for each row: the code's, or the NaN or infinity in it
+
+  RowCode of(int64_t m) const;
+  TensorCode part(int64_t first) const { return {code, scales + first}; }
+};
+
 // Rows first, first + 1, ... of a number up to kRowsAtOnce: q[r][columns], and codes[r] says how
-// they were made: as `spec` chooses from the row, or all as `shared`.
+// they were made: as `spec` chooses from the row, or as `shared` says.
 inline constexpr int kRowsAtOnce = 8;  // scales are chosen before rows are quantized: they overlap
 void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                   const RowCode* shared, int64_t first, int64_t count, RowCode* codes, int8_t* q);
+                   const TensorCode* shared, int64_t first, int64_t count, RowCode* codes,
+                   int8_t* q);
 
-// The one code of a per-tensor scheme.
-RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec);
+// The code of a per-tensor scheme; the scales of x's rows go to scales[m].
+TensorCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                              float* scales);
 
 // How a finite row becomes codes under a scale and a zero point that are given. (Q6)
 RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point);

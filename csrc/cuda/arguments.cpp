@@ -93,4 +93,11 @@ Tensor zeros_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarTy
   });
 }
 
+SharedCode shared_code_for(const Tensor& x, const CodeSpec& spec) {
+  if (!spec.per_tensor) return {};
+  Tensor memory = empty_beside(x, {2}, ScalarType::Int);
+  int32_t* const words = data_of<int32_t>(memory);
+  return {memory, {reinterpret_cast<float*>(words), words + 1}};
+}
+
 }  // namespace qfx::cuda

@@ -40,6 +40,12 @@ Tensor empty_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarTy
 
 // Zeros, on t's device.
 Tensor zeros_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarType dtype);
+// Memory for the code that rows share, where the scheme has one.
+struct SharedCode {
+  std::optional<Tensor> memory;
+  TensorCode code;
+};
+SharedCode shared_code_for(const Tensor& x, const CodeSpec& spec);
 
 template <typename T>
 T* data_of(Tensor& t) {

@@ -90,11 +90,19 @@ __device__ __forceinline__ void write_code(const Row& row, const Codes& out, con
   out.zero_point[row.m] = code.zero_point;
 }
 
-// The code of a row: as it chooses, or the tensor's, which Codes holds then.
+// The code of a row: as it chooses, or in a per-tensor scheme the shared one, unless it is faulty.
+template <typename Row>
+__device__ __forceinline__ RowCode code_of_row(Row& row, const CodeSpec& spec,
+                                               const TensorCode& shared) {
+  const Extremes found = row.extremes();
+  if (!spec.per_tensor || magnitude_of(found) >= kInfinity) return code_of(found, spec);
+  return code_with(spec, *shared.scale, *shared.zero_point);
+}
+
+// The same, written to where the row's belong.
 template <typename Row>
 __device__ __forceinline__ RowCode code_of_row(Row& row, const CodeSpec& spec, const Codes& out) {
-  if (spec.per_tensor) return code_with(spec, *out.scale, *out.zero_point);
-  const RowCode code = code_of(row.extremes(), spec);
+  const RowCode code = code_of_row(row, spec, out.shared);
   write_code(row, out, code);
   return code;
 }

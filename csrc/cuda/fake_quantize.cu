@@ -6,15 +6,13 @@ namespace {
 
 struct FakeQuantize {
   CodeSpec spec;
-  const float* scale;         // per tensor
-  const int32_t* zero_point;  // the same
+  TensorCode shared;
   Dtype dtype;
   void* y;
 
   template <typename Row>
   __device__ void operator()(Row& row) const {
-    const RowCode code =
-        spec.per_tensor ? code_with(spec, *scale, *zero_point) : code_of(row.extremes(), spec);
+    const RowCode code = code_of_row(row, spec, shared);
     with_type(dtype, [&](auto type) { write(row, code, static_cast<decltype(type)*>(y)); });
   }
 
@@ -35,10 +33,10 @@ struct FakeQuantize {
 
 }  // namespace
 
-void fake_quantize(const FloatRows& x, const CodeSpec& spec, float* scale, int32_t* zero_point,
-                   Dtype dtype, void* y, Stream stream) {
-  if (spec.per_tensor) choose_tensor_code(x, spec, scale, zero_point, stream);
-  for_each_row(x, FakeQuantize{spec, scale, zero_point, dtype, y}, stream);
+void fake_quantize(const FloatRows& x, const CodeSpec& spec, const TensorCode& shared, Dtype dtype,
+                   void* y, Stream stream) {
+  if (spec.per_tensor) choose_tensor_code(x, spec, shared, stream);
+  for_each_row(x, FakeQuantize{spec, shared, dtype, y}, stream);
 }
 
 }  // namespace qfx::cuda

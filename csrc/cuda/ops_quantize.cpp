@@ -9,13 +9,13 @@ namespace {
 
 using Quantized = std::tuple<Tensor, Tensor, Tensor>;
 
-Codes codes_of(Quantized& made) {
+Codes codes_of(Quantized& made, const SharedCode& shared = {}) {
   auto& [q, scale, zero_point] = made;
-  return {data_of<int8_t>(q), data_of<float>(scale), data_of<int32_t>(zero_point)};
+  return {data_of<int8_t>(q), data_of<float>(scale), data_of<int32_t>(zero_point), shared.code};
 }
 
-Quantized empty_codes(const Tensor& x, const CodeSpec& spec) {
-  const std::vector<int64_t> shape = scale_shape(x, spec);
+Quantized empty_codes(const Tensor& x) {
+  const std::vector<int64_t> shape = with_last(x, 1);
   const std::vector<int64_t> all(x.sizes().begin(), x.sizes().end());
   return {empty_beside(x, all, ScalarType::Char), empty_beside(x, shape, ScalarType::Float),
           empty_beside(x, shape, ScalarType::Int)};
@@ -31,8 +31,9 @@ Quantized quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool symme
   x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
-  Quantized made = empty_codes(x, spec);
-  quantize(rows, spec, codes_of(made), device.stream());
+  Quantized made = empty_codes(x);
+  const SharedCode shared = shared_code_for(x, spec);
+  quantize(rows, spec, codes_of(made, shared), device.stream());
   return made;
 }
 
@@ -57,7 +58,7 @@ Quantized quantize_static(Tensor x, Tensor scale, std::optional<Tensor> zero_poi
   x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
-  Quantized made = empty_codes(x, spec);
+  Quantized made = empty_codes(x);
   quantize_static(rows, spec, given, codes_of(made), device.stream());
   return made;
 }
@@ -75,9 +76,10 @@ Quantized quantize_stochastic(Tensor x, Tensor seed, std::vector<int64_t> axes, 
   x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, 0);
-  Quantized made = empty_codes(x, spec);
+  Quantized made = empty_codes(x);
+  const SharedCode shared = shared_code_for(x, spec);
   quantize_stochastic(rows, spec, static_cast<const int64_t*>(seed.const_data_ptr()),
-                      codes_of(made), device.stream());
+                      codes_of(made, shared), device.stream());
   return made;
 }
 
@@ -91,11 +93,9 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   const Dtype dtype = dtype_of(op, out_dtype);
   x = made_rows(op, x, device.stream());
   Tensor y = empty_beside(x, with_last(x, size.columns), out_dtype);
-  const int64_t codes = spec.per_tensor ? 1 : 0;
-  Tensor scale = empty_beside(x, {codes}, ScalarType::Float);
-  Tensor zero_point = empty_beside(x, {codes}, ScalarType::Int);
-  fake_quantize(float_rows_of(op, x, size), spec, data_of<float>(scale),
-                data_of<int32_t>(zero_point), dtype, y.mutable_data_ptr(), device.stream());
+  const SharedCode shared = shared_code_for(x, spec);
+  fake_quantize(float_rows_of(op, x, size), spec, shared.code, dtype, y.mutable_data_ptr(),
+                device.stream());
   return y;
 }
 

@@ -139,12 +139,13 @@ QuantizedRows quantized_rows(const char* op, const Tensor& given, const CodeSpec
   const Tensor x = made_contiguous(given);
   const std::optional<Tensor> factor = made_contiguous(given_factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
-  const std::vector<int64_t> shape = scale_shape(x, spec);
+  const std::vector<int64_t> shape = with_last(x, 1);
   QuantizedRows made = {empty_beside(x, with_last(x, size.columns), ScalarType::Char),
                         empty_beside(x, shape, ScalarType::Float),
                         empty_beside(x, shape, ScalarType::Int)};
+  const SharedCode shared = shared_code_for(x, spec);
   const Codes codes = {data_of<int8_t>(made.q), data_of<float>(made.scale),
-                       data_of<int32_t>(made.zero_point)};
+                       data_of<int32_t>(made.zero_point), shared.code};
   quantize(rows, spec, codes, stream);
   return made;
 }

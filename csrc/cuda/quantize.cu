@@ -38,7 +38,7 @@ struct QuantizeStatic {
   }
 };
 
-struct FindExtremes {
+struct FindExtremes {  // of the rows without a NaN or an infinity
   int32_t* most;
   uint32_t* least;
 
@@ -46,6 +46,7 @@ struct FindExtremes {
   __device__ void operator()(Row& row) const {
     const Extremes found = row.extremes();
     if (static_cast<int>(threadIdx.x) % (Row::kStep / kPiece) != 0) return;
+    if (magnitude_of(found) >= kInfinity) return;
     atomicMax(most, found.most);
     atomicMax(least, found.least);
   }
@@ -66,20 +67,17 @@ __global__ void choose_from_extremes(CodeSpec spec, float* scale, int32_t* zero_
 
 }  // namespace
 
-void find_extremes(const FloatRows& x, int32_t* most, uint32_t* least, Stream stream) {
+void choose_tensor_code(const FloatRows& x, const CodeSpec& spec, const TensorCode& to,
+                        Stream stream) {
+  int32_t* most = reinterpret_cast<int32_t*>(to.scale);
+  uint32_t* least = reinterpret_cast<uint32_t*>(to.zero_point);
   launch(clear_extremes, 1, 1, 0, stream, most, least);
   for_each_row(x, FindExtremes{most, least}, stream);
-}
-
-void choose_tensor_code(const FloatRows& x, const CodeSpec& spec, float* scale, int32_t* zero_point,
-                        Stream stream) {
-  find_extremes(x, reinterpret_cast<int32_t*>(scale), reinterpret_cast<uint32_t*>(zero_point),
-                stream);
-  launch(choose_from_extremes, 1, 1, 0, stream, spec, scale, zero_point);
+  launch(choose_from_extremes, 1, 1, 0, stream, spec, to.scale, to.zero_point);
 }
 
 void quantize(const FloatRows& x, const CodeSpec& spec, const Codes& out, Stream stream) {
-  if (spec.per_tensor) choose_tensor_code(x, spec, out.scale, out.zero_point, stream);
+  if (spec.per_tensor) choose_tensor_code(x, spec, out.shared, stream);
   for_each_row(x, Quantize{spec, out}, stream);
 }
 

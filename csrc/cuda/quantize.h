@@ -17,10 +17,17 @@ struct FloatRows {
   Transform transform = {};
 };
 
+// Memory for the code that finite rows share in a per-tensor scheme: [1] each, else not needed.
+struct TensorCode {
+  float* scale;
+  int32_t* zero_point;
+};
+
 struct Codes {
   int8_t* q;            // [rows][columns]
-  float* scale;         // [rows], or [1] per tensor
-  int32_t* zero_point;  // the same
+  float* scale;         // [rows]
+  int32_t* zero_point;  // [rows]
+  TensorCode shared;
 };
 
 // A scale and a zero point for each row, or one for all with a step of 0. No zero points: 0.
@@ -37,16 +44,12 @@ void quantize_static(const FloatRows& x, const CodeSpec& spec, const GivenCode& 
 void quantize_stochastic(const FloatRows& x, const CodeSpec& spec, const int64_t* seed,
                          const Codes& out, Stream stream);
 
-// What the codes of x stand for, (Q5), in y[rows][columns]; `scale` and `zero_point` as in Codes
-// are needed per tensor only.
-void fake_quantize(const FloatRows& x, const CodeSpec& spec, float* scale, int32_t* zero_point,
-                   Dtype dtype, void* y, Stream stream);
+// What the codes of x stand for, (Q5), in y[rows][columns].
+void fake_quantize(const FloatRows& x, const CodeSpec& spec, const TensorCode& shared, Dtype dtype,
+                   void* y, Stream stream);
 
-// Of a matrix: `most` and `least` become its extremes (rows.cuh).
-void find_extremes(const FloatRows& x, int32_t* most, uint32_t* least, Stream stream);
-
-// The scale and the zero point of a matrix under a per-tensor scheme.
-void choose_tensor_code(const FloatRows& x, const CodeSpec& spec, float* scale, int32_t* zero_point,
+// The scale and the zero point of the finite rows of a matrix under a per-tensor scheme.
+void choose_tensor_code(const FloatRows& x, const CodeSpec& spec, const TensorCode& to,
                         Stream stream);
 
 // R (x * factor), or factor * (R^T x), in x's type.

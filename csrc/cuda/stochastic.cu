@@ -65,7 +65,7 @@ struct QuantizeStochastic {
 
 void quantize_stochastic(const FloatRows& x, const CodeSpec& spec, const int64_t* seed,
                          const Codes& out, Stream stream) {
-  if (spec.per_tensor) choose_tensor_code(x, spec, out.scale, out.zero_point, stream);
+  if (spec.per_tensor) choose_tensor_code(x, spec, out.shared, stream);
   for_each_row(x, QuantizeStochastic{spec, seed, out}, stream);
 }
 

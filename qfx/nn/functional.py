@@ -96,7 +96,7 @@ class _FirstOrder(torch.autograd.Function):
 
 def _packed(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     q, scale, _ = ops.quantize(weight.detach(), list(scheme.w.axes), scheme.w.bits, True)
-    return ops.pack_weight(q), scale.reshape(-1).expand(weight.shape[0])
+    return ops.pack_weight(q), scale.reshape(-1)
 
 
 def lsq_linear(

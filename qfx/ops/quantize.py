@@ -37,34 +37,35 @@ def quantize(
     factor: Tensor | None = None,
     rotation: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x [..., K] -> codes q int8 [..., K], scale float32, zero_point int32. (Q1)-(Q4)
+    """x [..., K] -> codes q int8 [..., K], scale float32 and zero_point int32 [..., 1]. (Q1)-(Q4)
 
-    Of rotate(x.float(), factor, rotation) (R1), without a factor and a rotation x itself.
+    Of rotate(x.float(), factor, rotation) (R1), without a factor and a rotation x itself. Per
+    tensor all rows have the same scale and zero point, but for those with a NaN or an infinity.
     """
     x = rotate(x.float(), factor, rotation)
     qmin, qmax = code_range(bits, symmetric)
-    per_tensor = tuple(axes) == PER_TENSOR
-    rows = x.reshape((1, x.numel()) if per_tensor else (x.shape[:-1].numel(), x.shape[-1]))
-    reduced = F.pad(rows, (0, 1))  # the range holds zero, also that of an empty row
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    padded = F.pad(rows, (0, 1))  # the range holds zero, also that of an empty row
+    low, high = padded.amin(1, keepdim=True), padded.amax(1, keepdim=True)
+    largest = torch.maximum(high, -low)
+    finite = largest.isfinite()
+    if tuple(axes) == PER_TENSOR:  # of the finite rows, none of which may be there
+        low = F.pad(low.where(finite, 0), (0, 0, 0, 1)).amin().expand_as(low)
+        high = F.pad(high.where(finite, 0), (0, 0, 0, 1)).amax().expand_as(high)
     if symmetric:
-        scale = reduced.abs().amax(1) / qmax  # (Q1)
+        scale = torch.maximum(high, -low) / qmax  # (Q1)
     else:
-        scale = reduced.amax(1) / (qmax - qmin) - reduced.amin(1) / (qmax - qmin)  # (Q2)
+        scale = high / (qmax - qmin) - low / (qmax - qmin)  # (Q2)
     scale = scale.clamp_min(SMALLEST_SCALE)
     inverse = 1 / scale
     zero_point = torch.zeros_like(scale)
     if not symmetric:
-        zero_point = (qmin - (reduced.amin(1) * inverse).round()).clamp(qmin, qmax)
-    q = ((rows * inverse[:, None]).round() + zero_point[:, None]).clamp(qmin, qmax)  # (Q3)
-    finite = scale.isfinite()
-    q = torch.where(finite[:, None], q, 0)  # (Q4)
-    zero_point = torch.where(finite, zero_point, 0)
-    shape = _scale_shape(x, axes)
+        zero_point = (qmin - (low * inverse).round()).clamp(qmin, qmax)
+    q = ((rows * inverse).round() + zero_point).clamp(qmin, qmax)  # (Q3)
+    q, zero_point = torch.where(finite, q, 0), torch.where(finite, zero_point, 0)  # (Q4)
+    scale = torch.where(finite, scale, largest)
+    shape = (*x.shape[:-1], 1)
     return q.to(torch.int8).reshape(x.shape), scale.reshape(shape), zero_point.int().reshape(shape)
-
-
-def _scale_shape(x: Tensor, axes: Sequence[int]) -> tuple[int, ...]:
-    return (1,) * x.dim() if tuple(axes) == PER_TENSOR else (*x.shape[:-1], 1)
 
 
 @fake("quantize")
@@ -76,7 +77,7 @@ def _(
     factor: Tensor | None = None,
     rotation: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    shape = _scale_shape(x, axes)
+    shape = (*x.shape[:-1], 1)
     scale = x.new_empty(shape, dtype=torch.float32)
     return x.new_empty(x.shape, dtype=torch.int8), scale, x.new_empty(shape, dtype=torch.int32)
 

@@ -231,7 +231,7 @@ def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
     if saved.packed is None:
         w = _float_weight(ctx, saved)
         q, scale, _ = ops.quantize(w, list(ctx.w_axes), ctx.w_bits, True)
-        return q, scale.reshape(-1).expand(ctx.n)
+        return q, scale.reshape(-1)
     assert saved.w_scale is not None
     return ops.unpack_weight(saved.packed, ctx.n, ctx.shape[-1]), saved.w_scale
 

@@ -170,9 +170,9 @@ class GemmTest {
     PackMemory memory;
     const PackedFloats packed = pack_floats(kernels, w, {spec.bits, true, false}, memory);
     const FloatMatrix matrix = {q_.copy(x, Place::kBeforeGuard), w.dtype, m, w.k};
-    RowCode shared = {};
-    if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
-    std::vector<float> scales(static_cast<size_t>(m + 1), shared.scale);
+    TensorCode shared = {};
+    std::vector<float> scales(static_cast<size_t>(m + 1));
+    if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales.data());
     const Rows rows = rows_of_floats(kernels, packed.weight, matrix, spec,
                                      spec.per_tensor ? &shared : nullptr, scales.data());
     float* out = out_.get<float>(m * w.n, Place::kBeforeGuard);

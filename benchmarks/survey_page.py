@@ -1,0 +1,177 @@
+"""docs/architectures.md: the tables of what `benchmarks/architectures.py` measured."""
+
+from __future__ import annotations
+
+from benchmarks.measures import COSINE_BAR, SQNR_BAR, Row
+from benchmarks.zoo_kinds import FIRST, SECOND
+
+# Why a row misses a bar: the page needs one for each such row.
+ROUTING = (
+    "random routers score experts nearly alike, so that errors send single tokens to another expert"
+)
+NOTES = {
+    **dict.fromkeys(("mixtral", "qwen2-moe", "olmoe", "gpt-oss"), ROUTING),
+    "clip": "its four outputs are cosines near 0, small differences of large numbers",
+    "qwen3-next": "its linear attention multiplies errors; float with white noise does as badly",
+}
+
+# Why symbolic sizes lose something, for each row that does.
+DYNAMIC_NOTES: dict[str, str] = {}
+
+HEAD = """\
+# Architectures
+What qfx does with {count} architectures of `transformers` {transformers}: small configurations,
+random weights, no dropout; one thread, torch {torch}, `minimum_gain` 0, inner compiler {inner},
+commit {commit}. `python -m benchmarks.architectures --save` measures all of this into
+`benchmarks/results/architectures.json`, `--page` then writes this page.
+
+- **int8**: matmuls in int8, of all that `qfx.explain` lists.
+- **SQNR**: of the main output against float32 eager. The bar is {sqnr:.0f} dB.
+- **noise**: the same for the float model with white noise on the outputs of its linears and
+  convolutions, as strong as the int8 error of each alone: what this model makes of such errors,
+  whoever makes them.
+- **cosine**: of all parameter gradients of one training step, against float32 eager. The bar is
+  {cosine}.
+
+{summary}
+
+"""
+
+
+def page(static: Row, dynamic: Row) -> str:
+    """docs/architectures.md: a function of the results saved with known and with symbolic sizes."""
+    host, rows = static["machine"], static["rows"]
+    head = HEAD.format(
+        count=len(rows),
+        sqnr=SQNR_BAR,
+        cosine=COSINE_BAR,
+        summary=summary(rows),
+        torch=host["torch"],
+        transformers=host["transformers"],
+        inner=" and ".join(sorted({r["inner"] for r in rows})),
+        commit=" and ".join(sorted({r["commit"][:12] for r in rows})),
+    )
+    text = f"{head}{table([printed(row) for row in rows])}\n{exceptions(rows)}"
+    return text + dynamic_section(dynamic["rows"])
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Markdown without padding, so that one long cell does not widen every line."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def summary(rows: list[Row]) -> str:
+    listed = sum("skipped" in r and not r["skipped"] for r in rows)
+    exact = sum(meets(r, "sqnr_db", SQNR_BAR) for r in rows)
+    trained = sum(meets(r, "gradient_cosine", COSINE_BAR) for r in rows)
+    return (
+        f"Every linear that ran is listed in {listed} of {len(rows)}. The bar of SQNR is met by\n"
+        f"{exact}, that of the gradients by {trained}. The others are explained below the table."
+    )
+
+
+def meets(row: Row, key: str, bar: float) -> bool:
+    return row.get(key) is not None and row[key] >= bar
+
+
+def missed(row: Row) -> list[str]:
+    """The bars a row misses, in words."""
+    words = [f"failed: {row['failure']}"] if row["failure"] else []
+    words += [f"not listed: {', '.join(row['skipped'])}"] if row.get("skipped") else []
+    if "sqnr_db" in row and not meets(row, "sqnr_db", SQNR_BAR):
+        words.append(f"SQNR {row['sqnr_db']} dB, of the median token {row['median_token_db']} dB")
+    if "int8_in_training" in row and not meets(row, "gradient_cosine", COSINE_BAR):
+        float_ = "its training stayed float"
+        words.append(f"cosine {row['gradient_cosine']}" if row["int8_in_training"] else float_)
+    words += [f"gradient lost: {name}" for name in row.get("lost", [])]
+    return words + row.get("warnings", [])
+
+
+def printed(row: Row) -> dict[str, str]:
+    """The cells of a row; what was not measured is empty."""
+    reasons = dict(row.get("reasons", {}))
+    reasons |= {f"{op} is not listed": count for op, count in row.get("unlisted", {}).items()}
+    return {
+        "architecture": row["architecture"],
+        "kind": row["kind"],
+        "int8": f"{row['int8']}/{row['matmuls']}" if "int8" in row else "",
+        "SQNR dB": _number(row.get("sqnr_db"), 1),
+        "noise dB": _number(row.get("noise_db"), 1),
+        "cosine": _number(row.get("gradient_cosine"), 4),
+        "what stayed float": "; ".join(f"{count}: {reason}" for reason, count in reasons.items()),
+    }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def exceptions(rows: list[Row]) -> str:
+    lines = [
+        f"- **{r['architecture']}**: {'; '.join(missed(r))}. Cause: {NOTES[r['architecture']]}."
+        for r in rows
+        if missed(r)
+    ]
+    return "\n## Below a bar\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+# --- symbolic sizes ---
+
+DYNAMIC = """
+## Symbolic sizes
+The same models with `dynamic=True`, each called with inputs of two sizes: a batch of {first.batch}
+with {first.tokens} tokens and, where a model takes any, images of side {first.side}; then
+{second.batch}, {second.tokens} and {second.side}. Inner compiler {inner}, commit {commit};
+`python -m benchmarks.architectures --dynamic --save` measures this.
+
+- **graphs**: compiled for both calls; in brackets those of PyTorch alone, if that differs.
+- **int8**: matmuls that run in int8 in each call, of all that `qfx.explain` lists for its sizes.
+- **SQNR**: of the main output of each call against float32 eager.
+- **lost**: what stayed float that is int8 with sizes that are known.
+
+{summary}
+
+"""
+
+
+def dynamic_section(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    whole, warned = sum(not lost(r) for r in rows), sum(bool(r.get("warnings")) for r in rows)
+    said = f"As much is int8 as with known sizes in {whole} of {len(rows)}; qfx warned in {warned}."
+    head = DYNAMIC.format(
+        first=FIRST,
+        second=SECOND,
+        inner=" and ".join(sorted({r["inner"] for r in rows})),
+        commit=" and ".join(sorted({r["commit"][:12] for r in rows})),
+        summary=said,
+    )
+    missing = [
+        f"- **{r['architecture']}**: {DYNAMIC_NOTES[r['architecture']]}." for r in rows if lost(r)
+    ]
+    below = "\n" + "\n".join(missing) + "\n" if missing else ""
+    return f"{head}{table([printed_dynamic(row) for row in rows])}\n{below}"
+
+
+def lost(row: Row) -> list[str]:
+    """What is less than with sizes that are known, in words."""
+    if row["failure"]:
+        return [f"failed: {row['failure']}"]
+    pairs = zip(row["int8"], row["static_int8"], strict=True)
+    words = [f"{s - d} matmuls" for d, s in pairs if d < s]
+    return words + [f"{count}: {reason}" for reason, count in row["lost"].items()]
+
+
+def printed_dynamic(row: Row) -> dict[str, str]:
+    done = not row["failure"]
+    graphs, plain = row.get("graphs"), row.get("plain_graphs")
+    counts = zip(row.get("int8", ()), row.get("matmuls", ()), strict=True)
+    return {
+        "architecture": row["architecture"],
+        "graphs": "" if not done else f"{graphs}" if graphs == plain else f"{graphs} ({plain})",
+        "int8": ", ".join(f"{int8}/{total}" for int8, total in counts),
+        "SQNR dB": ", ".join(_number(decibel, 1) for decibel in row.get("sqnr_db", ())),
+        "warnings": "; ".join(row.get("warnings", ())),
+        "lost": "; ".join(lost(row)),
+    }
