@@ -21,7 +21,7 @@ from qfx.cost import MachineCost
 from qfx.fault import FAULTS
 from qfx.feed import drop_unused_inputs, with_packed_weights
 from qfx.feed import example_inputs as fed_examples
-from qfx.frame import SELF, known_names, only_for, prefixes
+from qfx.frame import known_names, name_nodes, prefixes, tie_to_modules
 from qfx.fuse import fuse
 from qfx.gpu.cost import cost_of
 from qfx.inductor import inductor
@@ -54,7 +54,7 @@ def qfx(
     inner = _inner_compiler(config, inner_options, mode)
     copy = clone(gm)
     try:
-        plan, added = _int8(copy, config)
+        plan, added = _int8(copy, config, example_inputs)
     except FAULTS as fault:
         _warn_of_fault(fault)
         return inner(clone(gm), example_inputs)
@@ -64,14 +64,14 @@ def qfx(
     feed = drop_unused_inputs(copy, added)
     below = config.inner == "inductor" and not _switches_gradients(copy)
     compiled = inner(copy, fed_examples(feed, example_inputs))
-    run = with_packed_weights(_below_autograd(compiled) if below else compiled, feed)
-    layer = prefixes().get(SELF)
-    return only_for(layer, run) if layer and any(e.recipe for e in plan.entries) else run
+    return with_packed_weights(_below_autograd(compiled) if below else compiled, feed)
 
 
-def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, NewInputs]:
+def _int8(gm: fx.GraphModule, config: Config, examples: Sequence[Any]) -> tuple[Plan, NewInputs]:
+    name_nodes(gm, examples)
     plan = plan_of(gm, config)
     guard_sizes(plan)
+    tie_to_modules([entry.match for entry in plan.entries], config)
     added = NewInputs()
     fuse(rewrite(gm, plan, as_placeholders(gm, added)))
     return plan, added
@@ -80,7 +80,7 @@ def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, NewInputs]:
 def plan_of(gm: fx.GraphModule, config: Config, training: bool = False) -> Plan:
     """Match and decide; `training`: gradients are recorded at every site. Raises ValueError for a
     pattern that matches nothing, or a recipe of another model."""
-    matches = match(open_operators(gm), prefixes())
+    matches = match(open_operators(gm), prefixes(config.recipe))
     if training:
         matches = tuple(replace(m, trains=True) if isinstance(m, Site) else m for m in matches)
     check_names(config, known_names(matches))

@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from qfx.capture import value
+from qfx.capture import NAMED, value
 from qfx.fault import at
 
 
@@ -80,7 +80,7 @@ def _replace(node: fx.Node, recorder: _Recorder, result: Any) -> None:
         node.graph.erase_node(node)
 
 
-_INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack")
+_INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", NAMED)
 
 
 class _Recorder(TorchFunctionMode):

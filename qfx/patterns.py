@@ -28,6 +28,35 @@ def fits(pattern: str, candidates: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
 
 
+def left_out(config: Config, candidates: Sequence[str]) -> str | None:
+    """Why the patterns leave a match of these names float, or None."""
+    for pattern in config.skip:
+        if fits(pattern, candidates):
+            return f"skipped by the pattern {pattern!r}"
+    if config.only and not any(fits(pattern, candidates) for pattern in config.only):
+        return f"not among only={list(config.only)}"
+    return None
+
+
+def decides_apart(
+    config: Config, matches: Iterable[Match], path: str, others: Iterable[str]
+) -> bool:
+    """Whether what the module at `path` multiplies would be decided otherwise under another path:
+    a recipe has numbers of its own for each."""
+    if config.recipe is not None:
+        return any(isinstance(m, Site) for m in matches)
+    own = [names(m) for m in matches]
+    here = [left_out(config, candidates) for candidates in own]
+    there = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
+    return any(found != here for found in there)
+
+
+def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:
+    inside = [n for n in candidates if f"{n}.".startswith(f"{path}.")]
+    outside = [n for n in candidates if n not in inside]
+    return [*outside, *(f"{other}{n.removeprefix(path)}".strip(".") for n in inside)]
+
+
 def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:
     """The recipe of each site it names, by the site's matmul.
 

@@ -17,7 +17,7 @@ from qfx.breakeven import condition, guard
 from qfx.config import Config
 from qfx.gpu.support import has_kernel
 from qfx.guard import Guard
-from qfx.patterns import fits, names, recipes
+from qfx.patterns import left_out, names, recipes
 from qfx.prices import CostModel, Estimate, GpuCosts, Prices
 from qfx.products import Product
 from qfx.recipe import SiteRecipe
@@ -87,11 +87,8 @@ def decide(
 def _entry(match: Match, config: Config, prices: Prices, recipe: SiteRecipe | None) -> Entry:
     if isinstance(match, Unmatched):
         return Entry(match, None, match.reason)
-    for pattern in config.skip:
-        if fits(pattern, names(match)):
-            return Entry(match, None, f"skipped by the pattern {pattern!r}")
-    if config.only and not any(fits(p, names(match)) for p in config.only):
-        return Entry(match, None, f"not among only={list(config.only)}")
+    if reason := left_out(config, names(match)):
+        return Entry(match, None, reason)
     if isinstance(match, Product | Attention):
         model = prices.of(match, None)
         return _decode_by_cost(match, model) or _product_by_cost(match, config, model)

@@ -116,8 +116,11 @@ def explain(
 
 def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
     """The linears that stand in no graph: nothing stays float without a line."""
-    for name, module in uncompiled_module(model).named_modules():
-        if isinstance(module, nn.Linear) and name and not seen & {name, f"{name}.weight"}:
+    plain = uncompiled_module(model)
+    everywhere = plain.named_modules(remove_duplicate=False)
+    ran = {id(module) for name, module in everywhere if seen & {name, f"{name}.weight"}}
+    for name, module in plain.named_modules():
+        if isinstance(module, nn.Linear) and name and id(module) not in ran:
             shape = f"?x{module.in_features}x{module.out_features}"
             yield Row(name, "", shape, "float", "", _UNSEEN)
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from qfx.capture import clone, trace
-from qfx.frame import SELF, prefixes, running_path
+from qfx.frame import compiled_frame, name_nodes
 from qfx.opened import open_operators
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -32,23 +32,30 @@ def watch(
     try:
         with torch.no_grad():
             if isinstance(model, fx.GraphModule):
-                return _look(trace(model, *inputs))(*inputs)
+                return _watched(trace(model, *inputs))(*inputs)
             plain = _uncompiled(model)
             return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
     finally:
         _WATCHER.reset(token)
 
 
-def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
+def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend. One function for all calls: a second one reuses Dynamo's code."""
-    graph, captured = open_operators(clone(gm)), prefixes()
+    graph = clone(gm)
+    name_nodes(graph, example_inputs)
+    return torch._dynamo.disable(_watched(graph))
+
+
+def _watched(graph: fx.GraphModule) -> Callable[..., Any]:
+    """Runs a graph of its own, whose operators it opens, by the watcher of the call."""
+    open_operators(graph)
+    frame = compiled_frame()
 
     def run(*arguments: Any) -> Any:
         # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
-        here = {root: running_path() if root == SELF else path for root, path in captured.items()}
-        return _WATCHER.get()(graph, here, arguments)
+        return _WATCHER.get()(graph, frame.prefixes(), arguments)
 
-    return torch._dynamo.disable(run)
+    return run
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
