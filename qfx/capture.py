@@ -18,6 +18,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 _DYNAMO_ATTRIBUTES = ("_param_name_to_source", "_source_to_user_stacks")
 NAMED = "qfx_named"  # metadata: what `qfx.frame.name_nodes` knows of a constant, or of a caller
+SCHEME = "qfx_scheme"  # metadata: that of the module of `qfx.nn` which makes the call
 OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
 _NO_PREFIXES: Mapping[str, str] = {}
 _ROOT = re.compile(r"[LG]\['([^']*)'\]")
@@ -163,7 +164,8 @@ def called_by(node: fx.Node) -> Caller | None:
 def module_path(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
     """Dotted path of the module whose forward called the node; '' outside any module."""
     caller = called_by(node)
-    return node.meta.get(NAMED, caller.named).under(prefixes) if caller else ""
+    named = node.meta.get(NAMED) or (caller.named if caller else None)
+    return named.under(prefixes) if named else ""
 
 
 def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:

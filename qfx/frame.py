@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from qfx.capture import NAMED, Named, called_by, graphs, named_by_source
+from qfx.capture import NAMED, SCHEME, Named, called_by, graphs, named_by_source
 from qfx.config import Config
 from qfx.patterns import decides_apart, names
 from qfx.recipe import Recipe
+from qfx.scheme import Scheme
 from qfx.site import Match
 
 
@@ -141,12 +142,28 @@ def name_nodes(gm: fx.GraphModule, examples: Sequence[Any]) -> None:
     They are told by what they are, not by how the code reaches them; of several names, one by which
     the code does. What no module of the frame or of the stack has registered keeps Dynamo's name.
     """
-    known = _registered()
+    known, schemes, owner = _registered(), _schemes(), _owner()
     for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
         _note(node, named_by_source(node), known.get(id(example)))
     for node in (n for graph in graphs(gm) for n in graph.nodes if n.op != "placeholder"):
         if caller := called_by(node):
             _note(node, caller.named, known.get(caller.id))
+            node.meta.update(schemes.get(caller.id, {}))
+        elif owner:
+            node.meta[NAMED] = Named(owner, "")
+
+
+def _owner() -> str | None:
+    """Source expression of the module whose method is compiled. What follows a graph break in it is
+    a function that the method calls, with other arguments: then, of the modules it names, the
+    innermost one that is running."""
+    frame = _translated()
+    if frame is None:
+        return None
+    first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), None))
+    named = {id(v): f"L['{k}']" for k, v in frame.f_locals.items() if isinstance(v, nn.Module)}
+    candidates = (first, *reversed(_running_modules()))
+    return next((named[id(m)] for m in candidates if id(m) in named), None)
 
 
 def _note(node: fx.Node, said: Named | None, registered: Sequence[Named] | None) -> None:
@@ -166,6 +183,13 @@ def _registered() -> dict[int | None, list[Named]]:
         ):
             found.setdefault(id(part), []).append(Named(root, path))
     return found
+
+
+def _schemes() -> dict[int | None, dict[str, Scheme]]:
+    """The id of each module of `qfx.nn` that has a scheme -> what its calls are noted with."""
+    parts = (part for module in modules() for part in module.modules())
+    having = ((id(part), getattr(part, "scheme", None)) for part in parts)
+    return {key: {SCHEME: scheme} for key, scheme in having if isinstance(scheme, Scheme)}
 
 
 def tie_to_modules(matches: Sequence[Match], config: Config) -> None:

@@ -17,6 +17,7 @@ from qfx.breakeven import condition, guard
 from qfx.config import Config
 from qfx.gpu.support import has_kernel
 from qfx.guard import Guard
+from qfx.own_calls import FLOAT, OwnCall
 from qfx.patterns import left_out, names, recipes
 from qfx.prices import CostModel, Estimate, GpuCosts, Prices
 from qfx.products import Product
@@ -44,7 +45,14 @@ class Entry:
             return ""
         sizes = (self.match.m, self.match.k, self.match.n)
         each = "x".join("?" if s is None else str(s) for s in sizes)
-        return f"{self.match.batch}*{each}" if not isinstance(self.match, Site) else each
+        batch = None if isinstance(self.match, Site) else self.match.batch
+        return each if batch is None else f"{batch}*{each}"
+
+    @property
+    def token(self) -> str:
+        """What it runs in: a scheme, by decision or because the model calls it so, or `float`."""
+        own = self.match.token if isinstance(self.match, OwnCall) else FLOAT
+        return own if self.scheme is None else str(self.scheme)
 
 
 @dataclass(frozen=True)
@@ -55,17 +63,14 @@ class Plan:
 
     @property
     def quantized(self) -> int:
-        return sum(e.scheme is not None for e in self.entries)
+        return sum(e.token != FLOAT for e in self.entries)
 
     @property
     def total(self) -> int:
         return len(self.entries)
 
     def __str__(self) -> str:
-        rows = [
-            (e.match.name, e.match.node.name, e.shape, e.scheme or "float", e.reason)
-            for e in self.entries
-        ]
+        rows = [(e.match.name, e.match.node.name, e.shape, e.token, e.reason) for e in self.entries]
         head = ("module", "node", "MxKxN", "scheme", "reason")
         table = tabulate(rows, head, disable_numparse=True)
         return f"{table}\n{self.quantized} of {self.total} matmuls in int8"
@@ -87,8 +92,11 @@ def decide(
 def _entry(match: Match, config: Config, prices: Prices, recipe: SiteRecipe | None) -> Entry:
     if isinstance(match, Unmatched):
         return Entry(match, None, match.reason)
-    if reason := left_out(config, names(match)):
-        return Entry(match, None, reason)
+    left = left_out(config, names(match))
+    if isinstance(match, OwnCall):
+        return Entry(match, None, f"{match.reason}, though {left}" if left else match.reason)
+    if left:
+        return Entry(match, None, left)
     if isinstance(match, Product | Attention):
         model = prices.of(match, None)
         return _decode_by_cost(match, model) or _product_by_cost(match, config, model)

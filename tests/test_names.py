@@ -314,6 +314,27 @@ def test_layers_compiled_in_place_have_their_names_in_the_model() -> None:
         assert counting(model, [X])[1].linear == 2
 
 
+class InTwo(nn.Module):
+    """What it multiplies belongs to no module that it calls, and part of it follows a break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = weight(), weight()
+
+    def forward(this, x: Tensor) -> Tensor:
+        y = x @ this.w
+        torch._dynamo.graph_break()
+        return y @ this.v @ y.mT @ y
+
+
+def test_the_path_of_a_layer_that_is_a_frame_of_its_own() -> None:
+    model = Loop(2, InTwo)
+    report = qfx.explain(model, X, options=ALL)
+    assert [row.module for row in report.rows] == ["layers.0"] * 4 + ["layers.1"] * 4
+    skipped = qfx.explain(model, X, options={**ALL, "skip": ["layers.1"]})
+    assert [row.reason for row in skipped.rows[4:]] == ["skipped by the pattern 'layers.1'"] * 4
+
+
 def function_of_a_layer(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x)
 
