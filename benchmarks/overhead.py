@@ -1,15 +1,20 @@
 """What a call costs beside the arithmetic: the wrapper that feeds packed weights, and the rest.
 
 First table: the wrapper around a function that does nothing, for some numbers of weights, against
-that function alone. Second table: a compiled model of small layers, taken apart.
+that function alone. Their memory is in the caches ("warm"), or as much other memory has been read
+since ("cold", 400 MB); "in turns" calls the wrapper with the weights of two layers. Second table: a
+compiled model of small layers, taken apart.
     python -m benchmarks.overhead [--weights 1,10,100,300] [--layers 10,30] [--save]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -41,19 +46,44 @@ def nothing(*_: Any) -> None:
     """The compiled function of the first table."""
 
 
-def wrapper_row(weights: int, rounds: int) -> dict[str, Any]:
-    """Microseconds a call of the wrapper, beyond a call of what it wraps."""
+COLD = 100 * 2**20  # floats
+
+
+def wrapper_rows(weights: int, size: int, rounds: int) -> list[dict[str, Any]]:
+    """Microseconds a call of the wrapper for weights [size, size], beyond what it wraps."""
     packing = Packing(qfx.QSpec())
     parts = [Part(s, p) for s in range(weights) for p in range(len(packing.parts))]
     sources = tuple(Source(1 + i, (), packing) for i in range(weights))
     wrapper = with_packed_weights(nothing, Feed((0, *parts), sources))
-    arguments = (torch.randn(1, 8), *(nn.Parameter(torch.randn(8, 8)) for _ in range(weights)))
+    x, other = torch.randn(1, 8), torch.zeros(COLD)
+    layers = [
+        (x, *(nn.Parameter(torch.randn(size, size)) for _ in range(weights))) for _ in range(2)
+    ]
+    turns = itertools.cycle(layers)
     candidates = {
-        "bare": Candidate(lambda: nothing(*arguments)),
-        "wrapper": Candidate(lambda: wrapper(*arguments)),
+        "bare": Candidate(lambda: nothing(*layers[0])),
+        "warm": Candidate(lambda: wrapper(*layers[0])),
+        "in turns": Candidate(lambda: wrapper(*next(turns))),
     }
     times = interleaved(candidates, rounds)
-    return {"part": "wrapper", "weights": weights, **beyond(times["wrapper"], times["bare"])}
+    cold = {f: once_cold(lambda f=f: f(*layers[0]), other, rounds) for f in (nothing, wrapper)}
+    row = {"part": "wrapper", "weights": weights, "size": size}
+    return [
+        {**row, "state": "warm", **beyond(times["warm"], times["bare"])},
+        {**row, "state": "in turns", **beyond(times["in turns"], times["bare"])},
+        {**row, "state": "cold", **beyond(cold[wrapper], cold[nothing])},
+    ]
+
+
+def once_cold(run: Function, other: torch.Tensor, rounds: int) -> Timing:
+    """Single calls, each after other memory was read."""
+    samples = []
+    for _ in range(rounds):
+        other.sum()
+        start = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - start)
+    return Timing(median(samples), min(samples))
 
 
 def beyond(time: Timing, below: Timing) -> dict[str, float]:
@@ -99,8 +129,8 @@ def taken_apart(model: nn.Module, x: torch.Tensor) -> dict[str, Calls]:
     """Each layer of the compiled model's stack, as the calls that reach it."""
     stack: dict[str, Calls] = {}
 
-    def wrap(compiled: Function, feed: Feed) -> Function:
-        wrapper = with_packed_weights(compiled, feed)
+    def wrap(compiled: Function, feed: Feed, *more: Any) -> Function:
+        wrapper = with_packed_weights(compiled, feed, *more)
 
         def outer(*arguments: Any) -> Any:
             if not stack:
@@ -149,6 +179,7 @@ def integers(text: str) -> list[int]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--weights", type=integers, default=[1, 10, 100, 300])
+    parser.add_argument("--sizes", type=integers, default=[8, 1024])
     parser.add_argument("--layers", type=integers, default=[10, 30])
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
@@ -159,7 +190,12 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     with torch.no_grad():
-        wrapper = [wrapper_row(weights, options.rounds) for weights in options.weights]
+        wrapper = [
+            row
+            for weights in options.weights
+            for size in options.sizes
+            for row in wrapper_rows(weights, size, options.rounds)
+        ]
     model = [
         row
         for layers in options.layers

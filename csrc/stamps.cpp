@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "fingerprint.h"
 
 namespace qfx {
 namespace {
@@ -33,6 +36,7 @@ class Reader {
     version_ = tensor.attr("_version");
     storage_ = tensor.attr("untyped_storage");
     data_ptr_ = tensor.attr("data_ptr");
+    strided_ = py::module_::import("torch").attr("strided");
     // The function through which Inductor's generated code reads its arguments: 5 ns, not 40.
     const py::object guards = py::module_::import("torch._C._dynamo.guards");
     const py::object fast =
@@ -60,6 +64,17 @@ class Reader {
     }
   }
 
+  // The elements of a tensor in the memory of the CPU; nothing of another.
+  Region region(PyObject* object) const {
+    const py::handle tensor(object);
+    const bool here = tensor.attr("device").attr("type").cast<std::string>() == "cpu" &&
+                      py::object(tensor.attr("layout")).is(strided_);
+    if (!here) return {};
+    return {address(object), tensor.attr("shape").cast<std::vector<int64_t>>(),
+            tensor.attr("stride")().cast<std::vector<int64_t>>(),
+            tensor.attr("element_size")().cast<int64_t>()};
+  }
+
   // The Python object of the storage: the same one as long as the storage lives.
   py::object storage(PyObject* tensor) const { return call(storage_, tensor); }
 
@@ -74,7 +89,7 @@ class Reader {
     return checked(PyObject_CallOneArg(method.ptr(), tensor));
   }
 
-  py::object version_, storage_, data_ptr_;
+  py::object version_, storage_, data_ptr_, strided_;
   DataPtr fast_data_ptr_ = nullptr;
 };
 
@@ -84,17 +99,38 @@ class Snapshot {
   Snapshot(const py::tuple& arguments, const std::vector<size_t>& positions) {
     for (size_t position : positions) {
       const py::object weight = arguments[position];
+      const py::object storage = reader_.storage(weight.ptr());
+      const Sample sample(reader_.region(weight.ptr()));
       stamps_.push_back({position, weight.ptr(), reader_.address(weight.ptr()),
-                         reader_.version_if_counted(weight.ptr()),
-                         py::weakref(reader_.storage(weight.ptr()))});
+                         reader_.version_if_counted(weight.ptr()), py::weakref(storage), sample,
+                         sample.hash()});
+      for (const py::handle& object : {py::handle(weight), py::handle(storage)}) {
+        read_.push_back(reinterpret_cast<const char*>(object.ptr()));
+        read_.push_back(reinterpret_cast<const char*>(object.attr("_cdata").cast<uintptr_t>()));
+      }
     }
   }
 
   // Same tensors, with the same storages, addresses and versions.
-  bool unchanged(const py::tuple& arguments) const {
+  bool same_tensors(const py::tuple& arguments) const {
     for (const Stamp& stamp : stamps_) {
       if (stamp.position >= arguments.size()) return false;
       if (!same(stamp, PyTuple_GET_ITEM(arguments.ptr(), stamp.position))) return false;
+    }
+    return true;
+  }
+
+  // The same tensors, and the same bytes where one looks. Weights that other memory has displaced
+  // from the caches are fetched all at once.
+  bool unchanged(const py::tuple& arguments) const {
+    for (const char* object : read_) {
+      __builtin_prefetch(object);
+      __builtin_prefetch(object + Sample::kLine);
+    }
+    for (const Stamp& stamp : stamps_) stamp.sample.prefetch();
+    if (!same_tensors(arguments)) return false;  // and with them the memory of the samples
+    for (const Stamp& stamp : stamps_) {
+      if (stamp.sample.hash() != stamp.hash) return false;
     }
     return true;
   }
@@ -106,6 +142,8 @@ class Snapshot {
     uintptr_t address;
     std::optional<int64_t> version;
     py::object storage;  // weak, so that no later storage is taken for this one
+    Sample sample;
+    uint64_t hash;
   };
 
   bool same(const Stamp& stamp, PyObject* weight) const {
@@ -116,6 +154,7 @@ class Snapshot {
 
   Reader reader_;
   std::vector<Stamp> stamps_;
+  std::vector<const char*> read_;  // where what the stamps are compared with was, to be prefetched
 };
 
 // inputs[i] = arguments[order[i]], or the referent of references[-1 - order[i]] where that is
@@ -141,14 +180,33 @@ class Gather {
   std::vector<int64_t> order_;
 };
 
+std::optional<uint64_t> content(const py::object& tensor) {
+  const Region region = Reader().region(tensor.ptr());
+  if (region.element == 0 || !tensor.attr("is_contiguous")().cast<bool>()) return std::nullopt;
+  const auto count = tensor.attr("numel")().cast<size_t>() * static_cast<size_t>(region.element);
+  const py::gil_scoped_release released;
+  return hash_bytes(reinterpret_cast<const char*>(region.address), count);
+}
+
+int64_t sample_size(const py::object& tensor) {
+  const Region region = Reader().region(tensor.ptr());
+  return region.element == 0 ? 0 : Sample(region).bytes() / region.element;
+}
+
 }  // namespace
 
 void define_stamps(py::module_& m) {
   py::class_<Snapshot>(m, "Snapshot", "The state of arguments[p], p in positions: tensors.")
       .def(py::init<const py::tuple&, const std::vector<size_t>&>(), py::arg("arguments"),
            py::arg("positions"))
+      .def("same_tensors", &Snapshot::same_tensors, py::arg("arguments"),
+           "Whether these are the same tensors, with the same storages, addresses and versions.")
       .def("unchanged", &Snapshot::unchanged, py::arg("arguments"),
-           "Whether these are the same tensors, with the same storages, addresses and versions.");
+           "Whether, beyond that, their memory is the same at the places that are looked at.");
+  m.def("content", &content, py::arg("tensor"),
+        "A hash of all values of a contiguous tensor on the CPU; None for other tensors.");
+  m.def("sample_size", &sample_size, py::arg("tensor"),
+        "How many elements of the tensor a Snapshot looks at.");
   py::class_<Gather>(
       m, "Gather", "inputs[i] = arguments[order[i]], or what references[-1 - order[i]] refers to.")
       .def(py::init<std::vector<int64_t>>(), py::arg("order"))

@@ -20,6 +20,7 @@ _DYNAMO_ATTRIBUTES = ("_param_name_to_source", "_source_to_user_stacks")
 NAMED = "qfx_named"  # metadata: what `qfx.frame.name_nodes` knows of a constant, or of a caller
 SCHEME = "qfx_scheme"  # metadata: that of the module of `qfx.nn` which makes the call
 OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
+REPACKED = "qfx_repacked"  # of a graph input: why the graph packs it at every call
 _NO_PREFIXES: Mapping[str, str] = {}
 _ROOT = re.compile(r"[LG]\['([^']*)'\]")
 _PART = re.compile(r"""(\.?)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+)(\(?)""")
@@ -180,11 +181,17 @@ def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) ->
 
 def named_by_source(node: fx.Node) -> Named | None:
     """What Dynamo says of where an input of its graph comes from; None outside Dynamo."""
-    source = getattr(node, "_dynamo_source", None)
+    source = source_of(node)
     if source is None:
         return None
-    found = named_by_text(str(source.name() if callable(source.name) else source.name))
+    found = named_by_text(source)
     return found if found.path else Named("", _ROOT.sub(r"\1", found.root))
+
+
+def source_of(node: fx.Node) -> str | None:
+    """The Python expression by which Dynamo reached an input of its graph."""
+    source = getattr(node, "_dynamo_source", None)
+    return None if source is None else str(source.name() if callable(source.name) else source.name)
 
 
 def named_by_text(source: str) -> Named:

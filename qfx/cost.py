@@ -58,7 +58,8 @@ class CostTable:
     symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
     static_saving: Pass  # what a static scale saves, whose pass does not look for the range
     static_call_s: float  # seconds a call that it adds: two operators take the place of one
-    weight_s: float  # seconds per element to quantize and pack a weight, and again for backward
+    pack_s: float  # seconds per element to quantize and pack a weight
+    again_s: float  # seconds per element to quantize it again for the backward
     codes_s: float  # seconds per element to dequantize activations in the backward
     rotation: Pass  # what rotating adds to the pass that quantizes
     turn: Pass  # `rotate` by itself, there or back
@@ -88,15 +89,17 @@ class CostTable:
             return 0.0
         return (self.turn if scheme.x is None else self.rotation).over(m, k)
 
+    def packing(self, k: int, n: int, scheme: Scheme) -> float:
+        """Seconds to quantize and pack a weight [n, k]."""
+        return n * k * self.pack_s + (self.rotation.over(n, k) if scheme.block(k) else 0.0)
+
     def training(self, m: int, k: int, n: int, scheme: Scheme) -> float:
         """Seconds that a training step adds to the int8 forward of a weight that trains.
 
         Where K is rotated, so are the weight, in both directions, and both gradients back.
         """
-        seconds = n * k * self.weight_s + m * k * self.codes_s
-        if scheme.block(k):
-            seconds += self.rotation.over(n, k) + 2 * self.turn.over(n, k) + self.turn.over(m, k)
-        return seconds
+        seconds = self.packing(k, n, scheme) + n * k * self.again_s + m * k * self.codes_s
+        return seconds + (2 * self.turn.over(n, k) + self.turn.over(m, k)) * bool(scheme.block(k))
 
 
 class MachineCost:
@@ -116,6 +119,9 @@ class MachineCost:
             found = form_table(name, *machine).estimate(m, k, n)
             beside += table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
         return Estimate(found.float_s, found.int8_s + beside)
+
+    def packing(self, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
+        return table(dtype, torch.get_num_threads(), _C.isa()).packing(k, n, scheme)
 
     def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
         return table(dtype, torch.get_num_threads(), _C.isa()).training(m, k, n, scheme)
@@ -148,7 +154,7 @@ def _from_json(text: str) -> CostTable:
     columns = tuple(tuple(map(float, of_m)) for of_m in raw["columns"])
     if [len(of_m) for of_m in columns] != [BLOCK] * len(AXES[0]):
         raise ValueError("the kept table lacks columns")
-    seconds = ("uneven_s", "symmetric_saving", "static_call_s", "weight_s", "codes_s")
+    seconds = ("uneven_s", "symmetric_saving", "static_call_s", "pack_s", "again_s", "codes_s")
     passes = ("static_saving", "rotation", "turn")
     others: dict[str, Any] = {name: float(raw[name]) for name in seconds}
     others |= {name: Pass(*map(float, raw[name])) for name in passes}
@@ -160,7 +166,7 @@ def measure(dtype: torch.dtype) -> CostTable:
     with undisturbed():
         grids = measured_grids(AXES, lambda k, n: _column(k, n, dtype))
         saving, static_call_s = pass_cost.static_saving(dtype)
-        weight_s, codes_s = _training(dtype)
+        pack_s, again_s, codes_s = _training(dtype)
         return CostTable(
             *grids,
             columns=tuple(_columns(m, dtype) for m in AXES[0]),
@@ -168,7 +174,8 @@ def measure(dtype: torch.dtype) -> CostTable:
             symmetric_saving=pass_cost.symmetric_saving(dtype),
             static_saving=saving,
             static_call_s=static_call_s,
-            weight_s=weight_s,
+            pack_s=pack_s,
+            again_s=again_s,
             codes_s=codes_s,
             rotation=pass_cost.rotation(dtype),
             turn=pass_cost.turn(dtype),
@@ -205,13 +212,13 @@ def _uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANE
 
 
 def _training(dtype: torch.dtype, size: int = 512) -> list[float]:
-    """Per element: what a weight costs in both directions, and dequantizing activations."""
+    """Per element: packing a weight, quantizing it for the backward, dequantizing activations."""
     w = random(size, size, dtype)
     q, scale, zero_point = ops.quantize(w, [1], 8, False)
     like = (scale, zero_point, None, None, "none", dtype)
-    weight, again, codes = fastest(
+    times = fastest(
         lambda: pack(w, (), Packing(QSpec())),
         lambda: ops.fake_quantize(w, [1], 8, True, dtype),
         lambda: ops.dequantize(q, *like),
     )
-    return [(weight + again) / size**2, codes / size**2]
+    return [seconds / size**2 for seconds in times]

@@ -30,6 +30,7 @@ from qfx.opened import open_operators
 from qfx.patterns import check_names
 from qfx.plan import Plan, decide, guard_sizes
 from qfx.provide import NewInputs, as_placeholders
+from qfx.repacked import forget, mark_repacked, reporter
 from qfx.site import Site
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def qfx(
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
     copy = clone(gm)
+    mark_repacked(copy)
     try:
         plan, added = _int8(copy, config, example_inputs)
     except FAULTS as fault:
@@ -64,7 +66,11 @@ def qfx(
     feed = drop_unused_inputs(copy, added)
     below = config.inner == "inductor" and not _switches_gradients(copy)
     compiled = inner(copy, fed_examples(feed, example_inputs))
-    return with_packed_weights(_below_autograd(compiled) if below else compiled, feed)
+    compiled = _below_autograd(compiled) if below else compiled
+    return with_packed_weights(compiled, feed, reporter(gm))
+
+
+qfx.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
 
 
 def _int8(gm: fx.GraphModule, config: Config, examples: Sequence[Any]) -> tuple[Plan, NewInputs]:

@@ -7,13 +7,14 @@ in it, alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
@@ -114,40 +115,81 @@ def _refuse_tangents(arguments: Sequence[Any]) -> None:
             )
 
 
-class _Known(NamedTuple):
-    """What was packed last: valid while the weights and the cache's generation stay."""
+REWRITTEN = 4  # calls in a row that had to pack a tensor before it counts as an activation
+
+
+@dataclass
+class _Known:
+    """What was packed for one set of weights: valid while these and the generation stay."""
 
     generation: int
     weights: _C.Snapshot
     packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them; the wrapper the constants
+    repacked: Counter[int]  # argument -> calls in a row, up to the last, that packed it
+    used: bool = False
+
+    @property
+    def dead(self) -> bool:
+        return any(tensor() is None for tensor in self.packed)
+
+    @property
+    def current(self) -> bool:
+        return self.generation == CACHE.generation
+
+    def written_unseen(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether values have changed that PyTorch has not counted a write of."""
+        return self.current and self.weights.same_tensors(arguments)
 
 
-def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..., Any]:
-    """Calls `compiled` with the original arguments, float weights replaced by packed ones."""
+def with_packed_weights(
+    compiled: Callable[..., Any],
+    feed: Feed,
+    rewritten: Callable[[Iterable[int]], None] | None = None,
+) -> Callable[..., Any]:
+    """Calls `compiled` with the original arguments, float weights replaced by packed ones.
+
+    Layers that are alike share the call, so what is known of each set of weights is kept. The first
+    call with a set trusts no pack of the cache whose content it has not compared; nor does a call
+    that finds a weight written behind PyTorch's back. `rewritten` is told the positions of the
+    arguments, none of them a parameter, that have been packed at each of the last calls.
+    """
     holders = [source.argument for source in feed.sources]
     constants = tuple(constant.tensor() for constant in feed.constants)
     gather = _C.Gather(feed.order())
-    known: _Known | None = None
+    known: dict[int, _Known] = {}  # by the identity of the first weight
+    last: _Known | None = None
 
     def from_cache(arguments: tuple[Any, ...]) -> Sequence[Any]:
-        nonlocal known
-        fake = _fake_mode(arguments)
-        generation = CACHE.generation
-        weights = None if fake else _C.Snapshot(arguments, holders)  # before they are read
-        packed = [CACHE.get(arguments[s.argument], s.view, s.packing) for s in feed.sources]
-        found = [*(p.tensors for p in packed), _as_fake(constants, fake)]
-        if weights is not None:
-            given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
-            known = _Known(generation, weights, given)
+        nonlocal known, last
+        if fake := _fake_mode(arguments):
+            packed, _ = _packed(feed, arguments)
+            return feed.gather(arguments, [*packed, _as_fake(constants, fake)])
+        before, generation = known.get(_identity(arguments, holders)), CACHE.generation
+        weights = _C.Snapshot(arguments, holders)  # before they are read
+        if before is None or before.written_unseen(arguments):
+            CACHE.distrust(arguments[i] for i in holders)
+        packed, fresh = _packed(feed, arguments)
+        counts = _counts(before or (last if last and last.dead else None), arguments, fresh)
+        found = [*packed, constants]
+        given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
+        last = _Known(generation, weights, given, counts)
+        alive = {first: k for first, k in known.items() if not k.dead}
+        known = {**alive, _identity(arguments, holders): last}
+        often = [position for position, count in counts.items() if count >= REWRITTEN]
+        if often and rewritten:
+            rewritten(often)
         return feed.gather(arguments, found)
 
     def as_before(arguments: tuple[Any, ...]) -> Sequence[Any] | None:
-        last = known
-        if last is None or last.generation != CACHE.generation:
+        found = known.get(_identity(arguments, holders))
+        if found is None or not found.current:
             return None
         if not holders and _fake_mode(arguments):
             return None
-        return gather(arguments, last.packed) if last.weights.unchanged(arguments) else None
+        if not found.weights.unchanged(arguments):
+            return None
+        found.used = True
+        return gather(arguments, found.packed)
 
     @torch._dynamo.disable
     def run(*arguments: Any) -> Any:
@@ -156,3 +198,27 @@ def with_packed_weights(compiled: Callable[..., Any], feed: Feed) -> Callable[..
         return compiled(*(as_before(arguments) or from_cache(arguments)))
 
     return run
+
+
+def _identity(arguments: Sequence[Any], holders: Sequence[int]) -> int:
+    return id(arguments[holders[0]]) if holders else 0
+
+
+def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]], set[int]]:
+    """The tensors of each source, and which arguments had to be packed for it."""
+    found: list[Sequence[Tensor]] = []
+    fresh: set[int] = set()
+    for argument, view, packing in feed.sources:
+        packs = CACHE.packs
+        found.append(CACHE.get(arguments[argument], view, packing).tensors)
+        if CACHE.packs != packs:
+            fresh.add(argument)
+    return found, fresh
+
+
+def _counts(before: _Known | None, arguments: Sequence[Any], fresh: Iterable[int]) -> Counter[int]:
+    """For how many calls in a row each of the `fresh` arguments has been packed. Parameters change
+    for a while and then stay: they never count."""
+    again = before is not None and not before.used and before.current
+    counts = before.repacked if before is not None and again else Counter[int]()
+    return Counter({i: counts[i] + 1 for i in fresh if not isinstance(arguments[i], nn.Parameter)})

@@ -34,6 +34,12 @@ def _translated() -> Any:
         return None
 
 
+def code() -> CodeType | None:
+    """Of the frame that Dynamo is compiling."""
+    frame = _translated()
+    return None if frame is None else frame.f_code
+
+
 def _modules_in(scope: str, variables: Mapping[str, Any]) -> dict[str, nn.Module]:
     return {f"{scope}['{k}']": v for k, v in variables.items() if isinstance(v, nn.Module)}
 
@@ -65,8 +71,8 @@ def _running_modules() -> list[nn.Module]:
     wrappers = (OptimizedModule, DistributedDataParallel)
     found: list[nn.Module] = []
     for frame in _stack():
-        code = frame.f_code
-        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        running = frame.f_code
+        owner = frame.f_locals.get(running.co_varnames[0]) if running.co_argcount else None
         if isinstance(owner, nn.Module) and not isinstance(owner, wrappers):
             found.append(owner)
     return found[::-1]
@@ -132,8 +138,7 @@ def _position(code: CodeType) -> tuple[str, str, int]:
 
 def compiled_frame() -> Frame:
     """The frame that Dynamo compiles now."""
-    frame = _translated()
-    return Frame(frame.f_code if frame else None, prefixes())
+    return Frame(code(), prefixes())
 
 
 def name_nodes(gm: fx.GraphModule, examples: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ import qfx._C as _C
 
 log = logging.getLogger(__name__)
 
-FORMAT = 9  # of the files, and of what is measured
+FORMAT = 10  # of the files, and of what is measured
 Axes = tuple[tuple[int, ...], ...]
 Column = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
 Grid = tuple[tuple[tuple[float, ...], ...], ...]  # seconds, by the sizes of the axes

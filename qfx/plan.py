@@ -207,6 +207,8 @@ def _by_cost(site: Site, config: Config, prices: Prices) -> Entry:
     estimate = _estimate(site, m, dtype, scheme, cost)
     where = _where(site, config, cost, scheme)
     only = "" if where in (None, sympy.true, sympy.false) else f"; int8 where {where}"
+    if site.repacked:
+        only += f"; its weight is packed at every call: {site.repacked}"
     if estimate.gain < config.minimum_gain:
         reason = (
             f"int8 would be {estimate.gain:.2f}x float, below minimum_gain={config.minimum_gain}"
@@ -225,12 +227,15 @@ def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
 
 
 def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
-    """Of the forward; a weight that trains is quantized again and again."""
+    """Of the forward, and of packing the weight where every call does."""
     assert site.k is not None and site.n is not None
     found = cost.estimate(m, site.k, site.n, dtype, scheme)
-    if not site.weight_trains:
-        return found
-    return replace(found, int8_s=found.int8_s + cost.training(m, site.k, site.n, dtype, scheme))
+    more = 0.0
+    if site.weight_trains:
+        more = cost.training(m, site.k, site.n, dtype, scheme)
+    elif site.repacked:
+        more = cost.packing(site.k, site.n, dtype, scheme)
+    return replace(found, int8_s=found.int8_s + more)
 
 
 def _where(site: Site, config: Config, cost: CostModel, scheme: Scheme) -> sympy.Basic | None:

@@ -49,6 +49,10 @@ class CostModel(Protocol):
         """How many times as fast as PyTorch's attention of one query `attention_decode` is."""
         ...
 
+    def packing(self, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
+        """Seconds to quantize and pack a weight [n, k]."""
+        ...
+
     def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
         """Seconds that training adds to a step's int8 forward."""
         ...

@@ -20,7 +20,6 @@ from qfx.capture import OUTER, attribute, roots
 from qfx.coded import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.packing import Constant, Packing, parts_of
 from qfx.scheme import PER_ROW
-from qfx.sharding import gathered_weights
 from qfx.site import Site
 from qfx.views import View, emit_view, token
 from qfx.weights import pack
@@ -49,14 +48,12 @@ class NewInputs:
 def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
     """New graph inputs, noted in `added`.
 
-    Weights that train, that FSDP gathers anew for each call, and constants inside the graph are
-    packed in the graph.
+    Weights that train or are `repacked`, and constants inside the graph are packed in the graph.
     """
-    gathered = gathered_weights()
 
     def cached(site: Site) -> bool:
         inputs = all(root.op == "placeholder" for root in roots(site.weight))
-        return inputs and not site.weight_trains and not gathered(site)
+        return inputs and not site.weight_trains and not site.repacked
 
     def new_input(name: str) -> fx.Node:
         node = _new_input(gm.graph, name)

@@ -13,19 +13,17 @@ from collections.abc import Callable
 from torch import fx, nn
 
 from qfx import frame
-from qfx.capture import roots
-from qfx.match import Site
 
 
-def gathered_weights() -> Callable[[Site], bool]:
-    """Whether a site of the graph that is being compiled has a weight that FSDP may manage.
+def gathered_weights() -> Callable[[fx.Node], bool]:
+    """Whether an input of the graph that is being compiled is a weight that FSDP may manage.
 
     Its hooks break the graph, so a managed module that is called is one whose method is running or
     compiled. Of a weight that is used from outside, Dynamo's name leads through a managed module.
     """
     if any(map(_is_managed, frame.modules())):
-        return lambda site: True
-    return lambda site: any(map(_held_by_managed, roots(site.weight)))
+        return lambda weight: True
+    return _held_by_managed
 
 
 def _is_managed(module: nn.Module) -> bool:

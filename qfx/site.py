@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from qfx.attention import Attention
-from qfx.capture import attribute, device, roots, value
+from qfx.capture import REPACKED, attribute, device, roots, value
 from qfx.own_calls import OwnCall
 from qfx.products import Product
 from qfx.views import View
@@ -39,6 +39,12 @@ class Site:
     @property
     def name(self) -> str:
         return self.path or self.node.name
+
+    @property
+    def repacked(self) -> str:
+        """Why its weight is packed at every call although it does not train; "" where it is not."""
+        reasons = (root.meta.get(REPACKED, "") for root in roots(self.weight))
+        return "" if self.weight_trains else next(filter(None, reasons), "")
 
     @property
     def weight_trains(self) -> bool:

@@ -15,6 +15,7 @@ from torch import fx, nn
 from qfx.capture import clone, trace
 from qfx.frame import compiled_frame, name_nodes
 from qfx.opened import open_operators
+from qfx.repacked import mark_repacked
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
 _WATCHER: ContextVar[Watcher] = ContextVar("watcher")
@@ -42,6 +43,7 @@ def watch(
 def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend. One function for all calls: a second one reuses Dynamo's code."""
     graph = clone(gm)
+    mark_repacked(graph)
     name_nodes(graph, example_inputs)
     return torch._dynamo.disable(_watched(graph))
 

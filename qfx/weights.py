@@ -1,16 +1,16 @@
 """Packed weights: quantized and packed once, outside the graph; never stale, never a leak.
 
 An entry belongs to a storage and holds no reference to the weight: it is keyed on the identity of
-the storage, the view into it, and how it is packed, and is valid for one (version, address) of it.
-Optimizer steps and `invalidate` mark entries stale, because fused optimizers and `.data` writes do
-not bump a tensor's version. A stale entry is refreshed in place, so its address stays.
+the storage, the view into it, and how it is packed. It is valid for the tensors whose snapshots it
+has (stamps, and a few cache lines of their memory), and for any other whose whole content it has
+compared with what was packed. What changed is packed again in place, so its address stays.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from qfx import _C
 from qfx.packing import Packing, parts_of
 from qfx.views import View, apply
 
@@ -51,35 +52,38 @@ def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
         return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
 
 
-class Stamp(NamedTuple):
-    """What tells two states of a weight apart without reading it.
-
-    `tensor` is its identity: two parameters may share memory and count versions apart.
-    """
-
-    tensor: int
-    storage: int
-    address: int
-    version: int
+_SHARING = 8  # tensors of one storage and shape that an entry knows by their stamps
 
 
-def stamp(weight: Tensor) -> Stamp:
-    version = 0 if weight.is_inference() else weight._version
-    return Stamp(id(weight), weight.untyped_storage()._cdata, weight.data_ptr(), version)
-
-
-@dataclass
 class _Entry:
-    stamp: Stamp
-    packed: Packed
-    stale: bool = False
+    """A packed weight, and what it was packed from."""
+
+    def __init__(self, packed: Packed, content: int | None) -> None:
+        self.packed, self.content = packed, content
+        self._known: deque[_C.Snapshot] = deque(maxlen=_SHARING)
+
+    def knows(self, weight: Tensor) -> bool:
+        """Whether this tensor had the packed content and has not changed since."""
+        return any(snapshot.unchanged((weight,)) for snapshot in self._known)
+
+    def learn(self, snapshot: _C.Snapshot) -> None:
+        self._known.append(snapshot)
+
+    def forget(self) -> None:
+        """From now on only a comparison of the content tells whether this is still right."""
+        self._known.clear()
+
+
+def _content(weight: Tensor) -> int | None:
+    """A hash of all values; None where reading them takes more than comparing saves."""
+    return _C.content(weight.detach().contiguous()) if weight.device.type == "cpu" else None
 
 
 class Cache:
     """(weight, how it is packed) -> Packed. Thread-safe; forgets a weight when its storage dies."""
 
     def __init__(self) -> None:
-        self.generation = 0  # grows whenever an entry is marked stale
+        self.generation = 0  # grows whenever an entry may have become wrong
         self.epoch = 0  # grows with every optimizer step and `invalidate`
         self.packs = 0  # how many times a weight was packed
         self._lock = threading.Lock()
@@ -98,20 +102,41 @@ class Cache:
             raise RuntimeError(
                 f"a weight of shape {list(weight.shape)} has no storage: it was freed"
             )
-        now = stamp(weight)
         place = (weight.storage_offset(), weight.shape, weight.stride(), weight.dtype)
-        key = (*place, view, packing)
         with self._lock:
-            entries = self._entries(weight)
+            entries, key = self._entries(weight), (*place, view, packing)
             entry = entries.get(key)
-            if entry is None:
-                entry = entries[key] = _Entry(now, self._pack(weight, view, packing))
-            elif entry.stale or entry.stamp != now:
-                again = self._pack(weight, view, packing)
-                for old, new in zip(entry.packed.tensors, again.tensors, strict=True):
-                    old.copy_(new)
-                entry.stamp, entry.stale = now, False
+            if entry is None or not entry.knows(weight):
+                entry = entries[key] = self._up_to_date(entry, weight, view, packing)
             return entry.packed
+
+    def _up_to_date(
+        self, entry: _Entry | None, weight: Tensor, view: View, packing: Packing
+    ) -> _Entry:
+        snapshot, content = _C.Snapshot((weight,), [0]), _content(weight)  # before it is packed
+        if entry is None:
+            entry = _Entry(self._pack(weight, view, packing), content)
+        elif content is None or content != entry.content:
+            again = self._pack(weight, view, packing)
+            for old, new in zip(entry.packed.tensors, again.tensors, strict=True):
+                old.copy_(new)
+            entry.content = content
+            entry.forget()  # the other tensors that share this memory
+        entry.learn(snapshot)
+        return entry
+
+    def distrust(self, weights: Iterable[Tensor]) -> None:
+        """The next `get` of each compares its whole content with what is packed."""
+        with self._lock:
+            self._forget(weights)
+
+    def _forget(self, weights: Iterable[Tensor] | None) -> bool:
+        """Whether there was an entry to forget about."""
+        keys = self._owners if weights is None else [_storage(w) for w in weights]
+        touched = [e for c in keys if c in self._owners for e in self._owners[c][1].values()]
+        for entry in touched:
+            entry.forget()
+        return bool(touched)
 
     def _pack(self, weight: Tensor, view: View, packing: Packing) -> Packed:
         self.packs += 1
@@ -132,13 +157,9 @@ class Cache:
             del self._owners[cdata]
 
     def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
-        """Marks the entries of these tensors stale, or all."""
+        """These tensors, or all, may have changed."""
         with self._lock:
-            keys = self._owners if tensors is None else [_storage(t) for t in tensors]
-            touched = [e for c in keys if c in self._owners for e in self._owners[c][1].values()]
-            for entry in touched:
-                entry.stale = True
-            self.generation += bool(touched)
+            self.generation += self._forget(tensors)
             self.epoch += 1
 
     def __len__(self) -> int:
@@ -164,19 +185,19 @@ class Memo:
     """
 
     def __init__(self) -> None:
-        self._pins: Any = None  # no other tensor or storage gets the identity of those in the key
-        self._key: Any = None
+        self._epoch = -1
+        self._seen: _C.Snapshot | None = None
         self._value: Any = None
 
     def get(self, tensors: tuple[Tensor, ...], derive: Callable[[], Any]) -> Any:
         """`derive()`, or what it returned for the same values of `tensors`."""
         if torch.compiler.is_compiling() or any(isinstance(t, FakeTensor) for t in tensors):
             return derive()
-        key = (CACHE.epoch, *map(stamp, tensors))
-        if key != self._key:
+        epoch, seen = CACHE.epoch, self._seen
+        if seen is None or self._epoch != epoch or not seen.unchanged(tensors):
+            now = _C.Snapshot(tensors, list(range(len(tensors))))
             self._value = derive()
-            self._pins = (tensors, [StorageWeakRef(t.untyped_storage()) for t in tensors])
-            self._key = key
+            self._seen, self._epoch = now, epoch
         return self._value
 
     def __reduce__(self) -> Any:
@@ -186,9 +207,10 @@ class Memo:
 def invalidate(target: nn.Module | Tensor | None = None) -> None:
     """Tells qfx that weights changed behind PyTorch's back, so that they are packed anew.
 
-    `target`: a module, a tensor, or None for all weights. Only needed after writes that bump no
-    version counter: `w.data.mul_(2)`, or numpy writing into the weight's memory. Optimizer steps,
-    `load_state_dict`, in-place operations and `.data = ...` are noticed without it.
+    `target`: a module, a tensor, or None for all weights. Needed only after a write that bumps no
+    version counter, to a part of a weight: a few elements through `.data` or numpy, or anything of
+    that kind on a GPU. In-place operations, optimizer steps, `load_state_dict`, `.data = ...` and,
+    on the CPU, `.data.mul_(2)` or a merged adapter are noticed without it: docs/architecture.md.
     """
     if isinstance(target, nn.Module):
         CACHE.invalidate([*target.parameters(), *target.buffers()])

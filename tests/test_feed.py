@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,6 +166,71 @@ def test_a_snapshot_keeps_nothing_alive() -> None:
     assert not snapshot.unchanged((X,))
 
 
+# --- what a snapshot looks at ---
+
+
+def _regions() -> dict[str, Tensor]:
+    """Tensors that lie in memory in many ways, each in a larger one of its own."""
+    f32, bf16 = torch.float32, torch.bfloat16
+    return {
+        "small": torch.zeros(64)[3:40],
+        "matrix": torch.zeros(100, 300, 64)[7],
+        "transposed": torch.zeros(300, 200)[:, :].t(),
+        "columns": torch.zeros(300, 200)[:, 40:100],
+        "few_columns": torch.zeros(3000, 20)[:, 4:7],
+        "every_other": torch.zeros(400, 100)[::2],
+        "every_other_column": torch.zeros(100, 400)[:, ::2],
+        "unaligned": torch.zeros(20000, dtype=bf16)[5:-3],
+        "odd": torch.zeros(1001, 77, dtype=bf16)[:, :76],
+        "expanded": torch.zeros(4000)[7:].expand(5, 3993),
+        "three_axes": torch.zeros(12, 40, 100, dtype=f32).permute(2, 0, 1)[:, 1:],
+        "scalar": torch.zeros(3)[1],
+        "empty": torch.zeros(0, 8),
+    }
+
+
+REGIONS = _regions()
+
+
+def _places(tensor: Tensor, part: Tensor) -> Tensor:
+    """Where the elements of `part` lie in the storage of `tensor`."""
+    elements = torch.arange(tensor.untyped_storage().nbytes() // tensor.element_size())
+    return elements.as_strided(part.shape, part.stride(), part.storage_offset()).reshape(-1)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_a_snapshot_looks_at_the_tensor_and_at_nothing_else(name: str) -> None:
+    tensor = REGIONS[name]
+    behind = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).data
+    snapshot = _C.Snapshot((tensor,), [0])
+    behind.fill_(-0.0)  # a sign alone
+    behind[_places(tensor, tensor)] = 0.0
+    assert snapshot.unchanged((tensor,))
+    behind.zero_()
+    thirds = tensor.chunk(3, int(torch.tensor(tensor.stride()).argmax())) if tensor.dim() else ()
+    for part in (tensor, *thirds):
+        behind[_places(tensor, part)] = -0.0
+        assert snapshot.unchanged((tensor,)) == (part.numel() == 0)
+        behind.zero_()
+    assert snapshot.unchanged((tensor,))
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_the_content_is_all_of_a_tensor(name: str) -> None:
+    tensor = REGIONS[name].contiguous()
+    before = _C.content(tensor)
+    assert before == _C.content(tensor.clone())
+    flat = tensor.view(-1)
+    for i in {0, flat.numel() // 2, flat.numel() - 1} if flat.numel() else ():
+        flat[i] = -0.0
+        assert _C.content(tensor) != before
+        flat[i] = 0.0
+
+
+def test_other_devices_have_no_content() -> None:
+    assert _C.content(torch.empty(3, device="meta")) is None
+
+
 # --- gathering ---
 
 
@@ -196,6 +262,25 @@ def test_the_order_is_what_gather_of_a_feed_does() -> None:
 
 
 # --- the wrapper ---
+
+
+def test_layers_that_share_the_call_do_not_displace_each_other(
+    unasked: Callable[[], None],
+) -> None:
+    layers = [[torch.randn(8, 8) for _ in range(2)] for _ in range(3)]
+    f = _wrapper(2)
+    first = [f(X, *weights)[1:] for weights in layers]
+    unasked()
+    for weights, known in zip(2 * layers, 2 * first, strict=True):
+        assert [id(t) for t in f(X, *weights)[1:]] == [id(t) for t in known]
+
+
+def test_sets_of_weights_that_died_are_forgotten() -> None:
+    f = _wrapper(1)
+    for _ in range(50):
+        f(X, torch.randn(8, 8))
+    known = inspect.getclosurevars(inspect.unwrap(f)).nonlocals["as_before"]
+    assert len(inspect.getclosurevars(known).nonlocals["known"]) <= 2
 
 
 FACTOR, ZERO = Constant((0.5, 2.0)), Constant((3,), torch.int32)

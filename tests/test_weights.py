@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
+from qfx import _C
 from qfx.packing import Packing
 from qfx.weights import CACHE
 from tests.models import compiled, int8_by_hand
@@ -52,14 +54,28 @@ def _data(model: Model) -> None:
     model.a.weight.data = torch.randn(8, 8)
 
 
-def _data_in_place(model: Model) -> None:
-    model.a.weight.data.mul_(3)
-    qfx.invalidate(model)
+def _merged(model: Model) -> None:
+    """What merging an adapter does."""
+    model.a.weight.data += torch.randn(8, 2) @ torch.randn(2, 8)
 
 
 def _numpy(model: Model) -> None:
     model.a.weight.detach().numpy()[:] *= 3
-    qfx.invalidate(model.a.weight)
+
+
+def _storage(model: Model) -> None:
+    model.a.weight.untyped_storage().copy_(torch.randn(8, 8).untyped_storage())
+
+
+def _fused_sgd(model: Model) -> None:
+    """What a fused optimizer calls, without the optimizer."""
+    w = [model.a.weight.data]
+    how = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False}
+    torch._fused_sgd_(w, [torch.randn(8, 8)], [], **how, maximize=False, is_first_step=False)
+
+
+def _exchanged(model: Model) -> None:
+    model.a.weight.data, model.b.weight.data = torch.randn(8, 8), model.a.weight.data[:6]
 
 
 def _swap(model: Model) -> None:
@@ -85,8 +101,14 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "load_state_dict": lambda m: m.load_state_dict(_state(m)),
     "load_state_dict_assign": lambda m: m.load_state_dict(_state(m), assign=True),
     "data": _data,
-    "data_in_place": _data_in_place,
+    "data_in_place": lambda m: m.a.weight.data.mul_(3),
+    "data_copied": lambda m: m.b.weight.data.copy_(torch.randn(6, 8)),
+    "one_element_of_data": lambda m: m.b.weight.data[2, 3].fill_(100),
+    "data_exchanged": _exchanged,
+    "adapter": _merged,
     "numpy": _numpy,
+    "storage": _storage,
+    "fused_sgd": _fused_sgd,
     "fused_step": lambda m: _step(m, fused=True),
     "foreach_step": lambda m: _step(m, foreach=True),
     "plain_step": lambda m: _step(m, foreach=False),
@@ -120,11 +142,89 @@ def test_weights_made_in_inference_mode() -> None:
         model = Model()
         f = compiled(model)
         assert torch.equal(f(X), _by_hand(model, X))
-        model.a.weight.mul_(3)
-        qfx.invalidate(model)  # such tensors have no version counter
+        model.a.weight.mul_(3)  # such tensors have no version counter
+        assert torch.equal(f(X), _by_hand(model, X))
+        model.load_state_dict(_state(model))
         assert torch.equal(f(X), _by_hand(model, X))
     with torch.no_grad():
         assert torch.equal(f(X), _by_hand(model, X))
+
+
+def test_a_flat_buffer_behind_all_weights() -> None:
+    """As optimizers with master weights have it: the weights are views of what is written."""
+    model = Model()
+    flat = torch.randn(112)
+    model.a.weight.data, model.b.weight.data = flat[:64].view(8, 8), flat[64:].view(6, 8)
+    f = compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(f(X), _by_hand(model, X))
+            flat.copy_(torch.randn(112))
+
+
+def test_a_weight_of_qat_in_eval_mode() -> None:
+    linear = qfx.nn.LSQLinear(8, 6).eval()
+    with torch.no_grad():
+        linear(X)
+        linear.weight.data += 1
+        linear.w_log_step.data -= 0.5
+        expected = copy.deepcopy(linear)(X)
+        assert torch.equal(linear(X), expected)
+
+
+class Wide(nn.Module):
+    """Of whose weight a call looks at a sample only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(96, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.w)
+
+
+def test_a_new_compilation_trusts_no_pack() -> None:
+    """Not even of a weight of which a single element was written, which no call can see."""
+    model, x = Wide(), torch.randn(3, 64)
+    with torch.no_grad():
+        compiled(model)(x)
+        model.w.data[95, 63] = 100
+        torch._dynamo.reset()
+        assert torch.equal(compiled(model)(x), int8_by_hand(x, model.w))
+
+
+def test_one_seen_write_makes_a_call_compare_all_weights() -> None:
+    first, second = Wide(), Wide()
+    x = torch.randn(3, 64)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return first(x), second(x)
+
+    f = compiled(both)
+    with torch.no_grad():
+        f(x)
+        first.w.data += 1
+        second.w.data[95, 63] = 100  # not seen by itself
+        assert all(map(torch.equal, f(x), (int8_by_hand(x, m.w) for m in (first, second))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_merge_is_seen(dtype: torch.dtype) -> None:
+    """A delta of a thousandth of the weights, in all of them or in a third of the rows. In bfloat16
+    it changes a fifth of the elements; the chance to miss it is that of the elements looked at."""
+    shape, missed = (384, 128), []
+    for seed in range(200):
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(shape, generator=generator).to(dtype)
+        before, snapshot = weight.clone(), _C.Snapshot((weight,), [0])
+        third = weight[128 * (seed % 3) :][:128] if seed % 4 else weight
+        third.data += 1e-3 * torch.randn(third.shape, generator=generator).to(dtype)
+        changed = float((weight != before).float().sum() / third.numel())
+        looked_at = _C.sample_size(weight) * third.numel() / weight.numel()
+        assert looked_at >= (64 if dtype == torch.bfloat16 else 32)
+        missed.append((1 - changed) ** looked_at)
+        assert not snapshot.unchanged((weight,))
+    assert max(missed) < 2e-6
 
 
 def test_a_weight_is_packed_once() -> None:
@@ -269,3 +369,69 @@ def test_parameters_that_share_memory_but_count_versions_apart() -> None:
         first.mul_(-3)  # its first version, as `second` is at its first
     expected = qfx.weights.pack(first, (), spec).blocks
     assert torch.equal(CACHE.get(first, (), spec).blocks, expected)
+    packs = CACHE.packs
+    for weight in 3 * (first, second):
+        assert torch.equal(CACHE.get(weight, (), spec).blocks, expected)
+    assert CACHE.packs == packs
+
+
+# --- operands that are rewritten between calls ---
+
+
+class Keys(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(64, 64)
+        self.register_buffer("keys", torch.randn(48, 64))
+
+    def rewrite(self) -> None:
+        if self.how == "written":
+            self.keys.copy_(torch.randn(48, 64))
+        elif self.how == "behind":
+            self.keys.data.copy_(torch.randn(48, 64))
+        elif self.how == "replaced":
+            self.keys = torch.randn(48, 64)
+        elif self.how == "parameter":
+            self.linear.weight.mul_(1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) @ self.keys.T
+
+
+@pytest.mark.parametrize("how", ["written", "behind", "replaced", "parameter", "nothing"])
+def test_a_buffer_that_every_call_finds_rewritten_is_packed_in_the_graph(how: str) -> None:
+    model, x = Keys(how), torch.randn(3, 64)
+    f = compiled(model)
+    packs = []
+    with torch.no_grad():
+        for _ in range(7):
+            model.rewrite()
+            before = CACHE.packs
+            scores = int8_by_hand(
+                int8_by_hand(x, model.linear.weight) + model.linear.bias, model.keys
+            )
+            torch.testing.assert_close(f(x), scores, rtol=1e-5, atol=1e-4)
+            packs.append(CACHE.packs - before)
+        reason = str(qfx.explain(model, x))
+    each = {"parameter": [2, 1, 1, 1, 1, 1, 1], "nothing": [2, 0, 0, 0, 0, 0, 0]}
+    assert packs == each.get(how, [2, 1, 1, 1, 0, 0, 0])
+    assert ("it was rewritten before each of the last calls" in reason) == (how not in each)
+    torch._dynamo.reset()
+    assert "rewritten" not in str(qfx.explain(model, x))
+
+
+def test_packing_at_every_call_has_its_price() -> None:
+    """A small product of a large operand: to pack it takes longer than int8 saves."""
+    model, x = nn.Module(), torch.randn(8, 256)
+    model.register_buffer("keys", torch.randn(1024, 256))
+    model.forward = lambda x: x @ model.keys.T  # type: ignore[method-assign]
+    f = torch.compile(model.forward, backend=qfx.backend, options={"inner": "eager"})
+    with torch.no_grad():
+        for call in range(6):
+            model.keys.copy_(torch.randn(1024, 256))  # type: ignore[operator]
+            assert torch.equal(f(x), x @ model.keys.T) == (call > 3)
+        (kept,) = qfx.explain(model.forward, x).rows
+        torch._dynamo.reset()
+        (once,) = qfx.explain(model.forward, x).rows
+    assert (kept.scheme, once.scheme) == ("float", "xa8r_ws8r_h64")
+    assert kept.int8_s is not None and kept.float_s is not None and kept.int8_s > kept.float_s

@@ -137,6 +137,11 @@ class GpuCost:
     def estimate_decode(self, batch: int, k: int, n: int, dtype: torch.dtype) -> float:
         raise AssertionError("no attention on a GPU is matched")
 
+    def packing(self, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
+        """Seconds to quantize and pack a weight [n, k]; at most, as those of the backward count."""
+        seconds = n * k * self.table.training[_short(dtype)][0]
+        return seconds + (self._grid(dtype, "rotate").at(n, k) if scheme.block(k) else 0.0)
+
     def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
         """Seconds that training adds to a step's int8 forward."""
         weight_s, codes_s = self.table.training[_short(dtype)]
