@@ -37,6 +37,7 @@ def page(report: Report) -> str:
     return template.render(
         count=str(report).splitlines()[-1],
         facts=_facts(report),
+        breaks=report.breaks,
         columns=[_COLUMNS[i] for i in used],
         lines=[line._replace(cells=[line.cells[i] for i in used]) for line in lines],
         charts=charts(report.rows, report.shares),
