@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from qfx.capture import NAMED, SCHEME, Named, called_by, graphs, named_by_source
 from qfx.config import Config
-from qfx.patterns import decides_apart, names
+from qfx.patterns import decides_apart, names, names_in
 from qfx.recipe import Recipe
 from qfx.scheme import Scheme
 from qfx.site import Match
@@ -224,7 +224,4 @@ def _guard_identity(variable: str) -> None:
 def known_names(matches: Iterable[Match]) -> set[str]:
     """Every name a pattern may mean: the graph's own, and those of the modules around it."""
     known = {name for m in matches for name in (*names(m), m.name)}
-    for module in modules():
-        known.update(name for name, _ in module.named_modules() if name)
-        known.update(name for name, _ in module.named_parameters(remove_duplicate=False))
-    return known
+    return known.union(*map(names_in, modules()))

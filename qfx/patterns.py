@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from torch import fx
+from torch import fx, nn
 
 from qfx.config import Config
 from qfx.recipe import Recipe, SiteRecipe
@@ -20,6 +21,16 @@ def names(match: Match) -> tuple[str, ...]:
         called = f"{match.path}.{match.parameter.rpartition('.')[2]}" if match.path else ""
         return tuple(n for n in (match.path, match.parameter, called) if n)
     return (match.path,) if match.path else ()
+
+
+def names_in(module: nn.Module) -> set[str]:
+    """What patterns may mean in a module: its modules, parameters and buffers, by all names."""
+    named = chain(
+        module.named_modules(remove_duplicate=False),
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    )
+    return {name for name, _ in named if name}
 
 
 def fits(pattern: str, candidates: Iterable[str]) -> bool:

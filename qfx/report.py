@@ -21,7 +21,7 @@ from qfx.match import match
 from qfx.nn import BinaryLinear, Linear, LSQLinear
 from qfx.observe import Observer
 from qfx.own_calls import BINARY
-from qfx.patterns import check_names
+from qfx.patterns import check_names, names_in
 from qfx.plan import decide
 from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
@@ -174,6 +174,4 @@ class _Session(NamedTuple):
 
 
 def _check(config: Config, model: nn.Module, seen: set[str]) -> None:
-    modules = {name for name, _ in model.named_modules() if name}
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    check_names(config, modules | parameters | seen)
+    check_names(config, names_in(uncompiled_module(model)) | seen)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import qfx
 from tests.bounds import Known
 from tests.graphs import Interpreter, Program
+from tests.held import found
 
 LINEAR = tuple(
     f"qfx::int8_{name}"
@@ -42,15 +43,16 @@ class BeyondBound(Mismatch):
 @dataclass
 class Seen:
     """What was checked: of `programs` programs, how many products there were, how many the grammar
-    says are int8 and were, how many products of two activations and how many attentions were;
-    `trained` programs gave gradients, `refused` ones have none in eager either; and bound / value
-    of every output."""
+    says are int8 and were, how many products of two activations and how many attentions were; `new`
+    have modules, patterns, other batches or a `__getattr__` of their own; `trained` programs gave
+    gradients, `refused` ones have none in eager either; and bound / value of every output."""
 
     programs: int = 0
     products: int = 0
     int8: int = 0
     int8_bmm: int = 0
     attentions: int = 0
+    new: int = 0
     trained: int = 0
     refused: int = 0
     ratios: tuple[float, ...] = ()
@@ -65,7 +67,7 @@ class Seen:
     def __str__(self) -> str:
         return (
             f"{self.programs} programs: {self.int8} + {self.int8_bmm} of {self.products} matmuls "
-            f"int8, {self.attentions} attentions; {self.trained} trained, "
+            f"int8, {self.attentions} attentions; {self.new} new; {self.trained} trained, "
             f"{self.refused} without gradients in eager; bound / value: median {self.ratio:.3f}"
         )
 
@@ -82,24 +84,27 @@ def check(p: Program, inner: str = "eager", trains: bool = False) -> Seen:
 
 def _compiled(p: Program, module: nn.Module, inner: str) -> Callable[..., Any]:
     options = {"minimum_gain": 0, "scheme": p.scheme[0], "inner": inner}
-    dynamic = p.dynamic or None
+    if p.chosen:
+        options[p.chosen.option] = [p.chosen.pattern]
     return torch.compile(
-        module, backend=qfx.backend, fullgraph=True, dynamic=dynamic, options=options
-    )
+        module, backend=qfx.backend, fullgraph=not p.breaks, dynamic=p.dynamic or None,
+        options=options,
+    )  # fmt: skip
 
 
 def _check_inference(p: Program, inner: str) -> Seen:
     eager, ours = p.module(), p.module()
     function = _compiled(p, ours, inner)
     floats, codes = Interpreter(p, None), Interpreter(p, p.scheme[1])
+    sizes = filter(None, map(p.of_size, p.batches))
     with torch.no_grad():
-        for call in range(2):
-            arguments, copies = p.arguments(), p.arguments()
+        for call, with_inputs in enumerate([p, p, *sizes]):
+            arguments, copies = with_inputs.arguments(), with_inputs.arguments()
             expected = eager(*arguments)
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="qfx")  # as faults of the pass are
                 got, ran = counting(function, copies)
-            exact_float, exact = floats.call(), codes.call()
+            exact_float, exact = floats.call(with_inputs), codes.call(with_inputs)
             names = [*p.outputs, *p.inputs]
             for i, name in enumerate(names):
                 a, b = ((*r, *t)[i] for r, t in ((expected, arguments), (got, copies)))
@@ -108,12 +113,15 @@ def _check_inference(p: Program, inner: str) -> Seen:
                 _compare(where, b, a, exact[name])
             if inner == "eager":  # Inductor copies in dropout, with or without qfx
                 _same_sharing([*expected, *arguments], [*got, *copies])
-            if call == 1:  # the first call compiles
+            if call == 1:  # the others compile
                 _compare_counts(p, ran, inner)
+                counted = ran
             _halve_a_weight(p, (eager, ours), (floats, codes))
-        _compare_buffers(eager, ours, codes)
+        _compare_buffers(p, eager, ours, codes)
     ratios = tuple(_ratio(exact[n]) for n in p.outputs)
-    return Seen(1, p.products, ran.linear, ran.bmm, ran.attention, ratios=ratios)
+    return Seen(
+        1, p.products, counted.linear, counted.bmm, counted.attention, p.is_new, ratios=ratios
+    )
 
 
 def _ratio(known: Known) -> float:
@@ -179,15 +187,16 @@ def _halve_a_weight(
     names = [s.weight for s in p.steps if s.weight]
     if names:
         for module in modules:
-            getattr(module, names[0]).mul_(0.5)
+            found(module, p.paths[names[0]]).mul_(0.5)
         for interpreter in interpreters:
             for namespace in (interpreter.exact, interpreter.errors):
                 getattr(namespace["self"], names[0]).mul_(0.5)
 
 
-def _compare_buffers(eager: nn.Module, ours: nn.Module, exact: Interpreter) -> None:
-    for (name, a), (_, b) in zip(eager.named_buffers(), ours.named_buffers(), strict=True):
-        if a.is_floating_point():
+def _compare_buffers(p: Program, eager: nn.Module, ours: nn.Module, exact: Interpreter) -> None:
+    for name, (kind, _) in p.state.items():
+        if kind == "buffer":
+            a, b = (found(module, p.paths[name]) for module in (eager, ours))
             _compare(f"buffer {name}", b, a, exact.known(f"self.{name}"))
 
 
