@@ -1,10 +1,10 @@
 """The fuzz check: a program through torch.compile(backend="qfx") does what its source says.
 
-It runs twice on the same module, a weight changed in between. All outputs, inputs written in place
-and buffers are compared with float64 within the bound that the data imply (`tests/bounds.py`), the
-number of int8 matmuls with the grammar's own count. Eager is held to the bound without
-quantization, which keeps the rules of the grammar honest. Gradients exist where eager has them and
-are finite.
+It runs twice on the same module, a weight changed in between (`tests/changes.py`). All outputs,
+inputs written in place and buffers are compared with float64 within the bound that the data imply
+(`tests/bounds.py`), the number of int8 matmuls with the grammar's own count. Eager is held to the
+bound without quantization, which keeps the rules of the grammar honest. Gradients exist where eager
+has them and are finite.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import qfx
 from tests.bounds import Known
+from tests.changes import halve
 from tests.graphs import Interpreter, Program
 from tests.held import found
 
@@ -187,7 +188,7 @@ def _halve_a_weight(
     names = [s.weight for s in p.steps if s.weight]
     if names:
         for module in modules:
-            found(module, p.paths[names[0]]).mul_(0.5)
+            halve(module, p.paths[names[0]], p.change)
         for interpreter in interpreters:
             for namespace in (interpreter.exact, interpreter.errors):
                 getattr(namespace["self"], names[0]).mul_(0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from qfx.scheme import QSpec, Scheme
 from tests.bounds import UNIT, Attention, Known, product, turned, widened
+from tests.changes import CHANGES
 from tests.grammar import LEFT, Op, Product
 from tests.held import BREAKS, Holding, found
 
@@ -79,6 +81,11 @@ class Program:
     batches: tuple[int, ...] = ()
 
     @property
+    def change(self) -> str:
+        """How its first weight becomes half of what it was, between two calls."""
+        return random.Random(f"change {self.seed}").choice(list(CHANGES))
+
+    @property
     def source(self) -> str:
         lines = [s.text for s in self.steps if s.text] + [f"return {', '.join(self.outputs)},"]
         head = f"def forward(self, {', '.join(self.inputs)}):\n"
@@ -93,6 +100,7 @@ class Program:
             for n, (kind, t) in tensors.items()
         ]
         head = f"# seed {self.seed}, scheme {self.scheme[0]}, dynamic={self.dynamic}"
+        head += f", its first weight changes {self.change}"
         how = (self.chosen and self.chosen[:2], f"training={self.training}", self.batches)
         passed = f"# through __getattr__: {sorted(self.passed)}" if self.passed else "#"
         held = [f"# {holding}" for holding in self.holdings]

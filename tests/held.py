@@ -89,7 +89,7 @@ def found(module: Any, path: str) -> Any:
 # --- what users put on a linear ---
 
 
-class Change(NamedTuple):
+class PutOn(NamedTuple):
     """Operations before and after the linear, or one that makes its weight of other tensors;
     `parts`: the paths of the weight, or of these."""
 
@@ -145,18 +145,18 @@ def part(text: str, bound: bounds.Rule, writes: bool = False) -> Op:
 WEIGHT_NORM = part("{out} = {g} * {v} / {v}.norm(2, 1, keepdim=True)", _weight_norm)
 SPECTRAL_NORM = part("{out} = {w} / torch.dot({left}, torch.mv({w}, {right}))", _spectral_norm)
 _PARAMETRIZED = "parametrizations.weight."
-CHANGES = {
-    "nothing": Change(),
-    "pre_hook": Change(_pre_hook, before="scale"),
-    "hook": Change(_hook, after="relu"),
-    "hooks": Change(lambda m: (_pre_hook(m), _hook(m)), before="scale", after="relu"),
-    "own_forward": Change(_own_forward, after="scale"),
-    "weight_norm": Change(
+PUT_ON = {
+    "nothing": PutOn(),
+    "pre_hook": PutOn(_pre_hook, before="scale"),
+    "hook": PutOn(_hook, after="relu"),
+    "hooks": PutOn(lambda m: (_pre_hook(m), _hook(m)), before="scale", after="relu"),
+    "own_forward": PutOn(_own_forward, after="scale"),
+    "weight_norm": PutOn(
         parametrizations.weight_norm, weight=WEIGHT_NORM,
         parts=(f"{_PARAMETRIZED}original0", f"{_PARAMETRIZED}original1"),
     ),
-    "old_weight_norm": Change(_old_weight_norm, weight=WEIGHT_NORM, parts=("weight_g", "weight_v")),
-    "spectral_norm": Change(
+    "old_weight_norm": PutOn(_old_weight_norm, weight=WEIGHT_NORM, parts=("weight_g", "weight_v")),
+    "spectral_norm": PutOn(
         parametrizations.spectral_norm, weight=SPECTRAL_NORM,
         parts=(f"{_PARAMETRIZED}original", f"{_PARAMETRIZED}0._u", f"{_PARAMETRIZED}0._v"),
     ),

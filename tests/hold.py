@@ -15,12 +15,12 @@ from tests.bounds import U32, Known
 from tests.grammar import ACTIVATIONS, ELEMENTWISE, PRODUCTS, Op
 from tests.held import (
     BREAKS,
-    CHANGES,
     HELD,
+    PUT_ON,
     SPECTRAL_NORM,
     WEIGHT_NORM,
-    Change,
     Holding,
+    PutOn,
     lengths,
     part,
 )
@@ -39,7 +39,7 @@ def add_held(d: Draft) -> bool:
     """Draws a module; False where the draft has no operand for it."""
     if d.rng.random() < BATCH_NORMS:
         return add_batch_norm(d)
-    change, held = d.rng.choice(list(CHANGES)), d.rng.choice([*HELD, BREAKS])
+    change, held = d.rng.choice(list(PUT_ON)), d.rng.choice([*HELD, BREAKS])
     x = d.pick_shared(lambda t: True)
     added = add_linear(d, x, change, held)
     if added and held == BREAKS and d.rng.random() < TWINS:
@@ -54,7 +54,7 @@ def add_linear(
     d: Draft, x: str | None, change: str, held: str, alike: Holding | None = None
 ) -> bool:
     """`alike`: a linear whose compiled code this one may share, behind a graph break."""
-    how = CHANGES[change]
+    how = PUT_ON[change]
     if x is None or (how.weight and d.real[x].dtype != torch.float32):
         return False
     if how.weight is SPECTRAL_NORM and d.training:
@@ -80,11 +80,11 @@ def add_linear(
 
 def _changed(change: str, k: int, n: int, bias: bool, dtype: torch.dtype) -> nn.Module:
     linear = nn.Linear(k, n, bias, dtype=dtype)
-    CHANGES[change].apply(linear)
+    PUT_ON[change].apply(linear)
     return linear
 
 
-def _weights(d: Draft, how: Change, n: int, k: int) -> list[Tensor]:
+def _weights(d: Draft, how: PutOn, n: int, k: int) -> list[Tensor]:
     v = d.normal((n, k)) * k**-0.5
     if how.weight is WEIGHT_NORM:
         return [lengths(v) * (0.5 + torch.rand(n, 1, generator=d.generator)), v]
@@ -99,7 +99,7 @@ def _weights(d: Draft, how: Change, n: int, k: int) -> list[Tensor]:
 
 def _meanings(d: Draft, change: str, x: str, tensors: list[str], bias: bool) -> list[Meaning]:
     """What is before, the weight, the linear, what is after."""
-    how, i = CHANGES[change], len(d.steps)
+    how, i = PUT_ON[change], len(d.steps)
     steps: list[Meaning] = []
     if how.before:
         steps.append((how.before, _ROWS[how.before], {"x": x}, x := f"h{i}"))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx import canonical, coded, dynamo, match, plan, weights
+from qfx import _C, canonical, coded, dynamo, match, plan, weights
 from qfx.prices import Estimate
 from tests.conftest import on_threads
 from tests.draft import Draft, program, shortest
@@ -25,7 +25,7 @@ from tests.finish import finish
 from tests.fuzz import Mismatch, Seen, check, counting
 from tests.grammar import ACTIVATIONS, IN_PLACE, OPS, PRODUCTS
 from tests.graphs import Program
-from tests.held import CHANGES, HELD
+from tests.held import HELD, PUT_ON
 from tests.hold import add_batch_norm, add_linear
 
 SEEDS_EACH = 20
@@ -50,7 +50,7 @@ class Gains:
     def training(self, *problem: Any) -> float:
         return 0.0
 
-    estimate_decode = training
+    estimate_decode = packing = training
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_each_operation(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "held"), [*((c, "attribute") for c in CHANGES), *(("nothing", h) for h in HELD)]
+    ("change", "held"), [*((c, "attribute") for c in PUT_ON), *(("nothing", h) for h in HELD)]
 )
 def test_each_module(change: str, held: str) -> None:
     check(_with_module(lambda d: add_linear(d, d.some(), change, held)), trains=True)
@@ -181,7 +181,12 @@ def _written_weights_unseen(patch: pytest.MonkeyPatch) -> None:
 
 def _stale_weights(patch: pytest.MonkeyPatch) -> None:
     """A packed weight does not notice that its weight changed."""
-    patch.setattr(weights, "stamp", lambda weight: weights.Stamp(0, 0, 0, 0))
+    patch.setattr(weights._Entry, "knows", lambda *_: True)
+
+
+def _unseen_writes(patch: pytest.MonkeyPatch) -> None:
+    """Nor does a call notice a write that bumped no version."""
+    patch.setattr(_C.Snapshot, "unchanged", _C.Snapshot.same_tensors)
 
 
 def _without(part: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
@@ -237,6 +242,9 @@ MUTANTS = {
     "writes_unseen": Mutant(_writes_unseen, lambda p: p.int8 > 1 and p.has(IN_PLACE)),
     "written_weights_unseen": Mutant(_written_weights_unseen, lambda p: p.writes_weights),
     "stale_weights": Mutant(_stale_weights),
+    "unseen_writes": Mutant(
+        _unseen_writes, lambda p: p.int8 > 0 and p.change in ("behind", "memory")
+    ),
     "attends_to_all": Mutant(_attends_to_all, lambda p: p.attentions > 0),
     "attends_twice_as_sharply": Mutant(_attends_twice_as_sharply, lambda p: p.attentions > 0),
     "no_bias": Mutant(_without("bias", None)),
