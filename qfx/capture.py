@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 _DYNAMO_ATTRIBUTES = ("_param_name_to_source", "_source_to_user_stacks")
-NAMED = "qfx_named"  # metadata: what `qfx.frame.name_nodes` knows of a constant, or of a caller
+NAMED = "qfx_named"  # metadata: the name that `qfx.names` found for a constant, or for who calls
 SCHEME = "qfx_scheme"  # metadata: that of the module of `qfx.nn` which makes the call
 OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
 REPACKED = "qfx_repacked"  # of a graph input: why the graph packs it at every call

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from qfx.apart import compile_apart
 from qfx.canonical import rewrite
 from qfx.capture import clone, targets
 from qfx.config import Config, parse_options
@@ -21,11 +22,12 @@ from qfx.cost import MachineCost
 from qfx.fault import FAULTS
 from qfx.feed import drop_unused_inputs, with_packed_weights
 from qfx.feed import example_inputs as fed_examples
-from qfx.frame import known_names, name_nodes, prefixes, tie_to_modules
+from qfx.frame import prefixes
 from qfx.fuse import fuse
 from qfx.gpu.cost import cost_of
 from qfx.inductor import inductor
 from qfx.match import match
+from qfx.names import known_names, name_nodes
 from qfx.opened import open_operators
 from qfx.patterns import check_names
 from qfx.plan import Plan, decide, guard_sizes
@@ -74,10 +76,10 @@ qfx.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls 
 
 
 def _int8(gm: fx.GraphModule, config: Config, examples: Sequence[Any]) -> tuple[Plan, NewInputs]:
-    name_nodes(gm, examples)
+    name_nodes(gm, examples, config.recipe)
     plan = plan_of(gm, config)
     guard_sizes(plan)
-    tie_to_modules([entry.match for entry in plan.entries], config)
+    compile_apart([entry.match for entry in plan.entries], config)
     added = NewInputs()
     fuse(rewrite(gm, plan, as_placeholders(gm, added)))
     return plan, added

@@ -49,7 +49,7 @@ def left_out(config: Config, candidates: Sequence[str]) -> str | None:
     return None
 
 
-def decides_apart(
+def decides_on_module(
     config: Config, matches: Iterable[Match], path: str, others: Iterable[str]
 ) -> bool:
     """Whether what the module at `path` multiplies would be decided otherwise under another path:
@@ -60,6 +60,13 @@ def decides_apart(
     here = [left_out(config, candidates) for candidates in own]
     there = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
     return any(found != here for found in there)
+
+
+def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool:
+    """The same for the weight of a site, and the names of others."""
+    here = left_out(config, names(site))
+    called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
+    return config.recipe is not None or any(left_out(config, c) != here for c in called)
 
 
 def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:

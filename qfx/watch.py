@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from qfx.apart import capture_apart
 from qfx.capture import clone, trace
-from qfx.frame import compiled_frame, name_nodes
+from qfx.frame import compiled_frame
+from qfx.names import name_nodes
 from qfx.opened import open_operators
 from qfx.repacked import mark_repacked
 
@@ -45,6 +47,7 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
     graph = clone(gm)
     mark_repacked(graph)
     name_nodes(graph, example_inputs)
+    capture_apart(graph)
     return torch._dynamo.disable(_watched(graph))
 
 

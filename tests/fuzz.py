@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from tests.bounds import Known
+from tests.bounds import TINY, UNIT, Known
 from tests.changes import halve
 from tests.graphs import Interpreter, Program
 from tests.held import found
@@ -189,9 +189,10 @@ def _halve_a_weight(
     if names:
         for module in modules:
             halve(module, p.paths[names[0]], p.change)
+        rounding = TINY[UNIT[p.state[names[0]][1].dtype]]  # of subnormal numbers
         for interpreter in interpreters:
-            for namespace in (interpreter.exact, interpreter.errors):
-                getattr(namespace["self"], names[0]).mul_(0.5)
+            getattr(interpreter.exact["self"], names[0]).mul_(0.5)
+            getattr(interpreter.errors["self"], names[0]).mul_(0.5).add_(rounding)
 
 
 def _compare_buffers(p: Program, eager: nn.Module, ours: nn.Module, exact: Interpreter) -> None:

@@ -161,8 +161,19 @@ class Program:
         return self._is_site(step) and not self.spares(step)
 
     def _is_site(self, step: Step) -> bool:
-        written = {s.operands[0] for s in self.steps if s.name == "state"}
+        graph = next(part for part in self._graphs() if any(s is step for s in part))
+        written = {s.operands[0] for s in graph if s.name == "state"}
         return step.weight is not None and f"self.{step.weight}" not in written
+
+    def _graphs(self) -> list[list[Step]]:
+        """The steps between breaks: what another graph writes is a constant to this one."""
+        calls = [f"self.{h.name}(" for h in self.holdings if h.held == BREAKS]
+        parts: list[list[Step]] = [[]]
+        for step in self.steps:
+            if any(call in step.text for call in calls):
+                parts.append([])
+            parts[-1].append(step)
+        return parts
 
     def spares(self, step: Step) -> bool:
         """Whether a pattern leaves a product with a weight float."""

@@ -225,7 +225,7 @@ def _patterns_unread(patch: pytest.MonkeyPatch) -> None:
 
 def _layers_share_decisions(patch: pytest.MonkeyPatch) -> None:
     """What is decided for a module holds for all that share its code."""
-    patch.setattr(dynamo, "tie_to_modules", lambda *a: None)
+    patch.setattr(dynamo, "compile_apart", lambda *a: None)
 
 
 class Mutant(NamedTuple):

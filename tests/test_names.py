@@ -354,6 +354,39 @@ def test_layers_that_a_function_is_given_have_their_names() -> None:
     assert int8(model, X, skip=["layers.1"]) == 2
 
 
+class ByList(Loop):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = in_turn([layer], x)
+        return x
+
+
+def times(w: nn.Parameter, x: Tensor) -> Tensor:
+    return x @ w
+
+
+class ByWeight(Loop):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = times(layer.fc.weight, x)
+        return x
+
+
+@pytest.mark.parametrize("model", [ByList(3), ByWeight(3)])
+@pytest.mark.parametrize("pattern", ["layers.0", "layers.1"])
+def test_layers_that_a_function_is_given_in_parts(model: nn.Module, pattern: str) -> None:
+    assert int8(model, X, skip=[pattern]) == 2
+    assert int8(model, X, only=[pattern]) == 1
+
+
+def test_layers_in_a_list_have_their_names() -> None:
+    rows = qfx.explain(ByList(3), X, options={**ALL, "skip": ["layers.1"]}).rows
+    assert [row.module for row in rows] == [f"layers.{i}.fc" for i in range(3)]
+    assert [row.module for row in rows if row.scheme == "float"] == ["layers.1.fc"]
+
+
 # --- recipes ---
 
 
