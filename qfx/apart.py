@@ -19,7 +19,7 @@ from qfx.site import Match, Site
 
 def compile_apart(matches: Sequence[Match], config: Config) -> None:
     """Ties the captured graph to the modules and weights on which its decisions depend."""
-    if config.skip or config.only or config.recipe:
+    if config.skip or config.only or config.recipe or config.guard:
         _tie((*_modules(matches, config), *_weights(matches, config)))
 
 

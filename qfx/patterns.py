@@ -53,8 +53,8 @@ def decides_on_module(
     config: Config, matches: Iterable[Match], path: str, others: Iterable[str]
 ) -> bool:
     """Whether what the module at `path` multiplies would be decided otherwise under another path:
-    a recipe has numbers of its own for each."""
-    if config.recipe is not None:
+    a recipe has numbers for each, a guard counts each."""
+    if config.recipe is not None or config.guard is not None:
         return any(isinstance(m, Site) for m in matches)
     own = [names(m) for m in matches]
     here = [left_out(config, candidates) for candidates in own]
@@ -66,7 +66,8 @@ def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool
     """The same for the weight of a site, and the names of others."""
     here = left_out(config, names(site))
     called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
-    return config.recipe is not None or any(left_out(config, c) != here for c in called)
+    each = config.recipe is not None or config.guard is not None
+    return each or any(left_out(config, candidates) != here for candidates in called)
 
 
 def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:

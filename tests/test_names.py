@@ -335,6 +335,15 @@ def test_the_path_of_a_layer_that_is_a_frame_of_its_own() -> None:
     assert [row.reason for row in skipped.rows[4:]] == ["skipped by the pattern 'layers.1'"] * 4
 
 
+def test_guards_of_layers_count_each_by_its_name() -> None:
+    names = [f"layers.{i}.fc" for i in range(3)]
+    before = qfx.guard_counts()
+    assert int8(Loop(3), X, guard=0.5) == 0  # by another operator
+    after = qfx.guard_counts()
+    none = qfx.GuardCount(0, 0, 0, 0)
+    assert [after[n].rows - before.get(n, none).rows for n in names] == [2 * len(X)] * 3
+
+
 def function_of_a_layer(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x)
 
