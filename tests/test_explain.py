@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -11,13 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx.dynamo import plan_of
-from qfx.html import page
 from qfx.row import Row, range_of
 from tests.models import FEATURES, Block, compiled
 
 X = torch.randn(2, 5, FEATURES)
-COARSE = qfx.Scheme(x=qfx.QSpec(bits=5), w=qfx.QSpec(bits=4))
 ALL = {"minimum_gain": 0, "scheme": "w8a8-asymmetric"}
 
 
@@ -169,173 +165,6 @@ def test_transform_and_outliers_of_the_input() -> None:
     assert f" {first.outlier_ratio:.1f} " in str(report)
     (column,) = qfx.explain(nn.Linear(40, 64), x[:, :40], options={**ALL, "scheme": COLUMN}).rows
     assert column.transform == "factor"
-
-
-# --- code that Dynamo does not capture ---
-
-
-class Around(nn.Module):
-    """Two linears, each in a module of its own, and between them what `between` does."""
-
-    def __init__(self, between: Any) -> None:
-        super().__init__()
-        self.first, self.last, self.between = _Layer(), _Layer(), between
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.between(self.first(x))
-        return self.last(y[0] if isinstance(y, tuple) else y)
-
-
-def _recurrent(kind: Any) -> nn.Module:
-    return kind(FEATURES, FEATURES, batch_first=True)
-
-
-class Disabled(_Layer):
-    @torch._dynamo.disable
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x)
-
-
-def _branches(x: Tensor) -> Tensor:
-    return x if x.sum() > 0 else -x
-
-
-class Bare(nn.Module):
-    """A linear beside a recurrent layer: Dynamo gives up the whole function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.fc = _recurrent(nn.LSTM), nn.Linear(FEATURES, FEATURES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.rnn(x)[0])
-
-
-ALLOW = "Set torch._dynamo.config.allow_rnn=True"
-# what is between the linears -> what Dynamo says of it, and the rows of what stays float
-BREAKS: dict[str, tuple[Any, str, list[str]]] = {
-    "LSTM": (_recurrent(nn.LSTM), ALLOW, ["between"]),
-    "GRU": (_recurrent(nn.GRU), ALLOW, ["between"]),
-    "RNN": (_recurrent(nn.RNN), ALLOW, ["between"]),
-    "disabled": (Disabled(), "since it was wrapped with", ["between.fc"]),
-    "branch": (_branches, "data-dependent branching", []),
-    "script": (torch.jit.script(nn.ReLU()), "torch.jit.script", []),
-    "nothing": (nn.ReLU(), "", []),
-}
-
-
-@pytest.mark.parametrize("name", BREAKS)
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-def test_what_dynamo_says_is_passed_on_and_what_it_compiles_is_reported(name: str) -> None:
-    between, phrase, stays = BREAKS[name]
-    report = qfx.explain(Around(between), X, options=ALL)
-    assert [row.module for row in report.rows if row.scheme == "float"] == stays
-    assert [row.module for row in report.rows if row.scheme != "float"] == ["first.fc", "last.fc"]
-    assert any(phrase in line for line in report.breaks) == bool(phrase)
-    assert phrase in str(report) and phrase in page(report).replace("&#39;", "'")
-
-
-def test_a_function_that_dynamo_gave_up_before() -> None:
-    """It skips that function without a word; and there is no second reason for its linears."""
-    model = Bare()
-    torch.compile(model, backend="eager")(X)
-    with pytest.warns(UserWarning, match=f"gives up all of this callable.*{re.escape(ALLOW)}"):
-        report = qfx.explain(model, X, options=ALL)
-    assert [(row.module, row.scheme) for row in report.rows] == [("rnn", "float"), ("fc", "float")]
-    assert "recompile limit" not in str(report)
-    assert any(line.startswith("said before this call") and ALLOW in line for line in report.breaks)
-    assert qfx.explain(Block(), X, options=ALL).breaks == ()
-
-
-def test_int8_modules_that_dynamo_does_not_capture_are_int8() -> None:
-    report = qfx.explain(Around(qfx.quantize_(Disabled())), X, options=ALL)
-    (row,) = (row for row in report.rows if row.module == "between.fc")
-    assert (report.quantized, row.scheme) == (3, "xa8r_ws8r_h16")
-    assert row.reason.startswith("an int8 module, in no captured graph")
-
-
-# --- models that are int8 already ---
-
-ops = torch.ops.qfx
-W = torch.randn(16, 64)
-CODES, SCALE, _ = ops.quantize(W, [1], 8, True)
-PACKED, BITS = ops.pack_weight(CODES), ops.binary_pack(W)
-ROWS, BATCH = torch.randn(4, 64), torch.randn(2, 4, 64)
-DYNAMIC = (None, [1], 7, False, "none", torch.float32)
-
-
-def _linears() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 8))
-
-
-def _replaced(scheme: Any) -> nn.Module:
-    return qfx.quantize_(_linears(), qfx.Config(scheme=scheme))
-
-
-OWN: dict[str, tuple[Any, Tensor, list[tuple[str, str, str]]]] = {
-    "quantize_": (_replaced("w8a8"), ROWS, [
-        ("0", "4x64x16", "xa8r_ws8r_h64"), ("2", "4x16x8", "xa8r_ws8r_h16")]),
-    "quantize_, groups": (_replaced("w4a8"), ROWS, [
-        ("0", "4x64x16", "xa8r_wa4g64"), ("2", "4x16x8", "xa8r_wa4g64")]),
-    "quantize_, weight only": (_replaced("w8"), ROWS, [
-        ("0", "4x64x16", "ws8r"), ("2", "4x16x8", "ws8r")]),
-    "LSQLinear": (qfx.prepare_qat(_linears(), config=qfx.Config(scheme=COARSE)), ROWS, [
-        ("0", "4x64x16", "xs5r_ws4r"), ("2", "4x16x8", "xs5r_ws4r")]),
-    "BinaryLinear": (qfx.prepare_binary(_linears(), ROWS), ROWS, [
-        ("0", "4x64x16", "binary"), ("2", "4x16x8", "binary")]),
-    "functional": (lambda x: qfx.nn.functional.linear(x, W), ROWS, [("", "4x64x16", "xs8r_ws8r")]),
-    "dynamic": (lambda x: ops.int8_linear_dynamic(x, PACKED, SCALE.reshape(-1), *DYNAMIC), ROWS,
-                [("", "4x64x16", "xa7r_ws8r")]),
-    "static": (
-        lambda x: ops.int8_linear(*ops.quantize_static(x, SCALE[:1, 0], None, 8, True), PACKED,
-                                  SCALE.reshape(-1), None, "none", torch.float32),
-        ROWS, [("", "4x64x16", "xs8T_ws8r")]),
-    "codes": (
-        lambda x: ops.int8_mm(x.to(torch.int8), torch.zeros(4, dtype=torch.int32), PACKED, 16),
-        ROWS, [("", "4x64x16", "x?_ws8r")]),
-    "bmm": (lambda x: ops.int8_bmm_dynamic(x, x, [1], 8, True, 6, torch.float32), BATCH,
-            [("", "2*4x64x4", "xs8r_ws6r")]),
-    "attention": (lambda x: ops.int8_attention(x, x, x, None, 0.1, False, torch.float32), BATCH,
-                  [("", "2*4x64x4", "xs8r_ws8r_h64")]),
-    "binary_mm": (lambda x: ops.binary_mm(x, BITS, 16), ROWS, [("", "4x64x16", "binary")]),
-    "rewritten": (qfx.rewrite(qfx.trace(nn.Linear(64, 16), ROWS), qfx.Config(minimum_gain=0))[0],
-                  ROWS, [("", "4x64x16", "xa8r_ws8r_h64")]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_int8_operators_of_the_model_itself(name: str) -> None:
-    model, x, expected = OWN[name]
-    report = qfx.explain(model, x)
-    assert [(row.module, row.shape, row.scheme) for row in report.rows] == expected
-    assert report.quantized == report.total == len(expected)
-    assert all(r.sqnr_db is None and r.kernel and "of the model itself" in r.reason
-               for r in report.rows)  # fmt: skip
-    assert f"{len(expected)} of {len(expected)} matmuls in int8" in page(report)
-
-
-def test_a_plan_counts_int8_operators_of_the_model_itself() -> None:
-    mixed = nn.Sequential(_replaced("w8a8"), nn.Linear(8, 8))
-    with torch.no_grad():
-        plan = plan_of(qfx.trace(mixed, ROWS), qfx.Config())
-    assert (plan.quantized, plan.total) == (2, 3) and "xa8r_ws8r_h64" in str(plan)
-
-
-def test_a_float_operator_of_qfx_is_a_row() -> None:
-    def decode(x: Tensor) -> Tensor:
-        return ops.attention_decode(x[:, :1], x, x, None, 0.1, False, torch.float32)
-
-    (row,) = qfx.explain(decode, BATCH).rows
-    assert (row.shape, row.scheme) == ("2*1x64x4", "float")
-    assert row.reason == "a float operator of the model itself"
-
-
-def test_patterns_that_cannot_change_an_operator_are_answered() -> None:
-    report = qfx.explain(_replaced("w8a8"), ROWS, options={"skip": ["0"]})
-    assert report.rows[0].reason == (
-        "an int8 operator of the model itself, though skipped by the pattern '0'"
-    )
-    assert report.quantized == 2
 
 
 COLUMN = qfx.Scheme(w=qfx.QSpec(axes=(0,)), rotation=16)  # 16 does not divide 40
