@@ -13,7 +13,7 @@ import itertools
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import qfx
 from tests.bounds import TINY, UNIT, Known
 from tests.changes import halve
-from tests.graphs import Interpreter, Program
-from tests.held import found
+from tests.graphs import QUANTIZED, Interpreter, Program
+from tests.held import PUT_ON, found
 
 LINEAR = tuple(
     f"qfx::int8_{name}"
@@ -77,6 +77,7 @@ def check(p: Program, inner: str = "eager", trains: bool = False) -> Seen:
     """Compares the compiled program with eager and the exact one. Raises Mismatch."""
     try:
         seen = _check_inference(p, inner)
+        _check_replaced(p)
         return seen + _check_training(p, inner) if trains else seen
     except Exception as error:
         kind = BeyondBound if isinstance(error, BeyondBound) else Mismatch
@@ -200,6 +201,36 @@ def _compare_buffers(p: Program, eager: nn.Module, ours: nn.Module, exact: Inter
         if kind == "buffer":
             a, b = (found(module, p.paths[name]) for module in (eager, ours))
             _compare(f"buffer {name}", b, a, exact.known(f"self.{name}"))
+
+
+# --- int8 modules ---
+
+
+def _check_replaced(p: Program) -> None:
+    """Linears as `quantize_` leaves them: within the bound, or refused."""
+    linears = [h for h in p.holdings if h.put_on]
+    weights = [p.state[next(iter(h.tensors))][1] for h in linears]
+    served = [h for h, w in zip(linears, weights, strict=True) if w.dtype in QUANTIZED]
+    if not served or p.ties(linears):
+        return
+    module, config = p.module(), qfx.Config(scheme=p.scheme[0])
+    refused = [h.name for h in served if not PUT_ON[h.put_on].replaced]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quantize_: ")  # linears of other types stay
+        try:
+            qfx.quantize_(module, config)
+        except ValueError as why:
+            if not refused:
+                raise Mismatch(f"quantize_: {why}") from None
+            return
+    made = sum(isinstance(m, qfx.nn.Linear) for m in module.modules())
+    if refused or made != len(served):
+        raise Mismatch(f"quantize_ made {made} int8 modules of {len(served)}, {refused} among them")
+    exact, arguments = Interpreter(replace(p, chosen=None), p.scheme[1]).call(), p.arguments()
+    with torch.no_grad():
+        outputs = module(*arguments)
+    for name, output in zip(p.outputs, outputs, strict=True):
+        _compare(f"{name} of int8 modules", output, output, exact[name])
 
 
 # --- training ---

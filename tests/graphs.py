@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -145,6 +145,12 @@ class Program:
     @property
     def breaks(self) -> bool:
         return any(holding.held == BREAKS for holding in self.holdings)
+
+    def ties(self, holdings: Sequence[Holding]) -> bool:
+        """Whether the source uses tensors of these modules by themselves."""
+        return any(
+            f"self.{name}" in s.text for h in holdings for name in h.tensors for s in self.steps
+        )
 
     @property
     def is_new(self) -> bool:

@@ -61,6 +61,7 @@ class Holding:
     name: str
     held: str
     what: str
+    put_on: str | None  # of a linear, a row of PUT_ON
     make: Callable[[], nn.Module]
     tensors: dict[str, str]
 
@@ -78,7 +79,7 @@ class Holding:
         return HELD[self.held].holder(inner)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.what}, {self.held}"
+        return f"{self.name}: {self.what}, {self.put_on}, {self.held}"
 
 
 def found(module: Any, path: str) -> Any:
@@ -91,13 +92,18 @@ def found(module: Any, path: str) -> Any:
 
 class PutOn(NamedTuple):
     """Operations before and after the linear, or one that makes its weight of other tensors;
-    `parts`: the paths of the weight, or of these."""
+    `parts`: the paths of the weight, or of these. `replaced`: whether `qfx.quantize_` can put an
+    int8 module in its place."""
 
     apply: Callable[[Any], Any] = lambda linear: None
     before: str = ""
     after: str = ""
     weight: Op | None = None
     parts: tuple[str, ...] = ("weight",)
+
+    @property
+    def replaced(self) -> bool:
+        return self.weight is None and self.apply is not _own_forward
 
 
 def _pre_hook(linear: nn.Module) -> None:

@@ -73,7 +73,7 @@ def add_linear(
         for tensor, path in tensors.items()
     }
     make = functools.partial(_changed, change, k, n, bias, dtype)
-    holding = Holding(name, held, f"Linear {n}x{k} bias={bias}, {change}", make, tensors)
+    holding = Holding(name, held, f"Linear {n}x{k} bias={bias}", change, make, tensors)
     meanings = _meanings(d, change, x, [f"self.{tensor}" for tensor in tensors], bias)
     return d.hold(holding, state, meanings, HELD[held].call.format(m=name, x=x), x)
 
@@ -187,5 +187,5 @@ def add_batch_norm(d: Draft) -> bool:
         operands = {"x": x, "m": m, "v": v, "w": w, "b": b}
         steps = [("batch_norm", OF_KEPT, operands, f"v{i}")]
     make = functools.partial(nn.BatchNorm1d, size, eps=EPS, momentum=MOMENTUM)
-    holding = Holding(name, "attribute", "BatchNorm1d", make, tensors)
+    holding = Holding(name, "attribute", "BatchNorm1d", None, make, tensors)
     return d.hold(holding, state, steps, f"self.{name}({x})", x)
