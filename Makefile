@@ -40,6 +40,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.symmetry $(BENCH)
 	$(BIN)/python -m benchmarks.rotation $(BENCH)
 	$(BIN)/python -m benchmarks.bmm $(BENCH)
+	$(BIN)/python -m benchmarks.attention $(BENCH)
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
@@ -52,7 +53,7 @@ bench: setup
 sanitize: sanitize-address sanitize-thread
 sanitize-address: FLAGS = address,undefined,float-cast-overflow
 sanitize-thread: FLAGS = thread
-sanitize-thread: PARTS = gemm binary
+sanitize-thread: PARTS = gemm binary attention
 sanitize-%: $(VENV)/.tools
 	$(WITH_TOOLS) cmake -S tests/native -B build/native-$* -G Ninja -DQFX_SANITIZE=$(FLAGS)
 	$(WITH_TOOLS) cmake --build build/native-$*

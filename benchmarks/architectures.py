@@ -25,6 +25,7 @@ from tabulate import tabulate
 from benchmarks.common import RESULTS, ROOT, machine
 from benchmarks.measures import COSINE_BAR, PARTS, SQNR_BAR, Row
 from benchmarks.zoo import TABLE, build
+from qfx.atomic_write import write_text
 from qfx.config import INNER
 
 RESULT = RESULTS / "architectures.json"
@@ -99,7 +100,7 @@ def saved() -> dict[str, Any]:
 
 def save(host: Row, rows: list[Row]) -> None:
     lines = ",\n".join(json.dumps(row) for row in rows)
-    RESULT.write_text(f'{{"machine": {json.dumps(host)},\n"rows": [\n{lines}\n]}}\n')
+    write_text(RESULT, f'{{"machine": {json.dumps(host)},\n"rows": [\n{lines}\n]}}\n')
 
 
 # --- the page ---
@@ -219,7 +220,7 @@ def main() -> None:
     if options.one:
         one(options.one, options.inner)
     elif options.page:
-        PAGE.write_text(page())
+        write_text(PAGE, page())
     else:
         rows = survey(options)
         print(tabulate([printed(row) for row in rows], headers="keys"))

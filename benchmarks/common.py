@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from qfx.atomic_write import write_text
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SAMPLE_SECONDS = 2e-3  # the shortest sample: far above the clock's and the call's own cost
@@ -146,5 +148,5 @@ def save(benchmark: str, rows: list[dict[str, Any]]) -> Path:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = result_path(benchmark)
     lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{"machine": {json.dumps(host)},\n"rows": [\n{lines}\n]}}\n')
+    write_text(path, f'{{"machine": {json.dumps(host)},\n"rows": [\n{lines}\n]}}\n')
     return path

@@ -14,11 +14,14 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // "5x7", "scalar" for a tensor without dimensions.
-inline std::string shape_of(const Tensor& t) {
+template <typename Sizes>
+std::string text_of(const Sizes& sizes) {
   std::string text;
-  for (int64_t size : t.sizes()) text.append(text.empty() ? "" : "x").append(std::to_string(size));
+  for (int64_t size : sizes) text.append(text.empty() ? "" : "x").append(std::to_string(size));
   return text.empty() ? "scalar" : text;
 }
+
+inline std::string shape_of(const Tensor& t) { return text_of(t.sizes()); }
 
 inline const char* dtype_name(ScalarType dtype) { return torch::headeronly::toString(dtype); }
 

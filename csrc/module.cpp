@@ -12,6 +12,7 @@
 #include "cpu/gemm.h"
 #include "cpu/guard_counts.h"
 #include "cpu/selfcheck.h"
+#include "cpu/shares.h"
 #include "cuda/layout.h"
 #include "stamps.h"
 
@@ -115,6 +116,14 @@ PYBIND11_MODULE(_C, m) {
         "Runs the multiply instructions alone; returns how many multiply-accumulates they made.");
   m.def("kernels", &kernels,
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
+  m.def(
+      "attention_shares",
+      [](int64_t heads, int64_t rows, int64_t keys, bool causal, int64_t threads) {
+        return qfx::cpu::shares({heads, rows, keys, causal}, threads);
+      },
+      pybind11::arg("heads"), pybind11::arg("rows"), pybind11::arg("keys"), pybind11::arg("causal"),
+      pybind11::arg("threads"),
+      "Where each thread's rows of an int8 attention begin, counted through all heads, and end.");
   m.def("guard_counts", &guard_counts,
         "By site: calls, rows, calls with rows in float, rows in float, of int8_linear_guarded.");
   m.def(

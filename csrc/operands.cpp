@@ -86,8 +86,23 @@ std::vector<int64_t> with_last(const Tensor& t, int64_t last) {
   return shape;
 }
 
+OutOfMemory out_of_memory(const std::vector<int64_t>& shape, ScalarType dtype) {
+  int64_t count = 1;
+  for (int64_t size : shape) {
+    if (__builtin_mul_overflow(count, size, &count)) count = -1;
+  }
+  const int64_t element = dtype == ScalarType::Double || dtype == ScalarType::Long     ? 8
+                          : dtype == ScalarType::Float || dtype == ScalarType::Int     ? 4
+                          : dtype == ScalarType::BFloat16 || dtype == ScalarType::Half ? 2
+                                                                                       : 1;
+  return {bytes_of(count, element),
+          "a tensor of shape " + text_of(shape) + " and dtype " + dtype_name(dtype)};
+}
+
 Tensor made_contiguous(const Tensor& t) {
-  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+  if (t.is_contiguous()) return t;
+  const std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
+  return allocated(shape, t.scalar_type(), [&] { return torch::stable::contiguous(t); });
 }
 
 std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t) {

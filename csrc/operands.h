@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "memory.h"
 #include "text.h"
 #include "types.h"
 
@@ -55,6 +56,20 @@ std::vector<int64_t> with_last(const Tensor& t, int64_t last);
 
 // The shape of the scales of x under this scheme.
 std::vector<int64_t> scale_shape(const Tensor& x, const CodeSpec& spec);
+
+// "It asked for 60 bytes, a tensor of shape 5x3 and dtype Float".
+OutOfMemory out_of_memory(const std::vector<int64_t>& shape, ScalarType dtype);
+
+// The tensor that `make` allocates. Nothing else can fail in it, and across torch's C interface
+// comes no reason, so its error is OutOfMemory.
+template <typename Make>
+Tensor allocated(const std::vector<int64_t>& shape, ScalarType dtype, const Make& make) {
+  try {
+    return make();
+  } catch (const std::exception&) {
+    throw out_of_memory(shape, dtype);
+  }
+}
 
 // t itself where it is contiguous, without a call of the dispatcher.
 Tensor made_contiguous(const Tensor& t);

@@ -18,6 +18,7 @@ from qfx.attention import Attention
 from qfx.capture import value
 from qfx.coded import emit, inherit
 from qfx.effects import writes
+from qfx.repeated import forget, repeated
 
 ops = torch.ops.qfx
 _CATS = (torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default)
@@ -25,6 +26,7 @@ _CATS = (torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default)
 
 def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node]) -> fx.Node:
     """Replaces the attention by an operator and returns that; `results` are earlier ones."""
+    _read_sources(attention)
     if decodes and (grown := _grown(attention)):
         return _append(attention, grown, results)
     target = ops.attention_decode.default if decodes else ops.int8_attention.default
@@ -32,6 +34,16 @@ def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node])
     y = _emitted(attention, target, operands, results)
     _replace(attention.node, y)
     return y
+
+
+def _read_sources(attention: Attention) -> None:
+    """What repeated heads of keys and values for the attention is dropped from the graph."""
+    sources = {attention.key, attention.val}
+    for node in attention.node.all_input_nodes:
+        source, _ = repeated(node)
+        if node not in (*sources, attention.query) and source in sources:
+            attention.node.replace_input_with(node, source)
+            forget(node, source)
 
 
 def _emitted(

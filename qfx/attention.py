@@ -6,7 +6,7 @@ attention: out = softmax(q [*B, M, D] @ k [*B, N, D].T * scale + mask) @ v [*B, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.capture import value
+from qfx.effects import writes
 from qfx.gpu.support import has_kernel
+from qfx.repeated import repeated
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 Size = int | torch.SymInt
@@ -38,6 +40,7 @@ class Attention:
     n: Size
     dtype: torch.dtype
     path: str
+    gqa: bool = False  # heads of queries share keys in groups
 
     @property
     def name(self) -> str:
@@ -57,15 +60,36 @@ def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
     refusal = _refusal(values, arguments) or _mask_refusal(mask)
     if refusal is not None:
         return refusal
-    seen_query, seen_key, _, _ = values
+    seen_query, seen_key, _, seen_result = values
     scale = arguments.get("scale")
     if scale is None:
         scale = 1 / math.sqrt(seen_query.shape[-1])
-    batch = math.prod(seen_query.shape[:-2])
+    batch = math.prod(seen_result.shape[:-2])
     sizes = (batch, seen_query.shape[-2], seen_query.shape[-1], seen_key.shape[-2])
-    causal = bool(arguments.get("is_causal", False))
+    causal, gqa = (bool(arguments.get(name, False)) for name in ("is_causal", "enable_gqa"))
     assert isinstance(q, fx.Node) and isinstance(k, fx.Node) and isinstance(v, fx.Node)
-    return Attention(node, q, k, v, mask, float(scale), causal, *sizes, seen_query.dtype, "")
+    found = Attention(node, q, k, v, mask, float(scale), causal, *sizes, seen_query.dtype, "", gqa)
+    return _of_sources(found)
+
+
+def _of_sources(attention: Attention) -> Attention:
+    """The attention of the keys and values whose heads the graph repeats, if it does."""
+    (key, groups), (val, same) = repeated(attention.key), repeated(attention.val)
+    if attention.gqa or groups == 1 or groups != same or _written(attention, key, val):
+        return attention
+    return replace(attention, key=key, val=val, gqa=True)
+
+
+def _written(attention: Attention, *sources: fx.Node) -> bool:
+    """Whether something may be written between the sources and the attention."""
+    node = attention.node.prev
+    waiting = set(sources)
+    while waiting:
+        waiting.discard(node)
+        if waiting and writes(node):
+            return True
+        node = node.prev
+    return False
 
 
 def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:
@@ -82,23 +106,36 @@ def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:
         return "an attention whose gradient is recorded: it is not int8 yet"
     if arguments.get("dropout_p", 0.0) != 0:
         return "an attention with dropout"
-    if arguments.get("enable_gqa"):
-        return "an attention whose heads share keys (enable_gqa)"
     if not isinstance(arguments.get("scale", 1.0), float | int | type(None)):
         return "an attention whose scale is not a number"
     if not isinstance(arguments.get("is_causal", False), bool):
         return "an attention that is causal or not only at run time"
+    if not isinstance(arguments.get("enable_gqa", False), bool):
+        return "an attention whose heads share keys or not only at run time"
     if not isinstance(query.shape[-1], int):
         return "an attention whose feature size is not known"
-    batches = [t.shape[:-2] for t in (query, key, val)]
-    same = (
-        statically_known_true(a == b)
-        for other in batches[1:]
-        for a, b in zip(batches[0], other, strict=False)
-    )
-    if len({len(b) for b in batches}) > 1 or not all(same):
+    if not _batches_fit(query, key, val, bool(arguments.get("enable_gqa", False))):
         return "an attention with different batches of queries and keys"
     return None
+
+
+def _batches_fit(query: Tensor, key: Tensor, val: Tensor, gqa: bool) -> bool:
+    """Batch axes are known to be alike, or 1; with `gqa`, heads of queries may be in groups."""
+    batches = [list(t.shape[:-2]) for t in (query, key, val)]
+    if len({len(batch) for batch in batches}) > 1:
+        return False
+    if gqa and batches[0]:
+        heads, *others = (batch.pop() for batch in batches)
+        if not all(isinstance(h, int) for h in (heads, *others)):
+            return False
+        if others[0] != others[1] or others[0] == 0 or heads % others[0]:
+            return False
+    return all(_broadcasts(sizes) for sizes in zip(*batches, strict=True))
+
+
+def _broadcasts(sizes: tuple[Size, ...]) -> bool:
+    large = [size for size in sizes if not statically_known_true(size == 1)]
+    return all(statically_known_true(size == large[0]) for size in large)
 
 
 def _mask_refusal(mask: Any) -> str | None:

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,12 @@ from qfx.grid import (
     Grid,
     checked_grid,
     interpolate_logs,
-    kept,
     measured_grids,
     random,
     undisturbed,
 )
 from qfx.prices import Estimate
+from qfx.tables import kept, positive
 from qfx.timing import fastest
 
 BMM_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
@@ -67,19 +67,22 @@ class BatchTable:
 @lru_cache
 def bmm_table(dtype: torch.dtype, threads: int, isa: str) -> BatchTable:
     """Reads the table from the cache directory, or measures and keeps it (about a second)."""
-    return kept("bmm", (dtype, threads, isa), _from_json, lambda: measure_bmm(dtype))
+    read = partial(_from_json, axes=BMM_AXES)
+    return kept("bmm", (dtype, threads, isa), read, lambda: measure_bmm(dtype))
 
 
 @lru_cache
 def attention_table(dtype: torch.dtype, threads: int, isa: str) -> BatchTable:
     """The same for scaled_dot_product_attention."""
-    return kept("attention", (dtype, threads, isa), _from_json, lambda: measure_attention(dtype))
+    read = partial(_from_json, axes=ATTENTION_AXES)
+    return kept("attention", (dtype, threads, isa), read, lambda: measure_attention(dtype))
 
 
 @lru_cache
 def decode_table(dtype: torch.dtype, threads: int, isa: str) -> BatchTable:
     """The same for one query, with `attention_decode` in the place of int8."""
-    return kept("decode", (dtype, threads, isa), _from_json, lambda: measure_decode(dtype))
+    read = partial(_from_json, axes=DECODE_AXES)
+    return kept("decode", (dtype, threads, isa), read, lambda: measure_decode(dtype))
 
 
 def measure_bmm(dtype: torch.dtype) -> BatchTable:
@@ -94,11 +97,13 @@ def measure_decode(dtype: torch.dtype) -> BatchTable:
     return _measure(DECODE_AXES, _decode_cell, dtype)
 
 
-def _from_json(text: str) -> BatchTable:
+def _from_json(text: str, axes: Axes) -> BatchTable:
     raw = json.loads(text)
-    axes = tuple(map(tuple, raw["axes"]))
+    if raw["axes"] != [list(points) for points in axes]:
+        raise ValueError("the kept table is of other sizes")
     float_s, int8_s = (checked_grid(raw[name], axes) for name in ("float_s", "int8_s"))
-    return BatchTable(axes, float_s, int8_s, float(raw["float_call_s"]), float(raw["int8_call_s"]))
+    calls = (positive(raw[name]) for name in ("float_call_s", "int8_call_s"))
+    return BatchTable(axes, float_s, int8_s, *calls)
 
 
 def _measure(axes: Axes, cell: Cell, dtype: torch.dtype) -> BatchTable:

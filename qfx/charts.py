@@ -17,6 +17,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from qfx.printable import printable
 from qfx.row import Row
 
 # Stand-ins for CSS variables, which matplotlib does not know.
@@ -192,7 +193,7 @@ def _svg(rows: Sequence[Row], panels: Sequence[Panel]) -> str:
             axis.grid(axis="x", linewidth=0.5)
             axis.spines[["top", "right", "left"]].set_visible(False)
             axis.tick_params(length=0)
-        axes[0].set_yticks(range(len(rows)), [_name(row) for row in rows])
+        axes[0].set_yticks(range(len(rows)), [_name(row) for row in rows], parse_math=False)
         axes[0].set_ylim(len(rows) - 0.4, -0.6)
         with io.StringIO() as text:
             figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
@@ -200,7 +201,7 @@ def _svg(rows: Sequence[Row], panels: Sequence[Panel]) -> str:
 
 
 def _name(row: Row) -> str:
-    name = row.module or row.node
+    name = printable(row.module or row.node)
     return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 

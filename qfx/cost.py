@@ -26,7 +26,6 @@ from qfx.grid import (
     Grid,
     checked_grid,
     interpolate,
-    kept,
     measured_grids,
     random,
     undisturbed,
@@ -36,6 +35,7 @@ from qfx.packing import Packing
 from qfx.pass_cost import Pass
 from qfx.prices import Estimate
 from qfx.scheme import QSpec, Scheme
+from qfx.tables import LONGEST, kept, nested, seconds
 from qfx.timing import fastest
 from qfx.weights import pack
 
@@ -151,14 +151,14 @@ def table(dtype: torch.dtype, threads: int, isa: str) -> CostTable:
 def _from_json(text: str) -> CostTable:
     raw = json.loads(text)
     float_s, int8_s = (checked_grid(raw[name], AXES) for name in ("float_s", "int8_s"))
-    columns = tuple(tuple(map(float, of_m)) for of_m in raw["columns"])
-    if [len(of_m) for of_m in columns] != [BLOCK] * len(AXES[0]):
-        raise ValueError("the kept table lacks columns")
-    seconds = ("uneven_s", "symmetric_saving", "static_call_s", "pack_s", "again_s", "codes_s")
+    counts = partial(seconds, most=1e9)  # of columns, not of seconds
+    columns = nested(raw["columns"], (len(AXES[0]), BLOCK), counts)
+    single = ("uneven_s", "symmetric_saving", "pack_s", "again_s", "codes_s")
     passes = ("static_saving", "rotation", "turn")
-    others: dict[str, Any] = {name: float(raw[name]) for name in seconds}
-    others |= {name: Pass(*map(float, raw[name])) for name in passes}
-    return CostTable(float_s, int8_s, columns, **others)
+    others: dict[str, Any] = {name: seconds(raw[name]) for name in single}
+    others |= {name: Pass(*nested(raw[name], (2,), seconds)) for name in passes}
+    static_call_s = seconds(raw["static_call_s"], least=-LONGEST)  # one call may be the slower
+    return CostTable(float_s, int8_s, columns, static_call_s=static_call_s, **others)
 
 
 def measure(dtype: torch.dtype) -> CostTable:

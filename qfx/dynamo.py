@@ -31,6 +31,7 @@ from qfx.names import known_names, name_nodes
 from qfx.opened import open_operators
 from qfx.patterns import check_names
 from qfx.plan import Plan, decide, guard_sizes
+from qfx.printable import printable
 from qfx.provide import NewInputs, as_placeholders
 from qfx.repacked import forget, mark_repacked, reporter
 from qfx.site import Site
@@ -134,7 +135,7 @@ def _warn_of_fault(fault: BaseException) -> None:
     log.debug("the int8 pass failed", exc_info=fault)
     what, *_ = str(fault).splitlines() or [type(fault).__name__]
     warnings.warn(
-        f"qfx failed on a graph and left it float, {what}. "
+        f"qfx failed on a graph and left it float, {printable(what)}. "
         'Please report it with the output of TORCH_LOGS="+qfx".',
         stacklevel=2,
     )

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from qfx.capture import attribute, value
@@ -13,6 +14,11 @@ from qfx.capture import attribute, value
 _AUGMENTED: set[Any] = {operator.setitem, operator.iadd, operator.isub, operator.imul}
 _AUGMENTED |= {operator.itruediv, operator.ifloordiv, operator.ipow, operator.imatmul}
 _AUGMENTED |= {operator.iand, operator.ior, operator.ixor, operator.imod}
+# What has running statistics, and the argument by which it updates them, with its default.
+_UPDATES: dict[Any, tuple[str, bool]] = {
+    F.batch_norm: ("training", False),
+    F.instance_norm: ("use_input_stats", True),
+}
 # Functions whose names follow PyTorch's conventions: a trailing underscore, inplace=, out=.
 _KNOWN_MODULES = ("torch", "_operator", "operator", "builtins", "math", "None")
 
@@ -56,9 +62,16 @@ def _written_by_function(node: fx.Node) -> list[fx.Node]:
         return node.all_input_nodes
     if _argument(node, "max_norm") is not None:  # embeddings renormalize their weight in place
         return node.all_input_nodes
+    if target in _UPDATES and _updates(node, *_UPDATES[target]):
+        return _leaves([_argument(node, name) for name in ("running_mean", "running_var")])
     in_place = _in_place_name(getattr(target, "__name__", "")) or target in _AUGMENTED
     in_place = in_place or _argument(node, "inplace") is True
     return _leaves(node.kwargs.get("out")) + (_leaves(node.args[:1]) if in_place else [])
+
+
+def _updates(node: fx.Node, name: str, default: bool) -> bool:
+    given = _argument(node, name)
+    return default if given is None else given is not False
 
 
 def _argument(node: fx.Node, name: str) -> Any:

@@ -17,7 +17,6 @@ from qfx.grid import (
     Grid,
     checked_grid,
     interpolate,
-    kept,
     measured_grids,
     random,
     undisturbed,
@@ -25,6 +24,7 @@ from qfx.grid import (
 from qfx.packing import Packing
 from qfx.prices import Estimate
 from qfx.scheme import QSpec, Scheme
+from qfx.tables import kept
 from qfx.timing import fastest
 from qfx.weights import pack
 

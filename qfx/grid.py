@@ -1,4 +1,4 @@
-"""Grids of measured times: interpolation between their points, and the files that keep them.
+"""Grids of measured times, and interpolation between their points.
 
 A linear takes a fixed time, and some for each row, column, feature, and product of these: between
 neighbouring points the time is linear in each size, and beyond the last two it goes on so. Batches
@@ -8,86 +8,28 @@ the sizes, which predicted them better.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import os
-import platform
-import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import product
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
-import qfx._C as _C
+from qfx.tables import nested, positive
 
-log = logging.getLogger(__name__)
-
-FORMAT = 10  # of the files, and of what is measured
 Axes = tuple[tuple[int, ...], ...]
 Column = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
 Grid = tuple[tuple[tuple[float, ...], ...], ...]  # seconds, by the sizes of the axes
 LARGEST = 2**28  # multiply-adds of a cell that is timed
 SWEEPS = 2  # over a grid, the lesser time counting: what disturbs often lasts for many cells
 ROUNDS = 2  # of a cell in each
-Table = TypeVar("Table")
-Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
 
 
-def kept(
-    kind: str, machine: Machine, read: Callable[[str], Table], measure: Callable[[], Table]
-) -> Table:
-    """The table of this kind from the cache directory, or measured now and kept there."""
-    path = _path(kind, *machine)
-    try:
-        return read(path.read_text())
-    except (OSError, ValueError, KeyError, TypeError) as why:
-        log.info("measuring the cost model: %s", why)
-    measured = measure()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(asdict(cast(Any, measured))))
-        partial.replace(path)
-    except OSError as why:
-        log.warning("the cost model cannot be kept in %s: %s", path, why)
-    return measured
-
-
-def _path(kind: str, dtype: torch.dtype, threads: int, isa: str) -> Path:
-    home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
-    home = tempfile.gettempdir() if home == "~" else home
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"))
-    build = f"{Path(_C.__file__).stat().st_mtime_ns:x}"  # another build has other kernels
-    key = (cpu_name(), torch.__version__, build, isa, f"{threads}t", str(dtype)[len("torch.") :])
-    name = "-".join("".join(c if c.isalnum() else "_" for c in part) for part in key)
-    return cache / "qfx" / f"{kind}{FORMAT}-{name}.json"
-
-
-def cpu_name() -> str:
-    """The processor's model name, for file names and reports."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    wanted = ("model name", "cpu family", "model\t", "CPU part")
-    seen = {line.split(":")[1].strip(): None for line in lines if line.startswith(wanted)}
-    return " ".join(seen) or platform.processor() or platform.machine()
-
-
-def checked_grid(raw: list[list[list[float]]], axes: Axes) -> Grid:
-    grid = tuple(tuple(map(tuple, plane)) for plane in raw)
-    shape = torch.tensor(grid, dtype=torch.float64).shape
-    if shape != tuple(map(len, axes)):
-        raise ValueError(f"the kept grid has shape {tuple(shape)}")
-    if not all(t > 0 for plane in grid for row in plane for t in row):
-        raise ValueError("the kept grid holds a time that is not positive")
-    return grid
+def checked_grid(raw: Any, axes: Axes) -> Grid:
+    """Nested lists of times on these axes, as tuples; ValueError for anything else."""
+    return cast(Grid, nested(raw, tuple(map(len, axes)), positive))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qfx.printable import printable
 from qfx.row import Row, float_rows
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def page(report: Report) -> str:
     used = [i for i in range(len(_COLUMNS)) if any(line.cells[i].text for line in lines)]
     return template.render(
         count=str(report).splitlines()[-1],
-        facts=_facts(report),
-        breaks=report.breaks,
+        mode=report.mode,
+        facts=[fact._replace(where=printable(fact.where)) for fact in _facts(report)],
+        breaks=[printable(line) for line in report.breaks],
         columns=[_COLUMNS[i] for i in used],
         lines=[line._replace(cells=[line.cells[i] for i in used]) for line in lines],
         charts=charts(report.rows, report.shares),
@@ -79,6 +81,10 @@ class Cell(NamedTuple):
     number: float | None = None
     below: str = ""
 
+    @property
+    def shown(self) -> Cell:
+        return self._replace(text=printable(self.text), below=printable(self.below))
+
 
 class Line(NamedTuple):
     int8: bool
@@ -101,7 +107,7 @@ def _line(row: Row, share: float | None) -> Line:
         _cell(about + "{:.2f}×", gain),  # noqa: RUF001
         Cell(row.reason),
     )
-    return Line(row.scheme != "float", cells)
+    return Line(row.scheme != "float", [cell.shown for cell in cells])
 
 
 def _cell(form: str, value: float | None) -> Cell:

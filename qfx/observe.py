@@ -57,6 +57,17 @@ class Observer(fx.Interpreter):
         self.lefts = {e.match.node: left for e in self.entries if (left := _left(e.match))}
         self.ranges: dict[fx.Node, Range] = {}
         self.trials: dict[fx.Node, Trial] = {}
+        for node, (_, attention) in self.attentions.items():
+            self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
+
+    def _keep(self, sources: set[fx.Node], reader: fx.Node) -> None:
+        """Values that are read behind their last use are kept until then."""
+        place = {n: i for i, n in enumerate(self.graph.nodes)}
+        for user, read in list(self.user_to_last_uses.items()):
+            if reader in place and place[user] < place[reader]:
+                early = [n for n in read if n in sources]
+                self.user_to_last_uses[user] = [n for n in read if n not in sources]
+                self.user_to_last_uses.setdefault(reader, []).extend(early)
 
     def rows(self) -> list[Row]:
         nodes = [entry.match.node for entry in self.entries]
@@ -121,10 +132,12 @@ class Observer(fx.Interpreter):
             return
         q, k, v = (self.env[n] for n in (attention.query, attention.key, attention.val))
         mask = None if attention.mask is None else self.env[attention.mask]
-        scale, causal = attention.scale, attention.causal
+        scale, causal, gqa = attention.scale, attention.causal, attention.gqa
 
         def in_float() -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa
+            )
 
         def in_int8() -> Tensor:
             return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)

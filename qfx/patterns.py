@@ -10,6 +10,7 @@ from itertools import chain
 from torch import fx, nn
 
 from qfx.config import Config
+from qfx.printable import printable
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.site import Match, Site
 
@@ -102,7 +103,7 @@ def check_names(config: Config, known: Iterable[str]) -> None:
     """Raises ValueError for a pattern or a recipe's site that fits none of the `known` names, and
     for a scheme that lacks its recipe."""
     known = sorted(set(known))
-    listed = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
+    listed = ", ".join(map(printable, known[:50])) + (" ..." if len(known) > 50 else "")
     for option in ("skip", "only"):
         for pattern in getattr(config, option):
             if not fits(pattern, known):
@@ -117,6 +118,5 @@ def check_names(config: Config, known: Iterable[str]) -> None:
     missing = [s.name for s in config.recipe.sites if s.name not in known] if config.recipe else []
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise ValueError(
-            f"recipe: the model has no {', '.join(missing[:5])}{more}; there is: {listed}"
-        )
+        first = printable(", ".join(missing[:5]))
+        raise ValueError(f"recipe: the model has no {first}{more}; there is: {listed}")

@@ -20,6 +20,7 @@ from qfx.guard import Guard
 from qfx.own_calls import FLOAT, OwnCall
 from qfx.patterns import left_out, names, recipes
 from qfx.prices import CostModel, Estimate, GpuCosts, Prices
+from qfx.printable import printable
 from qfx.products import Product
 from qfx.recipe import SiteRecipe
 from qfx.scheme import QSpec, Scheme
@@ -70,7 +71,10 @@ class Plan:
         return len(self.entries)
 
     def __str__(self) -> str:
-        rows = [(e.match.name, e.match.node.name, e.shape, e.token, e.reason) for e in self.entries]
+        rows = [
+            (printable(e.match.name), e.match.node.name, e.shape, e.token, printable(e.reason))
+            for e in self.entries
+        ]
         head = ("module", "node", "MxKxN", "scheme", "reason")
         table = tabulate(rows, head, disable_numparse=True)
         return f"{table}\n{self.quantized} of {self.total} matmuls in int8"
@@ -173,7 +177,7 @@ def _product_by_cost(
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
-    # Of an attention, queries and keys; whatever the scheme, this is what (A2) does to them.
+    # Of an attention, queries and keys; whatever the scheme, this is what (A3) does to them.
     attention = Scheme(rotation=64).at(k)
     taken = attention if attends else Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
     return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)

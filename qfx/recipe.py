@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -12,10 +11,15 @@ from typing import Any
 
 from tabulate import tabulate
 
+from qfx.atomic_write import write_text
+from qfx.printable import printable
 from qfx.scheme import PER_COLUMN, QSpec, Scheme
 
 VERSION = 1  # of the JSON
 LEAST_INT8 = 4  # at most one column of so many may stay float
+_SMALLEST, _LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of float32
+_SMALLEST_SCALE = 2.0**-126  # kernels take no smaller one
+_SIZES = range(2**63)
 _HEAD = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB", "reason")
 
 
@@ -44,9 +48,23 @@ class SiteRecipe:
     outliers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        fault = self._fault()
+        fault = self._fault_of_types() or self._fault()
         if fault:
             raise ValueError(f"recipe of {self}: {fault}")
+
+    def _fault_of_types(self) -> str | None:
+        if not (isinstance(self.name, str) and isinstance(self.reason, str)):
+            return f"the name {self.name!r} or the reason {self.reason!r} is no text"
+        for what, value in (("call", self.call), ("n", self.n), ("k", self.k)):
+            if type(value) is not int or value not in _SIZES:
+                return f"{what}={value!r} is no size"
+        if not isinstance(self.scheme, Scheme | None):
+            return f"the scheme {self.scheme!r} is none"
+        if not all(isinstance(values, tuple) for values in (self.factor or (), self.outliers)):
+            return "the factor or the outliers are no tuple"
+        if self.sqnr_db is not None and not _is_number(self.sqnr_db):
+            return f"the SQNR {self.sqnr_db!r} is no number"
+        return None
 
     def _fault(self) -> str | None:
         scheme, x = self.scheme, self.scheme.x if self.scheme else None
@@ -54,8 +72,8 @@ class SiteRecipe:
             return "a factor, scale or zero point for a site that stays float"
         if self.factor is not None and len(self.factor) != self.k:
             return f"the factor has {len(self.factor)} elements for K={self.k}"
-        if not all(math.isfinite(f) and f > 0 for f in self.factor or ()):
-            return "the factor has an element that is not positive and finite"
+        if not all(_is_number(f) and _SMALLEST <= f <= _LARGEST for f in self.factor or ()):
+            return "the factor has an element that is not positive and finite in float32"
         if scheme and scheme.w.axes == PER_COLUMN and self.factor is not None:
             return f"{scheme} takes its factor from the weight, not from a recipe"
         if x and x.axes == PER_COLUMN and self.factor is None:
@@ -64,10 +82,12 @@ class SiteRecipe:
             return f"{scheme} needs a static scale"
         if self.scale is not None and not (x and x.static):
             return f"a static scale for {scheme}"
-        if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
-            return f"the scale {self.scale} is not positive and finite"
+        if self.scale is not None and not _is_scale(self.scale):
+            return f"the scale {self.scale!r} is no normal positive float32"
         if self.zero_point is not None and not (x and x.static and not x.symmetric):
             return f"a zero point for {scheme}"
+        if self.zero_point is not None and x and not _is_code(self.zero_point, x.bits):
+            return f"the zero point {self.zero_point!r} is no code of {x.bits} bits"
         return self._fault_of_outliers() if self.outliers else None
 
     def _fault_of_outliers(self) -> str | None:
@@ -84,7 +104,22 @@ class SiteRecipe:
         return None
 
     def __str__(self) -> str:
-        return f"{self.name}[{self.call}]" if self.call else self.name
+        return printable(f"{self.name}[{self.call}]" if self.call else self.name)
+
+
+def _is_number(value: Any) -> bool:
+    """NaN is none, nor is an integer that no float is near to."""
+    if type(value) is int:
+        return value in _SIZES or -value in _SIZES
+    return isinstance(value, float) and value == value
+
+
+def _is_scale(value: Any) -> bool:
+    return _is_number(value) and _SMALLEST_SCALE <= value <= _LARGEST
+
+
+def _is_code(value: Any, bits: int) -> bool:
+    return type(value) is int and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
 
 
 @dataclass(frozen=True)
@@ -95,9 +130,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
-        counts = Counter(map(str, self.sites))
-        if twice := sorted(name for name, count in counts.items() if count > 1):
-            raise ValueError(f"recipe: {', '.join(twice)} is there twice")
+        counts = Counter((site.name, site.call) for site in self.sites)
+        twice = [str(site) for site in self.sites if counts[site.name, site.call] > 1]
+        if twice:
+            raise ValueError(f"recipe: {', '.join(sorted(set(twice)))} is there twice")
 
     def __str__(self) -> str:
         return tabulate([_line(s) for s in self.sites], _HEAD, disable_numparse=True)
@@ -110,27 +146,27 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """Raises ValueError for what `to_json` of this version did not write."""
-        try:
-            raw = json.loads(text)
-        except json.JSONDecodeError as why:
-            raise ValueError(f"this is no recipe of qfx: it is not JSON, {why}") from None
+        raw = _parsed(text)
         version = raw.get("qfx_recipe") if isinstance(raw, dict) else None
         if version is None:
             raise ValueError("this is no recipe of qfx: it has no qfx_recipe version")
-        if version != VERSION:
-            raise ValueError(f"a recipe of version {version}; this qfx reads version {VERSION}")
+        if type(version) is not int or version != VERSION:
+            raise ValueError(f"a recipe of version {version!r}; this qfx reads version {VERSION}")
+        if unknown := sorted(raw.keys() - {"qfx_recipe", "sites"}):
+            raise ValueError(f"this recipe has an unknown part {', '.join(map(repr, unknown))}")
         try:
-            return cls(tuple(_site(site) for site in raw["sites"]))
+            return cls(tuple(_site(site) for site in _list(raw["sites"])))
         except (TypeError, KeyError, AttributeError) as why:
             raise ValueError(f"this recipe has sites that are none: {why}") from None
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n")
+        """Writes `to_json`. Raises OSError, and leaves an earlier file as it was."""
+        write_text(path, self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         """Raises OSError without the file, ValueError for one that is no recipe."""
-        return cls.from_json(Path(path).read_text())
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
 
 def _line(site: SiteRecipe) -> Sequence[str]:
@@ -145,12 +181,35 @@ def _line(site: SiteRecipe) -> Sequence[str]:
         "" if scale is None else f"{scale:.4g}{zero}",
         _listed(site.outliers),
         "" if site.sqnr_db is None else f"{site.sqnr_db:.1f}",
-        site.reason,
+        printable(site.reason),
     )
 
 
 def _listed(columns: Sequence[int]) -> str:
     return ", ".join(map(str, columns[:4])) + (", ..." if len(columns) > 4 else "")
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as why:
+        raise ValueError(f"this is no recipe of qfx: it is not JSON, {why}") from None
+    except RecursionError:
+        raise ValueError("this is no recipe of qfx: it is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys must differ: of two equal ones the last would count."""
+    counts = Counter(key for key, _ in pairs)
+    if twice := [key for key, count in counts.items() if count > 1]:
+        raise ValueError(f"this is no recipe of qfx: {twice[0]!r} is there twice in one object")
+    return dict(pairs)
+
+
+def _list(raw: Any) -> list[Any]:
+    if not isinstance(raw, list):
+        raise TypeError(f"{raw!r} is no list")
+    return raw
 
 
 def _site(raw: dict[str, Any]) -> SiteRecipe:
@@ -162,15 +221,16 @@ def _site(raw: dict[str, Any]) -> SiteRecipe:
         **{
             **raw,
             "scheme": None if scheme is None else _scheme(scheme),
-            "factor": None if factor is None else tuple(map(float, factor)),
-            "outliers": tuple(raw.get("outliers", ())),  # files of earlier builds have none
+            "factor": None if factor is None else tuple(_list(factor)),
+            "outliers": tuple(_list(raw.get("outliers", []))),  # earlier builds wrote none
         }
     )
 
 
 def _scheme(raw: dict[str, Any]) -> Scheme:
-    return Scheme(**{**raw, "x": _spec(raw["x"]) if raw["x"] else None, "w": _spec(raw["w"])})
+    x = None if raw["x"] is None else _spec(raw["x"])
+    return Scheme(**{**raw, "x": x, "w": _spec(raw["w"])})
 
 
 def _spec(raw: dict[str, Any]) -> QSpec:
-    return QSpec(**{**raw, "axes": tuple(raw["axes"])})
+    return QSpec(**{**raw, "axes": tuple(_list(raw["axes"]))})

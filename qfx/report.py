@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 from torch import fx, nn
 
+from qfx.atomic_write import write_text
 from qfx.breaks import BEFORE, said, said_since
 from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
@@ -23,8 +24,10 @@ from qfx.observe import Observer
 from qfx.own_calls import BINARY
 from qfx.patterns import check_names, names_in
 from qfx.plan import decide
+from qfx.printable import printable
 from qfx.row import Row, float_rows, shares, sqnr
 from qfx.site import Site
+from qfx.unchanged import in_training, unchanged
 from qfx.watch import uncompiled_module, watch
 
 __all__ = ["Report", "Row", "explain", "sqnr"]
@@ -32,11 +35,13 @@ __all__ = ["Report", "Row", "explain", "sqnr"]
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into;
-    `breaks`: what Dynamo said of the code that it did not capture."""
+    """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into.
+    `training`: which of its modules were in training mode, as words; '' where none was. `breaks`:
+    what Dynamo said of the code that it did not capture."""
 
     rows: tuple[Row, ...]
     graphs: int
+    training: str = ""
     breaks: tuple[str, ...] = ()
 
     @property
@@ -53,21 +58,30 @@ class Report:
         the sites that ran in int8. None where it is unknown."""
         return shares(self.rows)
 
+    @property
+    def mode(self) -> str:
+        """What a reader must know of the mode that the model was in."""
+        return f"{self.training} in training mode: {_TRAINING}" if self.training else ""
+
     def save_html(self, path: str | Path) -> None:
         """Writes the report to one HTML file that needs nothing else: table and charts of errors,
-        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`)."""
-        Path(path).write_text(page(self), encoding="utf-8")
+        inputs and times. Raises ImportError without jinja2 and matplotlib (`qfx[report]`), OSError
+        where it cannot be written, and leaves an earlier file as it was."""
+        write_text(path, page(self))
 
     def __str__(self) -> str:
         guarded = any(row.guarded for row in self.rows)
         pairs = zip(self.rows, self.shares, strict=True)
-        table = [_printed(*pair, guarded) for pair in pairs]
+        lines = [_printed(*pair, guarded) for pair in pairs]
+        table = [{head: printable(cell) for head, cell in line.items()} for line in lines]
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
-        return "\n".join([text, note, *([_SAID, *self.breaks] if self.breaks else []), count])
+        said = [_SAID, *map(printable, self.breaks)] if self.breaks else []
+        return "\n".join(line for line in (text, note, self.mode, *said, count) if line)
 
 
+_TRAINING = "what dropout and batch statistics do is in these numbers; eval() is for inference"
 _SAID = 'Dynamo does not capture all of the code; TORCH_LOGS="graph_breaks" shows where. It says:'
 
 
@@ -101,13 +115,21 @@ def explain(
 ) -> Report:
     """Runs `model(*inputs, **keyword_inputs)` once in float and reports on each of its matmuls.
 
+    The model runs in the mode that it is in, as compiled code would; the report says so where that
+    is training mode. Afterwards its parameters, buffers and attributes and the default random
+    generators of torch, Python and numpy are as before, also where it raises. Of a function that is
+    no module, only tensors that graphs write. Not put back are inputs, objects that attributes hold
+    (other than lists, dicts and sets), generators of the user's own, and what code that Dynamo does
+    not capture writes into parameters: a warning, unless it does so through `.data`.
+
     `model`: a module or function for `torch.compile`, or an `fx.GraphModule`, which is taken as it
     is. `options`: as for the backend. Every site the plan quantizes is also run in int8 on its real
     input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
     """
     config, _ = parse_options(options)
     session, before = _Session(config, [], set()), said()
-    watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
+    with unchanged(model, "explain"):
+        watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
     if isinstance(model, nn.Module):
         _check(config, model, session.seen)
     rows = [row for graph in session.graphs for row in graph.rows()]
@@ -118,7 +140,7 @@ def explain(
         warnings.warn(f"qfx.explain saw no graph: {_why_none(breaks)}", stacklevel=2)
     elif not any(row.reason.endswith(_UNSEEN) for row in rows):
         breaks = tuple(line for line in breaks if not line.startswith(BEFORE))
-    return Report(tuple(rows), len(session.graphs), breaks)
+    return Report(tuple(rows), len(session.graphs), in_training(model), breaks)
 
 
 def _why_none(breaks: Sequence[str]) -> str:

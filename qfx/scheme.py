@@ -6,6 +6,7 @@ Frozen and hashable; legality is checked when a value is made; `str` is one toke
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 PER_ROW = (1,)  # per token for activations, per output channel for weights
 PER_TENSOR = (0, 1)
@@ -24,7 +25,7 @@ class QSpec:
     are reduced away, `PER_ROW`, `PER_TENSOR` or `PER_COLUMN`. `group`: how many elements of a row
     share a scale, a multiple of 64, or 0 for all. `static`: the scale is given in advance, by a
     `Recipe`. The token is `s8r`, `a8t`, `s4g64`, with a capital where static. Raises ValueError for
-    anything else.
+    anything else, TypeError for other types.
     """
 
     bits: int = 8
@@ -34,9 +35,10 @@ class QSpec:
     static: bool = False
 
     def __post_init__(self) -> None:
+        _check_types("QSpec", self, bits=int, symmetric=bool, axes=tuple, group=int, static=bool)
         if not 2 <= self.bits <= 8:
             raise ValueError(f"QSpec: bits={self.bits} is outside 2..8")
-        if self.axes not in _AXES_LETTER:
+        if any(type(axis) is not int for axis in self.axes) or self.axes not in _AXES_LETTER:
             raise ValueError(
                 f"QSpec: axes={self.axes} is neither (1,) per row nor (0, 1) per tensor nor (0,) "
                 "per column"
@@ -61,7 +63,7 @@ class Scheme:
     `x` None: the activation stays float, only the weight is int8. `backward`: the matmuls of its
     gradients, "float", or "int8" on stochastically rounded gradients. `rotation`: the largest block
     of K that is rotated, 0, 16 or 64 (docs/numerics.md (R1)); `block` says which one fits. Raises
-    ValueError for what no operator computes.
+    ValueError for what no operator computes, TypeError for other types.
     """
 
     x: QSpec | None = field(default_factory=QSpec)
@@ -70,6 +72,9 @@ class Scheme:
     rotation: int = 0
 
     def __post_init__(self) -> None:
+        _check_types("Scheme", self, backward=str, rotation=int, w=QSpec)
+        if self.x is not None:
+            _check_types("Scheme", self, x=QSpec)
         if self.backward not in BACKWARD:
             raise ValueError(f"Scheme: backward={self.backward!r} is none of {', '.join(BACKWARD)}")
         if self.rotation not in ROTATIONS:
@@ -118,6 +123,14 @@ class Scheme:
         x = "" if self.x is None else f"x{self.x}_"
         g8 = "_g8" if self.backward == "int8" else ""
         return f"{x}w{self.w}{g8}{f'_h{self.rotation}' if self.rotation else ''}"
+
+
+def _check_types(what: str, value: Any, **types: type) -> None:
+    """8.0 bits are as many as 8, and True as 1, but no operator takes them."""
+    for name, wanted in types.items():
+        given = getattr(value, name)
+        if type(given) is not wanted:
+            raise TypeError(f"{what}: {name}={given!r} is no {wanted.__name__}")
 
 
 def _check_weight(w: QSpec) -> None:

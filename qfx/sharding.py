@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from torch import fx, nn
 
@@ -26,9 +27,18 @@ def gathered_weights() -> Callable[[fx.Node], bool]:
     return _held_by_managed
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP, of either version, keeps account of the parameters of this module."""
+    return _is_managed(module) or isinstance(module, _class("FullyShardedDataParallel"))
+
+
 def _is_managed(module: nn.Module) -> bool:
+    return isinstance(module, _class("FSDPModule"))
+
+
+def _class(name: str) -> Any:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever uses it has imported it
-    return isinstance(module, getattr(fsdp, "FSDPModule", ()))
+    return getattr(fsdp, name, ())
 
 
 def _held_by_managed(weight: fx.Node) -> bool:

@@ -18,6 +18,7 @@ from qfx.frame import compiled_frame
 from qfx.names import name_nodes
 from qfx.opened import open_operators
 from qfx.repacked import mark_repacked
+from qfx.unchanged import keep_written
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
 _WATCHER: ContextVar[Watcher] = ContextVar("watcher")
@@ -54,10 +55,11 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
 def _watched(graph: fx.GraphModule) -> Callable[..., Any]:
     """Runs a graph of its own, whose operators it opens, by the watcher of the call."""
     open_operators(graph)
-    frame = compiled_frame()
+    frame, keep = compiled_frame(), keep_written(graph)
 
     def run(*arguments: Any) -> Any:
         # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
+        keep(arguments)
         return _WATCHER.get()(graph, frame.prefixes(), arguments)
 
     return run

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops import REFERENCES
+from qfx.ops.heads import added, matched
 from qfx.scheme import PER_TENSOR, QSpec
 from tests.strategies import step_error
 
@@ -118,13 +119,14 @@ def attention_decode(
     dtype: torch.dtype,
 ) -> Tensor:
     """How far `attention_decode` may be from its reference: (A9), and two roundings."""
+    q, k, v = matched(q, k, v)
     d, n = k.shape[-1], k.shape[-2]
     if n == 0:
         return torch.zeros(())
+    b = added(mask, causal, q.shape[-2], n).double()
     q, k, v = q.double(), k.double(), v.double()
-    terms = q.abs() @ k.abs().mT * abs(scale)
-    if mask is not None and mask.dtype != torch.bool:
-        terms = terms + mask.double().abs().nan_to_num(posinf=0)
+    terms = q.abs() @ k.abs().mT * abs(scale) + b.abs().nan_to_num(posinf=0)
+    terms = terms.masked_fill(b == -torch.inf, 0)
     most = terms.amax(-1, keepdim=True)
     power = 2 * (d / 16 + 8) * U32 * most + (4 * most + 2 * n + 16) * U32
     largest = v.abs().amax(-2, keepdim=True)
@@ -140,7 +142,7 @@ def softmax(u: float, a: Known, kept: Tensor | None = None) -> Tensor:
     span = a.most.masked_fill(lost, 0).amax(-1, keepdim=True)
     inside = (a.e + 2 * U32 * (a.most + span)).masked_fill(lost, 0)  # x - max(x) rounds
     power = inside + inside.amax(-1, keepdim=True) + (k + 8) * U32  # exp, sum, division
-    p = a.v.masked_fill(lost, -torch.inf).softmax(-1)
+    p = a.v.masked_fill(lost, -torch.inf).softmax(-1).nan_to_num(0)  # of a row without any
     moved = torch.where(power > 20, 1.0, p * torch.expm1(power.clamp_max(20))).clamp_max(1)
     return rounded(u, p, moved.masked_fill(lost, 0))
 
@@ -226,37 +228,57 @@ def product(u: float, f: Product, x: Known, w: Known, bias: Known, k: int) -> Te
 
 
 EIGHT_BITS = QSpec()
-PROBABILITY_STEP = 1 / 65535
+HALF_A_PROBABILITY = 0.51 / 65535
 
 
 class Attention(NamedTuple):
-    """softmax(q k^T / sqrt(D)) v over the keys that count, with `int8` as floats or as codes."""
+    """softmax(q k^T / sqrt(D)) v over the keys that count, with `int8` as floats or as codes.
+
+    The mask is bool, or added: then its values may not be such that adding them swallows scores.
+    `groups`: heads of q that each take the first's of these heads of k and v. Keys that a row does
+    not see do not move its bound.
+    """
 
     causal: bool = False
+    groups: int = 1
 
     def __call__(self, u: float, q: Known, k: Known, v: Known, mask: Known | None = None) -> Tensor:
-        return _mixed(u, _probabilities(u, q, k, self._kept(q, k, mask)), v)
+        k, v = self._of_all_heads(k), self._of_all_heads(v)
+        return _mixed(u, _probabilities(u, q, k, self._added(q, k, mask)), v)
 
     def in_codes(self, u: float, q: Known, k: Known, v: Known, mask: Known | None = None) -> Tensor:
         """(A1) to (A6), or still in floats."""
-        codes = _rotated_codes(q), _rotated_codes(_centered(k))
-        p = _integers(_probabilities(u, *codes, self._kept(q, k, mask)))
-        return torch.maximum(self(u, q, k, v, mask), _mixed(u, p, widened(EIGHT_BITS, v, (-2,))))
+        in_floats = self(u, q, k, v, mask)
+        k, v = self._of_all_heads(k), self._of_all_heads(v)
+        b = self._added(q, k, mask)
+        keys = k if self.causal else _centered(k, b != -torch.inf)
+        p = _probabilities(u, _rotated_codes(q), _rotated_codes(keys), b)
+        p = Known(p.v, p.e + 2.0**-18 * p.most)  # (A4)
+        values = _codes_rotated_back(v)
+        return torch.maximum(in_floats, _mixed(u, p, values) + _rounded_probabilities(p, v))
 
-    def _kept(self, q: Known, k: Known, mask: Known | None) -> Tensor:
-        """[M, N]; row m of a causal one sees the keys 0..m."""
-        kept = torch.ones(q.v.shape[-2], k.v.shape[-2], dtype=torch.bool)
-        kept = kept.tril() if self.causal else kept
-        return kept if mask is None else kept & mask.v
+    def _of_all_heads(self, t: Known) -> Known:
+        if self.groups == 1:
+            return t
+        first = (part[..., :: self.groups, :, :] for part in t)
+        return Known(*(part.repeat_interleave(self.groups, -3) for part in first))
+
+    def _added(self, q: Known, k: Known, mask: Known | None) -> Tensor:
+        """[..., M, N], minus infinity where a row does not see a key. (A1)"""
+        b = None if mask is None else mask.v
+        b = b.float() if b is not None and b.dtype != torch.bool else b
+        return added(b, self.causal, q.v.shape[-2], k.v.shape[-2]).double()
 
 
-def _probabilities(u: float, q: Known, k: Known, kept: Tensor) -> Known:
-    """Half types may round scores and probabilities."""
+def _probabilities(u: float, q: Known, k: Known, b: Tensor) -> Known:
+    """Half types may round scores and probabilities; minus infinity in b takes a key away."""
     scale, none = q.v.shape[-1] ** -0.5, Known(*torch.zeros(2, 1).double())
     kt = Known(k.v.mT, k.e.mT)
     scores = product(u, lambda a, b, c: a @ b * scale + c, q, kt, none, q.v.shape[-1])
+    kept, finite = b != -torch.inf, b.masked_fill(b == -torch.inf, 0)
     s = Known(q.v @ kt.v * scale, scores)
-    return Known(s.v.masked_fill(~kept, -torch.inf).softmax(-1), softmax(u, s, kept))
+    s = Known(s.v + finite, rounded(u, s.v + finite, s.e))
+    return Known(s.v.masked_fill(~kept, -torch.inf).softmax(-1).nan_to_num(0), softmax(u, s, kept))
 
 
 def _mixed(u: float, p: Known, v: Known) -> Tensor:
@@ -264,22 +286,40 @@ def _mixed(u: float, p: Known, v: Known) -> Tensor:
     return product(u, lambda a, b, c: a @ b + c, p, v, none, v.v.shape[-2])
 
 
+def _block(k: int) -> int:
+    return next((size for size in (64, 16) if k % size == 0), 0)
+
+
 def _rotated_codes(t: Known) -> Known:
-    """(A2): rotated queries and keys have the products that they had."""
-    block = next((size for size in (64, 16) if t.v.shape[-1] % size == 0), 0)
-    return widened(EIGHT_BITS, turned(block, t, (-1,)), (-1,))
+    """(A3): rotated queries and keys have the products that they had."""
+    return widened(EIGHT_BITS, turned(_block(t.v.shape[-1]), t, (-1,)), (-1,))
 
 
-def _centered(k: Known) -> Known:
-    """(A1): keys less their mean, which softmax does not see."""
-    n = k.v.shape[-2]
-    moved = k.e + k.e.mean(-2, keepdim=True)
-    roundings = U32 * ((n + 2) * k.most.mean(-2, keepdim=True) + k.most)
-    return Known(k.v - k.v.mean(-2, keepdim=True), moved + roundings)
+def _codes_rotated_back(v: Known) -> Known:
+    """(A6): what the codes of a value stand for is off by steps; rotated back, by their sums."""
+    block = _block(v.v.shape[-1])
+    there = turned(block, v, (-1,))
+    steps = quantization_error(EIGHT_BITS, there, (-1,)) + 8 * U32 * block**0.5 * there.most
+    return Known(v.v, v.e + steps @ rotation(block, v.v.shape[-1]).abs().mT)
 
 
-def _integers(p: Known) -> Known:
-    """(A4): with x_i = exp(t_i - max t) and sums X, X' >= 1 of exact and rounded x,
-    |x'_i / X' - x_i / X| <= |x'_i - x_i| + p_i |X' - X|, a step's half each."""
-    half = 0.51 * PROBABILITY_STEP
-    return Known(p.v, p.e + half * (1 + p.most * p.v.shape[-1]))
+def _rounded_probabilities(p: Known, v: Known) -> Tensor:
+    """(A5): each integer is off by half a step of the row's greatest weight times a value's scale,
+    and stands before a code of at most 127; rotated back, these add up."""
+    block, n = _block(v.v.shape[-1]), v.v.shape[-2]
+    largest = turned(block, v, (-1,)).most.amax(-1)[..., None, :]
+    greatest = (p.most * largest).amax(-1, keepdim=True)
+    return max(block, 1) ** 0.5 * n * (HALF_A_PROBABILITY * greatest + 2.0**-90)
+
+
+def _centered(k: Known, kept: Tensor) -> Known:
+    """(A2): keys less the mean of those that all rows see, which softmax does not see."""
+    row = kept[..., :1, :].mT.expand(*k.v.shape[:-1], 1)
+    alike = (kept == kept[..., :1, :]).all((-1, -2), keepdim=True) & row.any(-2, keepdim=True)
+    seen, count = (
+        Known(*(t.masked_fill(~row, 0) for t in k)),
+        row.sum(-2, keepdim=True).clamp_min(1),
+    )
+    mean, off, size = (t.sum(-2, keepdim=True) / count for t in (*seen, seen.most))
+    error = k.e + off + U32 * ((k.v.shape[-2] + 2) * size + k.most)
+    return Known(torch.where(alike, k.v - mean, k.v), torch.where(alike, error, k.e))

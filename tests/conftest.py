@@ -11,6 +11,7 @@ import qfx._C as _C
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from qfx.batch_cost import ATTENTION_AXES, BMM_AXES, DECODE_AXES, BatchTable
 from qfx.cost import AXES, BLOCK, CostTable
@@ -81,6 +82,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def fresh_dynamo() -> Iterator[None]:
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[DeviceMesh]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _grid(per_mac: float, overhead: float, axes: Axes = AXES) -> Grid:

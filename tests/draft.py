@@ -156,6 +156,13 @@ class Draft:
             mask[..., full] = True
         return self._register("mask", mask)
 
+    def mask_and_large(self, m: int, n: int, dtype: torch.dtype) -> dict[str, str]:
+        """A mask [m, n], and factors [n, 1] that are large for keys that it hides from all rows."""
+        mask, hidden = torch.rand(m, n, generator=self.generator) < 0.5, torch.arange(n) % 3 == 1
+        mask[:, 0], mask[:, hidden] = True, False
+        by = torch.where(hidden, 10.0 ** self.rng.choice((1, 2, 4)), 1.0)[:, None].to(dtype)
+        return {"mask": self._register("mask", mask), "LARGE": self._register("large", by)}
+
     def index(self, size: int) -> str:
         rows = torch.randint(size, (self.rng.choice((1, 2, 5)),), generator=self.generator)
         return self._register("index", rows)

@@ -21,6 +21,9 @@ from tests.makers import (
     alike,
     any_of,
     attended,
+    attended_before_large_keys,
+    attended_but_for_large_keys,
+    attended_by_pairs,
     attended_in_part,
     broadcast,
     converted,
@@ -145,6 +148,20 @@ PRODUCTS = {
     "attention_masked": Op(
         "{out} = F.scaled_dot_product_attention({q}, {k}, {v}, {mask})",
         attended_in_part, Attention(),
+    ),
+    "attention_hidden": Op(
+        "{out} = F.scaled_dot_product_attention({q}, {k} * {LARGE}, {v} * {LARGE}, {mask})",
+        attended_but_for_large_keys, Attention(),
+    ),
+    "attention_later": Op(
+        "{out} = F.scaled_dot_product_attention({q}, torch.cat([{k}, {k} * {FACTOR}], -2), "
+        "torch.cat([{v}, {v} * {FACTOR}], -2), is_causal=True)",
+        attended_before_large_keys, Attention(causal=True),
+    ),
+    "attention_shared": Op(
+        "{out} = F.scaled_dot_product_attention({q}, {k}[..., ::2, :, :], {v}[..., ::2, :, :], "
+        "enable_gqa=True)",
+        attended_by_pairs, Attention(groups=2),
     ),
 }  # fmt: skip
 

@@ -205,6 +205,29 @@ def attended_in_part(d: Draft) -> Arguments | None:
     return {**found, "mask": d.mask((m, n), full=d.rng.randrange(n))}
 
 
+def attended_but_for_large_keys(d: Draft) -> Arguments | None:
+    """Some keys are seen by no row, and 10 to 10^4 times as large."""
+    found = attended(d)
+    if found is None:
+        return None
+    m, n = (d.real[found[name]].shape[-2] for name in "qk")
+    return {**found, **d.mask_and_large(m, n, d.real[found["k"]].dtype)}
+
+
+def attended_before_large_keys(d: Draft) -> Arguments | None:
+    """The last key is seen by a row of its own: what is appended is seen by none."""
+    found = attended(d)
+    if found is None or d.real[found["q"]].shape[-2] > d.real[found["k"]].shape[-2]:
+        return None
+    return {**found, "FACTOR": d.rng.choice(("10", "1000", "1e4"))}
+
+
+def attended_by_pairs(d: Draft) -> Arguments | None:
+    found = attended(d)
+    even = found is not None and d.real[found["q"]].shape[-3] % 2 == 0
+    return found if even else None
+
+
 def writable(test: Callable[[Tensor], bool] = lambda t: True) -> Make:
     return lambda d: d.named(x=d.pick_writable(test))
 

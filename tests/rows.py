@@ -23,7 +23,8 @@ class Row:
     """One operator on one problem. `leading` are the axes before K; the rest as in the schemas.
 
     `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
-    `group`: elements of K that share a scale of the weight, where the operator knows of groups.
+    `group`: elements of K that share a scale of the weight, or heads of queries that share keys,
+    where the operator knows of groups.
     """
 
     op: str
@@ -183,11 +184,13 @@ def _requantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """The row's leading axes are [*B, M], K the features, N the keys."""
+    """The row's leading axes are [*B, M], K the features, N the keys that `group` heads share."""
     row = _a_rows(row)
     batch = row.leading[:-1]
     q = _x(row, g)
     k, v = (_matrices(g, row, row.n, row.dtype).contiguous() for _ in range(2))
+    if row.group:
+        k, v = (t[..., :: row.group, :, :] for t in (k, v))
     mask = torch.randn(row.n, generator=g) if row.bias else None
     if not row.symmetric and mask is not None:
         mask = torch.rand(*batch, row.leading[-1], row.n, generator=g) < 0.7
@@ -389,6 +392,13 @@ ROWS += [
     for dtype in _TYPES
     for leading, k, n in (((2, 3, 50), 64, 70), ((7, 13), 33, 40), ((2, 1), 16, 100))
     for bits in (8, 7)  # fewer than 8: causal
+    for symmetric in (True, False)
+]
+ROWS += [
+    Row(op, (2, 6, 20), 32, 40, bits=bits, symmetric=symmetric, group=group)
+    for op in ("int8_attention", "attention_decode", "attention_append")
+    for group in (2, 6)
+    for bits in (8, 7)
     for symmetric in (True, False)
 ]
 ROWS += [

@@ -3,11 +3,14 @@ of a step that the laws share."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import qfx._C as _C
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qfx
 from qfx.ops.quantize import code_range
 
 TILE_EDGES = [a + b for a in (4, 12, 16, 32, 64, 128) for b in (-1, 0, 1)]
@@ -95,3 +98,34 @@ def step_error(scale: Tensor, bits: int, symmetric: bool) -> Tensor:
     """How far dequantized codes may be from the values they stand for. (B1)"""
     qmin, qmax = code_range(bits, symmetric)
     return scale.double() * (0.5 + (qmax - qmin) * 2.0**-21)
+
+
+# --- schemes of modules ---
+
+FLAGS = st.booleans()
+GRIDS = st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR, qfx.PER_COLUMN])
+X_SPECS = st.none() | st.builds(qfx.QSpec, BITS, FLAGS)
+X_SPECS |= st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_TENSOR), st.just(0), FLAGS)
+FLAT = st.builds(qfx.QSpec, BITS, st.just(True), GRIDS)
+GROUPED = st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_ROW), st.sampled_from([0, 64, 128]))
+
+
+@st.composite
+def recipes(draw: st.DrawFn, n: int, k: int) -> qfx.SiteRecipe:
+    """Any scheme that a module can have, with what it needs and may have."""
+    x = draw(X_SPECS)
+    w = draw(FLAT if x is None else FLAT | GROUPED)
+    scheme = qfx.Scheme(
+        x, w, draw(st.sampled_from(["float", "int8"])), draw(st.sampled_from([0, 16, 64]))
+    )
+    given: dict[str, Any] = {}
+    if w.axes != qfx.PER_COLUMN and draw(FLAGS):
+        factors = st.lists(st.floats(0.5, 2, width=32), min_size=k, max_size=k)
+        given["factor"] = tuple(draw(factors))
+    if x is not None and x.static:
+        given["scale"] = draw(st.floats(2.0**-10, 1.0, width=32))
+        half = 2 ** (x.bits - 1)
+        given["zero_point"] = (
+            None if x.symmetric else draw(st.none() | st.integers(-half, half - 1))
+        )
+    return qfx.SiteRecipe("0", 0, n, k, scheme, **given)

@@ -96,23 +96,30 @@ def test_error_sentence() -> None:
 
 
 class Step(nn.Module):
-    """One token's attention behind a cache; `between` sees the longer keys before the attention."""
+    """One token's attention behind a cache; `between` sees the longer keys before the attention,
+    which reads what `meet` makes of keys and values."""
 
-    def __init__(self, between: Callable[[Tensor], Any] = lambda keys: None) -> None:
+    def __init__(
+        self,
+        between: Callable[[Tensor], Any] = lambda keys: None,
+        meet: Callable[[Tensor], Tensor] = lambda t: t,
+    ) -> None:
         super().__init__()
-        self.project, self.between = nn.Linear(32, 96), between
+        self.project, self.between, self.meet = nn.Linear(32, 96), between, meet
 
     def forward(self, x: Tensor, past_k: Tensor, past_v: Tensor) -> tuple[Tensor, ...]:
         q, k, v = self.project(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        k, v = (t[:, : past_k.shape[1]] for t in (k, v))
         keys, values = torch.cat([past_k, k], dim=-2), torch.cat([past_v, v], dim=2)
         seen = self.between(keys)
-        y = F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(2)
+        y = F.scaled_dot_product_attention(q, self.meet(keys), self.meet(values))
+        y = y.transpose(1, 2).flatten(2)
         return y, keys, values, keys if seen is None else seen
 
 
-def inputs(tokens: int = 1) -> tuple[Tensor, ...]:
+def inputs(tokens: int = 1, heads: int = 4) -> tuple[Tensor, ...]:
     torch.manual_seed(0)
-    return (torch.randn(2, tokens, 32), *(torch.randn(2, 4, 20, 8) for _ in range(2)))
+    return (torch.randn(2, tokens, 32), *(torch.randn(2, heads, 20, 8) for _ in range(2)))
 
 
 @pytest.fixture
@@ -145,6 +152,19 @@ def test_attention_of_a_step(gaining: None, name: str) -> None:
     model, arguments = Step(between).eval(), inputs()
     got, ran = operators(model, *arguments)
     assert ran == [f"qfx::attention_{operator}"]
+    with torch.no_grad():
+        expected = model(*arguments)
+    for g, e in zip(got, expected, strict=True):
+        noise = (g - e).square().sum()
+        assert g.shape == e.shape and 10 * torch.log10(e.square().sum() / noise) > 30
+
+
+def test_heads_that_share_a_cache(gaining: None) -> None:
+    """The cache is longer by one key, and is not copied for each head of queries."""
+    repeat = lambda t: t[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2)  # noqa: E731
+    model, arguments = Step(meet=repeat).eval(), inputs(heads=2)
+    got, ran = operators(model, *arguments)
+    assert ran == ["qfx::attention_append"]
     with torch.no_grad():
         expected = model(*arguments)
     for g, e in zip(got, expected, strict=True):

@@ -25,6 +25,7 @@ from torch._inductor.utils import fresh_cache
 
 import qfx
 from qfx import version
+from tests.damaged_package import check_refused
 from tests.models import compiled
 from tests.versions import packages, several_passes
 
@@ -344,3 +345,4 @@ def _check_package(
         for rows in (4, 7, 1):
             y = torch.randn(rows, features, generator=torch.Generator().manual_seed(rows))
             assert run(y).equal(gm(y)) and not gm(y).equal(model(y))
+        check_refused(package, gm, y)

@@ -59,15 +59,6 @@ def test_an_unwritable_folder_is_no_error(folder: Path) -> None:
 
 
 @pytest.mark.real_cost
-def test_a_user_without_a_home_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
-    assert cost.table(torch.float32, 1, "ref") == FIXED_COST
-    assert len(list((folder.parent / ".cache" / "qfx").iterdir())) == 1
-
-
-@pytest.mark.real_cost
 def test_tables_of_other_types_threads_and_instruction_sets_are_apart(folder: Path) -> None:
     for key in ((torch.float32, 1, "ref"), (torch.bfloat16, 1, "ref"), (torch.float32, 2, "ref")):
         cost.table(*key)

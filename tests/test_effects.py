@@ -41,6 +41,10 @@ NODES: dict[str, tuple[Callable[..., Any] | str, tuple[str, ...], dict[str, Any]
     "outs": (torch.sort, ("x",), {"out": ("y", "z")}, "yz"),
     "embedding": (F.embedding, ("x", "y"), {"max_norm": 1.0}, "xy"),
     "pure_embedding": (F.embedding, ("x", "y"), {}, ""),
+    "norm_that_trains": (F.batch_norm, ("x", "y", "z"), {"training": True}, "yz"),
+    "norm": (F.batch_norm, ("x", "y", "z"), {"training": False}, ""),
+    "instance_norm": (F.instance_norm, ("x", "y", "z"), {}, "yz"),
+    "instance_norm_of_running": (F.instance_norm, ("x", "y"), {"use_input_stats": False}, ""),
     "unknown": (unknown, ("x",), {}, "x"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from PIL import Image
 import qfx
 from qfx.charts import charts
 from qfx.html import page
+from qfx.printable import printable
 from qfx.row import Row
 from tests.models import FEATURES, Block
 
@@ -120,6 +123,52 @@ def test_names_are_text_and_not_markup() -> None:
     row = Row("<b>&</b>", "n", "1x2x3", "float", "", "<i>", 1.0, 1e-6, 2e-6, True, "", 3.0, 1.0)
     text = page(qfx.Report((row,), 1))
     assert "<b>" not in text and "<i>" not in text and "&lt;b&gt;" in text
+
+
+NAMES = (
+    "$",
+    "a$x_{$b",
+    r"\$\frac{$",
+    "a\x1b[2Jb",
+    "a\nb\tc",
+    "\u202eabc\u2066",
+    "\0",
+    "\ud800",
+    "é",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_can_be_printed_and_drawn(name: str, tmp_path: Path) -> None:
+    """A name is what a user chose: `$` begins no formula, nothing moves a cursor."""
+    path, shown = tmp_path / "report.html", printable(name)
+    row = Row(name, "n", "1x1x1", "s", "k", f"why {name}", 30.0, 1e-6, 1e-6, True, "", 3.0, 1.0)
+    report = qfx.Report((row, row), 1)
+    report.save_html(path)
+    recipe = qfx.Recipe((qfx.SiteRecipe(name, 0, 1, 1, None, reason=name),))
+    for text in (path.read_text(encoding="utf-8"), str(report), str(recipe)):
+        assert all(c.isprintable() or c == "\n" for c in text)
+        assert html.unescape(text).count(shown) > 1
+    for chart in charts(report.rows, report.shares):
+        assert shown in "".join(ElementTree.fromstring(chart.svg).itertext())
+
+
+class Named(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("a\x1b[2J$", torch.nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule("a\x1b[2J$")(x)
+
+
+def test_names_of_modules_reach_a_plan_and_errors_printable() -> None:
+    model = Named()
+    _, plan = qfx.rewrite(qfx.trace(model, torch.randn(2, 8)), qfx.Config(minimum_gain=0))
+    assert r"a\x1b[2J$" in str(plan) and "\x1b" not in str(plan)
+    with pytest.raises(ValueError, match=r"there is: a\\x1b\[2J\$$") as raised:
+        qfx.quantize_(model, qfx.Config(skip=("b",)))
+    assert "\x1b" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -138,15 +138,15 @@ REFUSALS = {
         (X3,),
         "an attention with dropout",
     ),
-    "attention_of_groups": (
+    "attention_of_uneven_groups": (
         lambda s, x: F.scaled_dot_product_attention(
-            x[None, :2], x[None, :1], x[None, :1], enable_gqa=True
+            x.repeat(2, 1, 1)[None], x[None], x[None, :1], enable_gqa=True
         ),
         (X3,),
-        "an attention whose heads share keys",
+        "an attention with different batches of queries and keys",
     ),
-    "attention_of_one_key_head": (
-        lambda s, x: F.scaled_dot_product_attention(x, x[:1], x[:1]),
+    "attention_of_fewer_axes": (
+        lambda s, x: F.scaled_dot_product_attention(x, x[0], x[0]),
         (X3,),
         "an attention with different batches of queries and keys",
     ),

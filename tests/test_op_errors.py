@@ -97,10 +97,19 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dequantize_float": (lambda: dequantize(X), "q has dtype Float, expected Char or Int"),
     "magic": (lambda: dynamic(packed=damaged(0, 0)), "does not start with the magic bytes QFXW"),
-    "version": (lambda: dynamic(packed=damaged(4, 9)), "layout 1 version 9, this build reads"),
-    "layout": (lambda: dynamic(packed=damaged(8, 7)), "layout 7 version 2, this build reads"),
+    "version": (
+        lambda: dynamic(packed=damaged(4, 9)),
+        "layout 1 version 9, this build reads layout 1 (K4N32) version 3",
+    ),
+    "layout": (lambda: dynamic(packed=damaged(8, 7)), "layout 7 version 3, this build reads"),
     "header_n": (lambda: dynamic(packed=damaged(16, 99)), "N=99 K=8 takes"),
     "header_k": (lambda: dynamic(packed=damaged(31, -1)), "its header says N=6 K=-"),
+    "header_magnitude": (lambda: dynamic(packed=damaged(12, 7)), "its header is damaged"),
+    "header_reserved": (
+        lambda: dynamic(packed=damaged(48, 1)),
+        "the reserved bytes of its header are not zero",
+    ),
+    "header_contents": (lambda: dynamic(packed=damaged(41, 7)), "its header is damaged"),
     "truncated": (lambda: dynamic(packed=PACKED[:-1]), "bytes, N=6 K=8 takes 2240"),
     "no_header": (lambda: dynamic(packed=PACKED[:9]), "it has 9 bytes, fewer than the header's"),
     "packed_matrix": (lambda: dynamic(packed=PACKED[None]), "the packed weight has shape 1x2240"),
@@ -174,6 +183,36 @@ def test_error_sentence(name: str) -> None:
     call, phrase = CALLS[name]
     with pytest.raises(RuntimeError, match=re.escape(phrase)):
         call()
+
+
+GROUPED_W = torch.ones(33, 200, dtype=torch.int8)
+PACKS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Any]]] = {
+    "int8": (lambda: ops.pack_weight(GROUPED_W), lambda p: ops.int8_mm(Q200, ZERO, p, 33)),
+    "unpacked": (lambda: ops.pack_weight(GROUPED_W), lambda p: ops.unpack_weight(p, 33, 200)),
+    "groups": (
+        lambda: ops.pack_weight(GROUPED_W, 64),
+        lambda p: ops.int8_linear_groups(
+            Q200, SCALE, ZERO, p, torch.ones(33, 4), None, None, "none", torch.float32
+        ),
+    ),
+    "bits": (lambda: ops.binary_pack(GROUPED_W), lambda p: ops.binary_mm(X200, p, 33)),
+}
+X200 = torch.ones(5, 200)
+Q200 = X200.char()
+
+
+@pytest.mark.parametrize("name", PACKS)
+def test_any_changed_byte_of_a_packed_weight_is_noticed(name: str) -> None:
+    """At its first use; each copy has an address of its own, where nothing is known yet."""
+    pack, use = PACKS[name]
+    good = pack()
+    places = [*range(64), *range(64, len(good), 61), len(good) - 1]
+    copies = good.repeat(len(places) + 1, 1)
+    use(copies[-1])
+    for i, place in enumerate(places):
+        copies[i, place] ^= 1 << (i % 7)
+        with pytest.raises(RuntimeError, match=r"not a packed weight of this build: "):
+            use(copies[i])
 
 
 @pytest.mark.parametrize("operand", ["x", "packed", "w_scale", "bias"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops import FAKES, REFERENCES
+from qfx.ops.heads import matched
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.ops.registry import NO_GRADIENT
 from tests import bounds, cuda_emulator
@@ -77,11 +78,16 @@ def as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 def _attention_bound(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     """An exponential that is not quite the reference's moves each integer probability by at most
-    one, of a sum of at least 65535; then the output is rounded twice."""
-    if k.shape[-2] == 0:
+    one, and the weights' sum; rotated back, the outputs' errors add up. Then two roundings."""
+    _, _, v = matched(q, k, v)
+    n, e = v.shape[-2:]
+    if 0 in (n, e):
         return torch.zeros(())
+    block = next((size for size in (64, 16) if e % size == 0), 0)
+    codes = REFERENCES["rotate"](v.float(), None, block).double().abs().amax((-2, -1), keepdim=True)
+    moved = max(block, 1) ** 0.5 * codes * (1.5 * n / 65535 + 2.0**-17)
     largest = v.double().abs().amax(-2, keepdim=True) * 1.01
-    return largest * (2 * k.shape[-2] / 65535 + 4 * ROUNDOFF[rest[-1]]) + 2.0**-25
+    return moved + 4 * ROUNDOFF[rest[-1]] * (largest + moved) + 2.0**-25
 
 
 def _grown(q: Tensor, past_k: Tensor, k: Tensor, past_v: Tensor, v: Tensor, *rest: Any) -> Any:

@@ -94,7 +94,19 @@ IMPOSSIBLE = {
     "an element that is not positive and finite": {"scheme": Scheme(), "factor": (1.0, 0.0)},
     "needs a static scale": {"scheme": STATIC_SCHEME},
     "a static scale for xs8r_ws8r": {"scheme": Scheme(), "scale": 1.0},
-    "the scale inf is not positive": {"scheme": STATIC_SCHEME, "scale": float("inf")},
+    "the scale 1e-40 is no normal positive float32": {
+        "scheme": STATIC_SCHEME,
+        "scale": 1e-40,
+    },
+    "the zero point 128 is no code of 8 bits": {
+        "scheme": Scheme(x=STATIC_ASYMMETRIC),
+        "scale": 1.0,
+        "zero_point": 128,
+    },
+    "the SQNR 'high' is no number": {"scheme": Scheme(), "sqnr_db": "high"},
+    "the SQNR nan is no number": {"scheme": Scheme(), "sqnr_db": float("nan")},
+    "n=-1 is no size": {"scheme": Scheme(), "n": -1},
+    "the scale inf is no normal positive": {"scheme": STATIC_SCHEME, "scale": float("inf")},
     "a zero point for xs8T_ws8r": {"scheme": STATIC_SCHEME, "scale": 1.0, "zero_point": 3},
     "for a site that stays float": {"scheme": None, "factor": (1.0, 1.0)},
     "takes its factor from the weight": {
@@ -135,6 +147,9 @@ def _json(**changes: Any) -> str:
 TEXTS = {
     "it is not JSON": "{",
     "it has no qfx_recipe version": "[1]",
+    "nested too deeply": "[" * 10**5,
+    "'sites' is there twice in one object": '{"qfx_recipe": 1, "sites": [], "sites": []}',
+    "an unknown part 'more'": '{"qfx_recipe": 1, "sites": [], "more": 1}',
     "version 2; this qfx reads version 1": '{"qfx_recipe": 2, "sites": []}',
     "unknown field colour": _json(colour="red"),
     "bits=9 is outside": _json(scheme={"x": None, "w": {"bits": 9, "axes": [1]}}),

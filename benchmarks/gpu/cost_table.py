@@ -18,6 +18,7 @@ from benchmarks.gpu.kernels import forced
 from benchmarks.gpu.operands import GROUPS, OPS, ROWS, Linear, calls, copies
 from benchmarks.gpu.session import Row, Session
 from benchmarks.gpu.sweep import nearest
+from qfx.atomic_write import write_text
 from qfx.gpu.cost import BATCHED, PASSES, PRODUCTS, SCHEMA, slug
 from qfx.inline import quantize_parts, quantize_static_parts
 from qfx.weights import pack
@@ -139,7 +140,7 @@ def write_table(session: Session) -> Path | None:
     host = {key: machine()[key] for key in ("torch", "commit", "uncommitted_changes")}
     head = {"schema": SCHEMA, "gpu": session.name, **host, "batch": BATCH, "axes": axes}
     path = session.out / f"{slug(session.name)}.json"
-    path.write_text(_text({**head, "training": training}, grids))
+    write_text(path, _text({**head, "training": training}, grids))
     return path
 
 

@@ -4,6 +4,7 @@
 
 #include "cpu/pages.h"
 #include "cpu/scratch.h"
+#include "cpu/whole.h"
 
 namespace qfx::cpu {
 
@@ -27,8 +28,9 @@ PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, in
   STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
                   ", pack_weight returns one dimension");
   PackedWeight weight;
-  const std::string fault =
-      open_packed(static_cast<const int8_t*>(packed.const_data_ptr()), packed.numel(), &weight);
+  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
+  std::string fault = open_packed(data, packed.numel(), &weight);
+  if (fault.empty()) fault = fault_at_first_use(data, packed.numel(), weight.contents);
   STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
   STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
                   ") but the weight was packed for K=", weight.k);
@@ -48,7 +50,8 @@ Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
   // The C library maps what is larger anew at each call: in small pages that costs more than to
   // write it, for logits as much as their product.
   constexpr int64_t kAlwaysMapped = 32 << 20;
-  Tensor made = torch::stable::empty({shape.data(), shape.size()}, dtype);
+  Tensor made = allocated(
+      shape, dtype, [&] { return torch::stable::empty({shape.data(), shape.size()}, dtype); });
   const int64_t bytes = made.numel() * made.element_size();
   if (bytes >= kAlwaysMapped) prefer_huge_pages(made.mutable_data_ptr(), bytes);
   return made;

@@ -1,36 +1,62 @@
-// softmax(q k^T scale + mask) v of one matrix of a batch, in int8: equations (A1) to (A6), and in
-// float.
+// softmax(q k^T scale + mask) v, in int8: (A1) to (A6), and in float for a few queries: (A7) to
+// (A9).
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "cpu/mask.h"
 #include "cpu/quantize.h"
 
 namespace qfx::cpu {
 
-// What is added to the scores, [M, N] with any strides: nothing, floats, or whether a key counts.
-struct Mask {
-  enum class Kind { kNone, kFloat, kBool } kind = Kind::kNone;
-  const char* data = nullptr;
-  int64_t row_stride = 0, column_stride = 0;  // in bytes
+struct KeyHead {
+  const void *k, *v;
 };
 
-// q [M, D], k [N, D], v [N, E], rows contiguous; out [M, E].
+struct QueryHead {
+  const void* q;
+  const char* mask;
+  char* out;  // [M, E]
+};
+
+// Of many heads: q [M, D], k [N, D], v [N, E] and the mask [M, N] have the sizes and strides of
+// these here, rows contiguous, and lie where the lists say. As many heads of queries as another
+// share each head of keys: `group()` consecutive ones.
 struct Attention {
   FloatMatrix q, k, v;
   Mask mask;
   float scale;
   bool causal;  // row m sees the keys 0..m
-  Dtype dtype;
-  char* out;
+  Dtype dtype;  // of the outputs
+  std::vector<KeyHead> keys;
+  std::vector<QueryHead> queries;
+
+  int64_t heads() const { return static_cast<int64_t>(keys.size()); }
+  int64_t group() const {
+    return keys.empty() ? 0 : static_cast<int64_t>(queries.size() / keys.size());
+  }
+  // Keys that row m sees if nothing masks them.
+  int64_t keys_of_row(int64_t m) const { return causal && m < k.rows ? m + 1 : k.rows; }
 };
 
+// On several threads.
 void attend(const Kernels& kernels, const Attention& attention);
 
-// The same in float, for a few queries: (A7) to (A9).
-void attend_in_float(const Kernels& kernels, const Attention& attention);
+// One of the heads of queries, in float.
+void attend_in_float(const Kernels& kernels, const Attention& attention, int64_t query);
 
-// Row m of a mask in float32.
-void load_mask(const Mask& mask, int64_t m, int64_t keys, float* out);
+// The matrix of these sizes that lies there.
+inline FloatMatrix at(const FloatMatrix& sizes, const void* data) {
+  FloatMatrix matrix = sizes;
+  matrix.data = data;
+  return matrix;
+}
+
+inline Mask at(const Mask& strides, const char* data) {
+  Mask mask = strides;
+  mask.data = data;
+  return mask;
+}
 
 }  // namespace qfx::cpu

@@ -11,21 +11,35 @@ namespace {
 
 constexpr int64_t kKeysAtOnce = 64;  // of half types, which are widened first
 
-// f(rows, stride, first, count) over rows 0..count of x in float32.
+// f(rows, stride, first, count) over rows first..end of x in float32.
 template <typename F>
-void in_floats(const Kernels& kernels, const FloatMatrix& x, int64_t rows, const F& f) {
+void in_floats(const Kernels& kernels, const FloatMatrix& x, int64_t first, int64_t end,
+               const F& f) {
   if (x.dtype == Dtype::kFloat32) {
-    f(static_cast<const float*>(x.row(0)), x.stride, int64_t{0}, rows);
+    f(static_cast<const float*>(x.row(first)), x.stride, first, end - first);
     return;
   }
   thread_local Scratch scratch;
   float* wide = scratch.get<float>(kKeysAtOnce * x.columns);
-  for (int64_t first = 0; first < rows; first += kKeysAtOnce) {
-    const int64_t count = std::min(kKeysAtOnce, rows - first);
+  for (; first < end; first += kKeysAtOnce) {
+    const int64_t count = std::min(kKeysAtOnce, end - first);
     for (int64_t i = 0; i < count; ++i) {
       kernels.row->widen(x.row(first + i), x.dtype, x.columns, wide + i * x.columns);
     }
     f(wide, x.columns, first, count);
+  }
+}
+
+// f(first, end) for runs of keys that are seen: all without a mask.
+template <typename F>
+void where_seen(const float* mask, int64_t keys, const F& f) {
+  constexpr float kHidden = -std::numeric_limits<float>::infinity();
+  if (mask == nullptr) return f(int64_t{0}, keys);
+  for (int64_t first = 0; first < keys; ++first) {
+    int64_t end = first;
+    while (end < keys && mask[end] != kHidden) ++end;
+    if (end > first) f(first, end);
+    first = end;
   }
 }
 
@@ -52,34 +66,43 @@ void store(const Kernels& kernels, const Attention& a, float* y, float sum, char
   }
 }
 
-void attend_row(const Kernels& kernels, const Attention& a, int64_t m) {
+void attend_row(const Kernels& kernels, const Attention& a, const KeyHead& head,
+                const QueryHead& query, int64_t m) {
   thread_local Scratch memory, sums;
-  const int64_t keys = a.causal ? std::min(a.k.rows, m + 1) : a.k.rows;
+  const int64_t keys = a.keys_of_row(m);
   const int64_t width = round_up(keys, kPanel), e = a.v.columns;
-  float* scores = memory.get<float>(2 * width);
+  float *scores = memory.get<float>(2 * width), *mask = nullptr;
   float* y = sums.get<float>(round_up(e, kPanel));
-  const float* q = row_as_floats(kernels, a.q, m);
-  in_floats(kernels, a.k, keys, [&](const float* k, int64_t stride, int64_t first, int64_t count) {
-    kernels.row->score_keys(q, k, stride, count, a.k.columns, a.scale, scores + first);
-  });
   if (a.mask.kind != Mask::Kind::kNone) {
-    load_mask(a.mask, m, keys, scores + width);
-    for (int64_t n = 0; n < keys; ++n) scores[n] = scores[n] + scores[width + n];
+    mask = scores + width;
+    load_mask(kernels, at(a.mask, query.mask), m, keys, mask);
   }
-  std::fill(scores + keys, scores + width, -std::numeric_limits<float>::infinity());
+  const float* q = row_as_floats(kernels, at(a.q, query.q), m);
+  std::fill_n(scores, width, -std::numeric_limits<float>::infinity());
+  const auto score = [&](const float* k, int64_t stride, int64_t first, int64_t count) {
+    kernels.row->score_keys(q, k, stride, count, a.k.columns, a.scale, scores + first);
+    for (int64_t n = first; mask != nullptr && n < first + count; ++n) scores[n] += mask[n];
+  };
+  where_seen(mask, keys, [&](int64_t first, int64_t end) {
+    in_floats(kernels, at(a.k, head.k), first, end, score);
+  });
   const float top = greatest(scores, keys);
   const float sum = kernels.row->exponentials(scores, width, std::isinf(top) && top < 0 ? 0 : top);
   std::fill_n(y, round_up(e, kPanel), 0.f);
-  in_floats(kernels, a.v, keys, [&](const float* v, int64_t stride, int64_t first, int64_t count) {
+  const auto mix = [&](const float* v, int64_t stride, int64_t first, int64_t count) {
     kernels.row->mix_values(scores + first, v, stride, count, e, y);
+  };
+  where_seen(mask, keys, [&](int64_t first, int64_t end) {
+    in_floats(kernels, at(a.v, head.v), first, end, mix);
   });
-  store(kernels, a, y, sum, a.out + m * e * (a.dtype == Dtype::kFloat32 ? 4 : 2));
+  store(kernels, a, y, sum, query.out + m * e * (a.dtype == Dtype::kFloat32 ? 4 : 2));
 }
 
 }  // namespace
 
-void attend_in_float(const Kernels& kernels, const Attention& a) {
-  for (int64_t m = 0; m < a.q.rows; ++m) attend_row(kernels, a, m);
+void attend_in_float(const Kernels& kernels, const Attention& a, int64_t query) {
+  const KeyHead& head = a.keys[query / a.group()];
+  for (int64_t m = 0; m < a.q.rows; ++m) attend_row(kernels, a, head, a.queries[query], m);
 }
 
 }  // namespace qfx::cpu

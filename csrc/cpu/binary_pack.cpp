@@ -2,13 +2,14 @@
 
 #include <cstring>
 
+#include "cpu/checksum.h"
 #include "cpu/pack.h"
 
 namespace qfx::cpu {
 namespace {
 
 constexpr char kMagic[4] = {'Q', 'F', 'X', 'B'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kLayoutK32N32 = 1;
 
 }  // namespace
@@ -18,11 +19,14 @@ int64_t packed_bits_size(int64_t n, int64_t k) {
          round_up(n, kPanel) * round_up(k, kBitGroup) / 8;
 }
 
-uint8_t* begin_packed_bits(int64_t n, int64_t k, int8_t* out) {
-  PackedHeader header = {{}, kVersion, kLayoutK32N32, 0, n, k, 0, {}};
+uint64_t finish_packed_bits(int64_t n, int64_t k, int8_t* out) {
+  const int64_t header_bytes = sizeof(PackedHeader);
+  const uint64_t contents =
+      checksum(out + header_bytes, (packed_bits_size(n, k) - header_bytes) / kChecked);
+  PackedHeader header = {{}, kVersion, kLayoutK32N32, 0, n, k, 0, contents, 0, 0};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  std::memcpy(out, &header, sizeof(header));
-  return reinterpret_cast<uint8_t*>(out) + sizeof(header);
+  write_header(header, out);
+  return contents;
 }
 
 void place_column(const uint8_t* bits, int64_t groups, int64_t n, uint8_t* block) {
@@ -43,10 +47,9 @@ std::string open_packed_bits(const int8_t* data, int64_t size, PackedBits* weigh
   }
   if (header.version != kVersion || header.layout != kLayoutK32N32) {
     return "it has layout " + std::to_string(header.layout) + " version " +
-           std::to_string(header.version) + ", this build reads layout 1 (K32N32) version 1";
+           std::to_string(header.version) + ", this build reads layout 1 (K32N32) version 2";
   }
-  const int64_t limit = int64_t{1} << 31;
-  if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxBinaryK) {
+  if (header.n < 0 || header.n > kMaxBinaryN || header.k < 0 || header.k > kMaxBinaryK) {
     return "its header says N=" + std::to_string(header.n) + " K=" + std::to_string(header.k);
   }
   if (size != packed_bits_size(header.n, header.k)) {
@@ -54,7 +57,9 @@ std::string open_packed_bits(const int8_t* data, int64_t size, PackedBits* weigh
            " K=" + std::to_string(header.k) + " takes " +
            std::to_string(packed_bits_size(header.n, header.k));
   }
-  *weight = {header.n, header.k, reinterpret_cast<const uint8_t*>(data) + sizeof(header)};
+  if (const std::string fault = fault_of(header); !fault.empty()) return fault;
+  const uint8_t* blocks = reinterpret_cast<const uint8_t*>(data) + sizeof(header);
+  *weight = {header.n, header.k, blocks, header.contents};
   return "";
 }
 

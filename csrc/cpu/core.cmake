@@ -3,19 +3,24 @@
 set(QFX_CORE
   attention.cpp
   attention_decode.cpp
+  attention_keys.cpp
+  attention_rows.cpp
   binary.cpp
   binary_pack.cpp
   binary_ref.cpp
+  checksum.cpp
   dispatch.cpp
   gemm.cpp
   group_product.cpp
   isa.cpp
+  mask.cpp
   pack.cpp
   pack_floats.cpp
   processor.cpp
   product.cpp
   quantize.cpp
   selfcheck.cpp
+  shares.cpp
   ukernel_ref.cpp)
 # Every form of an op must give the same bits, so the compiler may not contract a*b+c on its own.
 # Nothing reads floating-point traps or errno; saying so lets it vectorize the activations.

@@ -62,27 +62,68 @@ struct FloatPanel {
   bool has_bias;
 };
 
-// A row of attention scores, in panels of 32 keys `step` elements apart; see softmax.h.
-struct ScoreArgs {
-  int32_t* scores;
-  int64_t step, width, keys;  // width: whole panels; keys: those that count
-  int32_t add, mul;
-  float row_scale;
-  const float* key_scale;  // [width]
-  const int32_t* colsum;   // [width]
-  const float* mask;       // [width], or null
+// Rows of floats, 32 or fewer, that become symmetric codes; see panel_codes.h. Np: columns in whole
+// panels.
+struct PanelCodesArgs {
+  const void* x;
+  Dtype dtype;
+  int64_t stride;  // bytes from row to row
+  int64_t rows, columns;
+  const float* center;  // [Np], taken off first, zero padded; or null
+  int rotation;
+  float* floats;  // [rows][Np], to work in
+  int8_t* codes;  // [rows][Np], each plus `offset`; zero from there to `padded`, whole panels too
+  int64_t code_stride, padded;
+  uint8_t offset;
+  float* scale;  // [rows], NaN or infinity where the row holds one: its codes are 0
 };
 
-// A row of a panel of attention's outputs, from the tiles of both bytes of the probabilities.
-struct MixArgs {
-  const int32_t *high, *low;
-  int32_t add[2], mul;
-  const int32_t* colsum;
-  const float* scale;  // [32]
-  float inverse;
-  int columns;
+// Rows of floats y, padded to whole panels, that become rows of outputs, one behind the other.
+struct FinishArgs {
+  float* y;  // overwritten
+  int64_t stride, rows, columns;
+  int rotation;  // turned back by this
   Dtype dtype;
   void* out;
+};
+
+// A panel of attention scores: out[r * stride + n] from raw[r][n], n < 32; see softmax.h.
+struct ScoreArgs {
+  const int32_t* raw;  // [rows][32]
+  int64_t rows;
+  const int32_t* add;      // [rows]
+  int32_t mul;             // of all rows: their codes are symmetric
+  const float* row_scale;  // [rows]
+  const float* key_scale;  // [32]
+  const int32_t* colsum;   // [32]
+  float* out;
+  int64_t stride;
+};
+
+// A row of attention scores, which become weights times the values' scales.
+struct SoftmaxArgs {
+  float* scores;             // [width]
+  int64_t width, keys;       // width: whole panels; keys: the first of them that count
+  const float* mask;         // [width], minus infinity where a key is not seen; or null
+  const float* value_scale;  // [width]
+};
+
+// The sum of the weights, and the greatest product of a weight and a scale.
+struct SoftmaxSums {
+  float sum, top;
+};
+
+// A panel of attention's outputs, from the tiles of both bytes of the probabilities:
+// out[r * stride + n], n < 32.
+struct MixArgs {
+  const int32_t *high, *low;  // [rows][32]
+  int64_t rows;
+  const int32_t *add_high, *add_low;  // [rows]
+  int32_t mul;
+  const int32_t* colsum;  // [32]
+  const float* factor;    // [rows]
+  float* out;
+  int64_t stride;
 };
 
 // Rows of an int32 tile [rows][32] -> out[m * ldo + n], n < columns. (E1)
@@ -144,7 +185,7 @@ inline constexpr int kOperandKinds = 4;
 struct Format {
   const char* name;     // bits of activations and weights that it is exact for: s8s8, s7s8, ...
   int tile_rows;        // the tallest tile
-  int bytes_per_code;   // of an arranged row
+  int bytes_per_code;   // of an arranged row; 1: it is the codes plus mul_offset
   int k_multiple;       // rows are padded to this with what adds nothing; divides kKMultiple
   int32_t mul_offset;   // see above
   const TileFn* tiles;  // tiles[r - 1] handles r rows
@@ -177,10 +218,18 @@ struct RowKernels {
                            int32_t* colsum);
   void (*epilogue)(const EpilogueArgs* args);
   void (*add_groups)(const GroupArgs* args);
-  float (*score)(const ScoreArgs* args);
-  int64_t (*probabilities)(const int32_t* scores, int64_t step, int64_t width, float top,
-                           int8_t* high, int8_t* low);
+  void (*codes_of_panel)(const PanelCodesArgs* args);
+  void (*mask_of_floats)(const float* b, int64_t keys, float* out);
+  void (*mask_of_bools)(const uint8_t* b, int64_t keys, float* out);
+  void (*interleave_keys)(const int8_t* codes, int64_t stride, int64_t groups, int8_t* out,
+                          int32_t* sums);
+  void (*interleave_values)(const int8_t* codes, int64_t stride, int8_t* out, int32_t* sums);
+  void (*score)(const ScoreArgs* args);
+  SoftmaxSums (*softmax)(const SoftmaxArgs* args);
+  void (*probabilities)(const float* u, int64_t width, float factor, uint8_t offset, uint8_t* high,
+                        uint8_t* low);
   void (*mix)(const MixArgs* args);
+  void (*finish_rows)(const FinishArgs* args);
   void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
   void (*finish_floats)(const FloatEpilogueArgs* args);
   void (*score_keys)(const float* q, const float* k, int64_t stride, int64_t keys, int64_t d,

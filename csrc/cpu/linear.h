@@ -1,6 +1,7 @@
 // int8_linear_dynamic as other operators call it.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,11 @@ struct DynamicLinear {
   std::optional<Tensor> factor;
   int64_t rotation;
 };
+
+// How many scales of x's rows there are: none is written where the output has no elements.
+inline int64_t scales_for(const Matrix& x, const Tensor& w_scale) {
+  return w_scale.numel() == 0 ? 1 : std::max<int64_t>(x.rows, 1);
+}
 
 // y[m][n] of x[m][k]; the scales of x's rows go to scales[m], to scales[0] where one is for all.
 // `op` is named in errors.

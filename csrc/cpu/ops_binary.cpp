@@ -1,14 +1,15 @@
 // binary_pack, binary_mm, binary_linear on the CPU.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/arguments.h"
 #include "cpu/binary.h"
+#include "cpu/pack.h"
 #include "cpu/parallel.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
+#include "cpu/whole.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -75,8 +76,9 @@ PackedBits bits_of(const char* op, const Tensor& packed, const Tensor& x, int64_
   STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
                   ", binary_pack returns one dimension");
   PackedBits weight;
-  const std::string fault = open_packed_bits(static_cast<const int8_t*>(packed.const_data_ptr()),
-                                             packed.numel(), &weight);
+  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
+  std::string fault = open_packed_bits(data, packed.numel(), &weight);
+  if (fault.empty()) fault = fault_at_first_use(data, packed.numel(), weight.contents);
   STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
   STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
                   ") but the weight was packed for K=", weight.k);
@@ -135,18 +137,21 @@ Tensor binary_pack(Tensor w) {
   const int64_t n = w.size(0), k = w.size(1);
   STD_TORCH_CHECK(k <= kMaxBinaryK, op, ": K=", k, " is above ", kMaxBinaryK,
                   ", where the int32 sum of the signs could overflow");
+  STD_TORCH_CHECK(n <= kMaxBinaryN, op, ": N=", n, " is above ", kMaxBinaryN);
   w = made_contiguous(w);
   Tensor packed = empty_on_cpu({packed_bits_size(n, k)}, ScalarType::Char);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
   std::memset(out, 0, packed.numel());
-  uint8_t* blocks = begin_packed_bits(n, k, out);
+  uint8_t* blocks = reinterpret_cast<uint8_t*>(out) + sizeof(PackedHeader);
   const PackedBits bits = {n, k, blocks};
-  parallel(bits.panels(), n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+  const int64_t panels = k == 0 ? 0 : bits.panels();  // of rows without number, perhaps
+  parallel(panels, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       pack_rows(w, p * kPanel, std::min(n, (p + 1) * kPanel),
                 blocks + (bits.panel(p) - bits.blocks));
     }
   });
+  know_whole(out, finish_packed_bits(n, k, out));
   return packed;
 }
 
@@ -158,6 +163,7 @@ Tensor binary_mm(Tensor x, Tensor packed, int64_t n) {
   const PackedBits w = bits_of(op, packed, x, size.columns, n);
   x = made_contiguous(x);
   Tensor sums = empty_on_cpu(with_last(x, n), ScalarType::Int);
+  if (sums.numel() == 0) return sums;  // of rows without number, perhaps
   int32_t* out = static_cast<int32_t*>(sums.mutable_data_ptr());
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
@@ -181,6 +187,7 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
   FloatOutput to = {floats(scale), bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
+  if (y.numel() == 0) return y;
   to.data = static_cast<char*>(y.mutable_data_ptr());
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
@@ -192,9 +199,9 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("binary_pack", TORCH_BOX(&binary_pack));
-  m.impl("binary_mm", TORCH_BOX(&binary_mm));
-  m.impl("binary_linear", TORCH_BOX(&binary_linear));
+  implement<"binary_pack", &binary_pack>(m);
+  implement<"binary_mm", &binary_mm>(m);
+  implement<"binary_linear", &binary_linear>(m);
 }
 
 }  // namespace

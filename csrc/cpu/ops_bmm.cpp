@@ -1,7 +1,5 @@
 // int8_bmm, int8_bmm_dynamic on the CPU: products of two computed operands. b, which takes the
 // place of the weight, is packed on the way, one matrix at a time.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 
 #include "batch.h"
@@ -11,6 +9,7 @@
 #include "cpu/parallel.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -34,6 +33,7 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   a_q = made_contiguous(a_q);
   a_zero_point = made_contiguous(a_zero_point);
   Tensor acc = empty_on_cpu(with_last(a_q, size.n), ScalarType::Int);
+  if (acc.numel() == 0) return acc;  // of matrices without number, perhaps
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* a = static_cast<const int8_t*>(a_q.const_data_ptr());
   const Matrices b(b_q);
@@ -71,6 +71,7 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
   const Dtype a_dtype = dtype_of(op, a.scalar_type()), b_dtype = dtype_of(op, b.scalar_type());
   const Dtype dtype = dtype_of(op, out_dtype);
   Tensor y = empty_on_cpu(with_last(a, size.n), out_dtype);
+  if (y.numel() == 0) return y;
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
   a = spec.per_tensor ? made_contiguous(a) : with_contiguous_rows(a);
@@ -105,8 +106,8 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("int8_bmm", TORCH_BOX(&int8_bmm));
-  m.impl("int8_bmm_dynamic", TORCH_BOX(&int8_bmm_dynamic));
+  implement<"int8_bmm", &int8_bmm>(m);
+  implement<"int8_bmm_dynamic", &int8_bmm_dynamic>(m);
 }
 
 }  // namespace

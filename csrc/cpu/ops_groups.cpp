@@ -1,8 +1,7 @@
 // int8_linear_groups on the CPU: a linear whose weight has a scale for each group of K.
-#include <torch/csrc/stable/library.h>
-
 #include "cpu/arguments.h"
 #include "cpu/group_product.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -53,6 +52,7 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   scale = made_contiguous(scale);
   zero_point = made_contiguous(zero_point);
   Tensor y = empty_on_cpu(with_last(q, w.n), out_dtype);
+  if (y.numel() == 0) return y;  // of rows without number, perhaps
   to.data = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
@@ -66,9 +66,7 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("int8_linear_groups", TORCH_BOX(&int8_linear_groups));
-}
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { implement<"int8_linear_groups", &int8_linear_groups>(m); }
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -1,7 +1,5 @@
 // int8_linear_guarded on the CPU: int8_linear_dynamic, but rows whose error bound (B5) exceeds the
 // guard are those of the float linear.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include "cpu/linear.h"
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -113,7 +112,8 @@ void run_in_float(const std::vector<int64_t>& rows, const Tensor& x, const Tenso
   char* gathered = static_cast<char*>(some.mutable_data_ptr());
   for (int64_t i = 0; i < count; ++i)
     std::memcpy(gathered + i * in_bytes, source + rows[i] * in_bytes, in_bytes);
-  const Tensor result = made_contiguous(in_float(some, w, how));
+  const Tensor result = allocated({count, w.size(0)}, how.out_dtype,
+                                  [&] { return made_contiguous(in_float(some, w, how)); });
   const char* found = static_cast<const char*>(result.const_data_ptr());
   char* out = static_cast<char*>(y->mutable_data_ptr());
   for (int64_t i = 0; i < count; ++i)
@@ -147,8 +147,12 @@ Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Te
   const CodeSpec spec = code_spec_of(kOp, axes, bits, symmetric);
   const DynamicLinear how = {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation};
   thread_local Scratch scratch;
-  float* scales = scratch.get<float>(std::max<int64_t>(size.rows, 1));
+  float* scales = scratch.get<float>(scales_for(size, w_scale));
   Tensor y = linear_of_floats(kOp, x, how, scales);
+  if (y.numel() == 0) {  // of rows without number, perhaps
+    count_guarded(site, size.rows, 0);
+    return y;
+  }
   const Bound bound =
       bound_for(spec, error, factor.has_value() ? floats(*factor) : nullptr, size.columns);
   const FloatMatrix matrix = float_matrix_of(kOp, x, size, std::nullopt, 0);
@@ -160,7 +164,7 @@ Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Te
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("int8_linear_guarded", TORCH_BOX(&int8_linear_guarded));
+  implement<"int8_linear_guarded", &int8_linear_guarded>(m);
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // int8_mm, int8_linear, int8_linear_dynamic on the CPU.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include "cpu/linear.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -22,6 +21,7 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   q = made_contiguous(q);
   zero_point = made_contiguous(zero_point);
   Tensor acc = empty_on_cpu(with_last(q, n), ScalarType::Int);
+  if (acc.numel() == 0) return acc;  // of rows without number, perhaps
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   const int64_t step = stride_of(zero_point);
@@ -57,6 +57,7 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   zero_point = made_contiguous(zero_point);
   w_scale = made_contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(q, w.n), out_dtype);
+  if (y.numel() == 0) return y;
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
@@ -88,7 +89,7 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   thread_local Scratch scratch;
-  float* scales = scratch.get<float>(std::max<int64_t>(size.rows, 1));
+  float* scales = scratch.get<float>(scales_for(size, w_scale));
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   return linear_of_floats(
       op, x, {packed, w_scale, bias, spec, std::move(activation), out_dtype, factor, rotation},
@@ -96,10 +97,10 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("int8_mm", TORCH_BOX(&int8_mm));
-  m.impl("int8_linear", TORCH_BOX(&int8_linear));
-  m.impl("int8_linear_ste", TORCH_BOX(&int8_linear_ste));
-  m.impl("int8_linear_dynamic", TORCH_BOX(&int8_linear_dynamic));
+  implement<"int8_mm", &int8_mm>(m);
+  implement<"int8_linear", &int8_linear>(m);
+  implement<"int8_linear_ste", &int8_linear_ste>(m);
+  implement<"int8_linear_dynamic", &int8_linear_dynamic>(m);
 }
 
 }  // namespace
@@ -119,6 +120,7 @@ Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, how.rotation);
+  if (y.numel() == 0) return y;
   const Kernels& kernels = kernels_of(current_isa());
   const CodeSpec& spec = how.spec;
   RowCode shared{};

@@ -1,12 +1,12 @@
 // quantize, dequantize, pack_weight, unpack_weight on the CPU.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <tuple>
 
 #include "cpu/arguments.h"
 #include "cpu/pages.h"
 #include "cpu/parallel.h"
+#include "cpu/whole.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -37,6 +37,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
     shared = choose_tensor_code(kernels, matrix, spec);
     *scales = shared.scale;
     *zeros = shared.zero_point;
+    if (size.columns == 0) return {q, scale, zero_point};  // of rows without number, perhaps
   }
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     RowCode row_codes[kRowsAtOnce];
@@ -192,15 +193,17 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
     if (col_scale->dim() > 1) rows_a_scale = std::max<int64_t>(q.size(q.dim() - 2), 1);
   }
   const float* biases = bias_of(op, bias, size.columns);
+  const Dtype dtype = dtype_of(op, out_dtype);
+  const Activation chosen = activation_of(op, activation);
+  Tensor y = empty_on_cpu(with_last(q, size.columns), out_dtype);
+  if (y.numel() == 0) return y;  // of rows without number, perhaps
   const int64_t scale_rows = (size.rows + rows_a_scale - 1) / rows_a_scale;
   const std::vector<Panel> panels = panels_of(col_scales, scale_rows, biases, size.columns);
-  const Dtype dtype = dtype_of(op, out_dtype);
-  Tensor y = empty_on_cpu(with_last(q, size.columns), out_dtype);
   const Dequantize job = {kernels_of(current_isa()),
                           panels,
                           rows_a_scale,
                           size,
-                          activation_of(op, activation),
+                          chosen,
                           dtype,
                           static_cast<char*>(y.mutable_data_ptr())};
   const float* scales = static_cast<const float*>(scale.const_data_ptr());
@@ -228,6 +231,7 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
   Tensor y = empty_on_cpu(with_last(x, size.columns), out_dtype);
+  if (y.numel() == 0) return y;  // of rows without number, perhaps
   const Kernels& kernels = kernels_of(current_isa());
   RowCode shared{};
   if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec);
@@ -256,7 +260,8 @@ Tensor pack_weight(Tensor w, int64_t group) {
   Tensor packed = empty_on_cpu({size}, ScalarType::Char);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
   prefer_huge_pages(out, size);  // a hint: a refusal changes nothing
-  pack(static_cast<const int8_t*>(w.const_data_ptr()), n, k, w.stride(0), w.stride(1), out, group);
+  const int8_t* codes = static_cast<const int8_t*>(w.const_data_ptr());
+  know_whole(out, pack(codes, n, k, w.stride(0), w.stride(1), out, group));
   return packed;
 }
 
@@ -264,18 +269,21 @@ Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
   constexpr const char* op = "unpack_weight";
   packed = made_contiguous(packed);
   const PackedWeight weight = packed_of(op, packed, packed, k, n);
+  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
+  const std::string fault = fault_of_contents(data, packed.numel(), weight.contents);
+  STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
   Tensor w = empty_on_cpu({n, k}, ScalarType::Char);
   unpack(weight, static_cast<int8_t*>(w.mutable_data_ptr()));
   return w;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("quantize", TORCH_BOX(&quantize));
-  m.impl("quantize_static", TORCH_BOX(&quantize_static));
-  m.impl("fake_quantize", TORCH_BOX(&fake_quantize));
-  m.impl("dequantize", TORCH_BOX(&dequantize));
-  m.impl("pack_weight", TORCH_BOX(&pack_weight));
-  m.impl("unpack_weight", TORCH_BOX(&unpack_weight));
+  implement<"quantize", &quantize>(m);
+  implement<"quantize_static", &quantize_static>(m);
+  implement<"fake_quantize", &fake_quantize>(m);
+  implement<"dequantize", &dequantize>(m);
+  implement<"pack_weight", &pack_weight>(m);
+  implement<"unpack_weight", &unpack_weight>(m);
 }
 
 }  // namespace

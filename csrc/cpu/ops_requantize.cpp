@@ -1,6 +1,4 @@
 // int8_linear_requantize on the CPU: a linear whose output is codes for a following int8 linear.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -9,6 +7,7 @@
 #include "cpu/arguments.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -134,7 +133,7 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("int8_linear_requantize", TORCH_BOX(&int8_linear_requantize));
+  implement<"int8_linear_requantize", &int8_linear_requantize>(m);
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // rotate on the CPU.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 
 #include "cpu/arguments.h"
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -48,6 +47,7 @@ Tensor rotate(Tensor x, std::optional<Tensor> factor, int64_t rotation, bool bac
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   Tensor y = empty_on_cpu(with_last(x, size.columns), x.scalar_type());
+  if (y.numel() == 0) return y;  // of rows without number, perhaps
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_bytes = size.columns * (matrix.dtype == Dtype::kFloat32 ? 4 : 2);
   const Kernels& kernels = kernels_of(current_isa());
@@ -60,7 +60,7 @@ Tensor rotate(Tensor x, std::optional<Tensor> factor, int64_t rotation, bool bac
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { m.impl("rotate", TORCH_BOX(&rotate)); }
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { implement<"rotate", &rotate>(m); }
 
 }  // namespace
 }  // namespace qfx::cpu

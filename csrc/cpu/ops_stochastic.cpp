@@ -1,11 +1,10 @@
 // quantize_stochastic on the CPU.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <tuple>
 
 #include "cpu/arguments.h"
 #include "cpu/parallel.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -81,6 +80,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
   if (spec.per_tensor) {
     shared = choose_tensor_code(kernels, matrix, spec);
     *scales = shared.scale;
+    if (size.columns == 0) return {q, scale, zero_point};  // of rows without number, perhaps
   }
   parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     RandomWindow random(kernels, key);
@@ -96,7 +96,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("quantize_stochastic", TORCH_BOX(&quantize_stochastic));
+  implement<"quantize_stochastic", &quantize_stochastic>(m);
 }
 
 }  // namespace

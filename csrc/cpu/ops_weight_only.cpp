@@ -1,6 +1,4 @@
 // int8_weight_linear on the CPU: float activations times int8 weights, for a few rows.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -8,6 +6,7 @@
 #include "cpu/parallel.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
+#include "implement.h"
 
 namespace qfx::cpu {
 namespace {
@@ -61,6 +60,7 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   x = made_contiguous(x);
   w_scale = made_contiguous(w_scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
+  if (y.numel() == 0) return y;  // of rows without number, perhaps
   to.w_scale = floats(w_scale);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
@@ -79,9 +79,7 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  m.impl("int8_weight_linear", TORCH_BOX(&int8_weight_linear));
-}
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { implement<"int8_weight_linear", &int8_weight_linear>(m); }
 
 }  // namespace
 }  // namespace qfx::cpu

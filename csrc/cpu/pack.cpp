@@ -4,13 +4,14 @@
 #include <atomic>
 #include <cstring>
 
+#include "cpu/checksum.h"
 #include "cpu/parallel.h"
 
 namespace qfx::cpu {
 namespace {
 
 constexpr char kMagic[4] = {'Q', 'F', 'X', 'W'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint32_t kLayoutK4N32 = 1;
 
 // Groups of 4 k of 32 columns that lie side by side.
@@ -45,6 +46,11 @@ void pack_column_by_column(const int8_t* w, int64_t columns, int64_t groups, int
       colsum[n] += sum;
     }
   }
+}
+
+uint64_t sum_of(PackedHeader header) {
+  header.sum = 0;
+  return checksum(&header, sizeof(header) / kChecked);
 }
 
 uint32_t magnitude_of(const int8_t* block, int64_t size) {
@@ -97,29 +103,49 @@ int64_t packed_size(int64_t n, int64_t k, int64_t group) {
   return static_cast<int64_t>(sizeof(PackedHeader)) + 4 * padded_n * sums + padded_n * padded_k(k);
 }
 
-void pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int8_t* out,
-          int64_t group) {
+uint64_t pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
+              int8_t* out, int64_t group) {
   std::atomic<uint32_t> magnitude = 0;
+  std::atomic<uint64_t> contents = 0;
   const int64_t padded_n = round_up(n, kPanel);
   int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(PackedHeader));
   int8_t* blocks = out + sizeof(PackedHeader) + 4 * padded_n;
   int32_t* group_sums = reinterpret_cast<int32_t*>(blocks + padded_n * padded_k(k));
+  const int64_t groups = group > 0 ? (k + group - 1) / group : 0;
+  const auto sum_of = [&](const void* part, int64_t bytes) {
+    const int64_t begin = static_cast<const int8_t*>(part) - out - sizeof(PackedHeader);
+    return checksum(part, bytes / kChecked, begin / kChecked);
+  };
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   parallel(padded_n / kPanel, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin * kPanel; p < end * kPanel; p += kPanel) {
       int8_t* block = blocks + p * padded_k(k);
       pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
                  colsum + p, block);
-      if (group > 0) sum_groups(block, k, group, group_sums + p * ((k + group - 1) / group));
+      if (group > 0) sum_groups(block, k, group, group_sums + p * groups);
+      contents += sum_of(colsum + p, 4 * kPanel) + sum_of(block, kPanel * padded_k(k)) +
+                  sum_of(group_sums + p * groups, 4 * kPanel * groups);
       const uint32_t here = magnitude_of(block, kPanel * padded_k(k));
       uint32_t seen = magnitude;
       while (seen < here && !magnitude.compare_exchange_weak(seen, here)) {
       }
     }
   });
-  PackedHeader header = {{}, kVersion, kLayoutK4N32, magnitude, n, k, group, {}};
+  PackedHeader header = {{}, kVersion, kLayoutK4N32, magnitude, n, k, group, contents, 0, 0};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  write_header(header, out);
+  return contents;
+}
+
+void write_header(PackedHeader header, int8_t* out) {
+  header.sum = sum_of(header);
   std::memcpy(out, &header, sizeof(header));
+}
+
+std::string fault_of(const PackedHeader& header) {
+  if (header.reserved != 0) return "the reserved bytes of its header are not zero";
+  if (header.sum != sum_of(header)) return "its header is damaged";
+  return "";
 }
 
 void unpack(const PackedWeight& w, int8_t* out) {
@@ -142,7 +168,7 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
   }
   if (header.version != kVersion || header.layout != kLayoutK4N32) {
     return "it has layout " + std::to_string(header.layout) + " version " +
-           std::to_string(header.version) + ", this build reads layout 1 (K4N32) version 2";
+           std::to_string(header.version) + ", this build reads layout 1 (K4N32) version 3";
   }
   const int64_t limit = int64_t{1} << 40;
   if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
@@ -156,6 +182,7 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
     return "it has " + std::to_string(size) + " bytes, N=" + std::to_string(header.n) +
            " K=" + std::to_string(header.k) + " takes " + std::to_string(expected);
   }
+  if (const std::string fault = fault_of(header); !fault.empty()) return fault;
   const int64_t padded_n = round_up(header.n, kPanel), depth = padded_k(header.k);
   const int32_t* colsum = reinterpret_cast<const int32_t*>(data + sizeof(header));
   const int8_t* blocks = data + sizeof(header) + 4 * padded_n;
@@ -167,7 +194,8 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
              colsum,
              blocks,
              grouped ? header.group : std::max<int64_t>(depth, kKMultiple),
-             grouped ? reinterpret_cast<const int32_t*>(blocks + padded_n * depth) : colsum};
+             grouped ? reinterpret_cast<const int32_t*>(blocks + padded_n * depth) : colsum,
+             header.contents};
   return "";
 }
 

@@ -103,6 +103,7 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
 RowCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec) {
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   Range all = {0, 0, 0};
+  if (x.columns == 0) return code_of(all, spec);  // of rows without number, perhaps
   std::mutex merging;
   parallel(x.rows, x.rows * x.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
     Range part = {0, 0, 0};

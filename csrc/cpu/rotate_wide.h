@@ -3,28 +3,16 @@
 // like an addition; a stage between vectors is additions and subtractions. All is unrolled.
 #pragma once
 
-#include <immintrin.h>
-
 #include "cpu/range.h"
 #include "cpu/rotate_stages.h"
+#include "cpu/vector.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 namespace wide {
 
-#if defined(__AVX512BW__)
-constexpr int kLanes = 16;
-using Vector = __m512;
-inline Vector load(const float* x) { return _mm512_loadu_ps(x); }
-inline void store(float* x, Vector v) { _mm512_storeu_ps(x, v); }
-inline Vector all(float x) { return _mm512_set1_ps(x); }
-inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
-inline Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
-inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
-inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-inline __m512i bits_of(Vector v) { return _mm512_castps_si512(v); }
-
 // Lane i of the result is lane i ^ h of v.
+#if defined(__AVX512BW__)
 template <int h>
 inline Vector partner(Vector v) {
   if constexpr (h == 1) return _mm512_permute_ps(v, 0xb1);
@@ -33,18 +21,6 @@ inline Vector partner(Vector v) {
   if constexpr (h == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);
 }
 #else
-constexpr int kLanes = 8;
-using Vector = __m256;
-inline Vector load(const float* x) { return _mm256_loadu_ps(x); }
-inline void store(float* x, Vector v) { _mm256_storeu_ps(x, v); }
-inline Vector all(float x) { return _mm256_set1_ps(x); }
-inline Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
-inline Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
-inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
-inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-inline __m256i bits_of(Vector v) { return _mm256_castps_si256(v); }
-
-// Lane i of the result is lane i ^ h of v.
 template <int h>
 inline Vector partner(Vector v) {
   if constexpr (h == 1) return _mm256_permute_ps(v, 0xb1);

@@ -7,38 +7,19 @@
 #include "cpu/columns.h"
 #include "cpu/decode.h"
 #include "cpu/groups.h"
+#include "cpu/interleave.h"
 #include "cpu/kernels.h"
+#include "cpu/panel_codes.h"
 #include "cpu/random.h"
 #include "cpu/rotate.h"
 #include "cpu/rows_quantize.h"
 #include "cpu/softmax.h"
 #include "cpu/store.h"
 #include "cpu/weight_only.h"
-
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
+#include "cpu/widen.h"
 
 namespace qfx::cpu {
 namespace {
-
-inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
-
-inline void widen_row(const void* x, Dtype dtype, int64_t n, float* out) {
-  const uint16_t* half = static_cast<const uint16_t*>(x);
-  if (dtype == Dtype::kBFloat16) {
-    for (int64_t i = 0; i < n; ++i) out[i] = float_of(static_cast<uint32_t>(half[i]) << 16);
-    return;
-  }
-  int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
-    const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(half + i));
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(h));
-  }
-#endif
-  for (; i < n; ++i) out[i] = static_cast<float>(__builtin_bit_cast(Half, half[i]));
-}
 
 template <Activation A>
 inline void activate_all(float* y) {
@@ -131,9 +112,16 @@ constexpr RowKernels kRowKernels = {
     .quantize_columns = quantize_columns,
     .epilogue = epilogue,
     .add_groups = add_groups,
-    .score = score_row,
+    .codes_of_panel = codes_of_panel,
+    .mask_of_floats = mask_of_floats,
+    .mask_of_bools = mask_of_bools,
+    .interleave_keys = interleave_keys,
+    .interleave_values = interleave_values,
+    .score = score_panel,
+    .softmax = softmax_row,
     .probabilities = probabilities_of_row,
-    .mix = mix_row,
+    .mix = mix_rows,
+    .finish_rows = finish_rows,
     .weight_only = weight_only,
     .finish_floats = finish_floats,
     .score_keys = score_keys,

@@ -76,11 +76,21 @@ Tensor made_rows(const char* op, const Tensor& x, Stream stream) {
 Tensor made_aligned(const Tensor& t) {
   const Tensor contiguous = made_contiguous(t);
   const bool aligned = reinterpret_cast<uintptr_t>(contiguous.const_data_ptr()) % 16 == 0;
-  return aligned ? contiguous : torch::stable::clone(contiguous);
+  if (aligned) return contiguous;
+  const std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
+  return allocated(shape, t.scalar_type(), [&] { return torch::stable::clone(contiguous); });
 }
 
 Tensor empty_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarType dtype) {
-  return torch::stable::new_empty(t, {shape.data(), shape.size()}, dtype);
+  return allocated(shape, dtype, [&] {
+    return torch::stable::new_empty(t, {shape.data(), shape.size()}, dtype);
+  });
+}
+
+Tensor zeros_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarType dtype) {
+  return allocated(shape, dtype, [&] {
+    return torch::stable::new_zeros(t, {shape.data(), shape.size()}, dtype);
+  });
 }
 
 }  // namespace qfx::cuda

@@ -38,6 +38,9 @@ Tensor made_aligned(const Tensor& t);
 // Uninitialized, on t's device.
 Tensor empty_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarType dtype);
 
+// Zeros, on t's device.
+Tensor zeros_beside(const Tensor& t, const std::vector<int64_t>& shape, ScalarType dtype);
+
 template <typename T>
 T* data_of(Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());

@@ -1,9 +1,8 @@
 // binary_pack, binary_mm, binary_linear on CUDA.
-#include <torch/csrc/stable/library.h>
-
 #include "cuda/bits_layout.h"
 #include "cuda/product.h"
 #include "cuda/signs.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -36,7 +35,7 @@ Tensor binary_pack(Tensor w) {
   STD_TORCH_CHECK(layout.k <= kMaxBinaryK, op, ": K=", layout.k, " is above ", kMaxBinaryK,
                   ", where the int32 sum of the signs could overflow");
   w = made_contiguous(w);
-  Tensor packed = torch::stable::new_zeros(w, {layout.bytes()}, ScalarType::Char);
+  Tensor packed = zeros_beside(w, {layout.bytes()}, ScalarType::Char);
   int8_t* data = data_of<int8_t>(packed);
   const Signs out = {reinterpret_cast<uint32_t*>(data + layout.bits_at()), layout.words(),
                      reinterpret_cast<int32_t*>(data), nullptr};
@@ -114,9 +113,9 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("binary_pack", TORCH_BOX(&binary_pack));
-  m.impl("binary_mm", TORCH_BOX(&binary_mm));
-  m.impl("binary_linear", TORCH_BOX(&binary_linear));
+  implement<"binary_pack", &binary_pack>(m);
+  implement<"binary_mm", &binary_mm>(m);
+  implement<"binary_linear", &binary_linear>(m);
 }
 
 }  // namespace

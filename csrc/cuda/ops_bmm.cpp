@@ -1,9 +1,8 @@
 // int8_bmm, int8_bmm_dynamic on CUDA: products of two computed operands.
-#include <torch/csrc/stable/library.h>
-
 #include "batch.h"
 #include "cuda/moves.h"
 #include "cuda/product.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -70,8 +69,8 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("int8_bmm", TORCH_BOX(&int8_bmm));
-  m.impl("int8_bmm_dynamic", TORCH_BOX(&int8_bmm_dynamic));
+  implement<"int8_bmm", &int8_bmm>(m);
+  implement<"int8_bmm_dynamic", &int8_bmm_dynamic>(m);
 }
 
 }  // namespace

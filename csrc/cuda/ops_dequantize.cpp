@@ -1,10 +1,9 @@
 // dequantize on CUDA.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 
 #include "cuda/arguments.h"
 #include "cuda/dequantize.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -55,7 +54,7 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) { m.impl("dequantize", TORCH_BOX(&dequantize)); }
+STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) { implement<"dequantize", &dequantize>(m); }
 
 }  // namespace
 }  // namespace qfx::cuda

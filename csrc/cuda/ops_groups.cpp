@@ -1,9 +1,8 @@
 // int8_linear_groups on CUDA: a linear whose weight has a scale for each group of K.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 
 #include "cuda/product.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -77,7 +76,7 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("int8_linear_groups", TORCH_BOX(&int8_linear_groups));
+  implement<"int8_linear_groups", &int8_linear_groups>(m);
 }
 
 }  // namespace

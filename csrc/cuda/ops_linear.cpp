@@ -1,7 +1,6 @@
 // int8_mm, int8_linear, int8_linear_ste, int8_linear_dynamic on CUDA.
-#include <torch/csrc/stable/library.h>
-
 #include "cuda/product.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -58,10 +57,10 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("int8_mm", TORCH_BOX(&int8_mm));
-  m.impl("int8_linear", TORCH_BOX(&int8_linear));
-  m.impl("int8_linear_ste", TORCH_BOX(&int8_linear_ste));
-  m.impl("int8_linear_dynamic", TORCH_BOX(&int8_linear_dynamic));
+  implement<"int8_mm", &int8_mm>(m);
+  implement<"int8_linear", &int8_linear>(m);
+  implement<"int8_linear_ste", &int8_linear_ste>(m);
+  implement<"int8_linear_dynamic", &int8_linear_dynamic>(m);
 }
 
 }  // namespace

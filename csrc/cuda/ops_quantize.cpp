@@ -1,9 +1,8 @@
 // quantize, quantize_static, quantize_stochastic, fake_quantize, rotate on CUDA.
-#include <torch/csrc/stable/library.h>
-
 #include <tuple>
 
 #include "cuda/arguments.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -114,11 +113,11 @@ Tensor rotate(Tensor x, std::optional<Tensor> factor, int64_t rotation, bool bac
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("quantize", TORCH_BOX(&quantize));
-  m.impl("quantize_static", TORCH_BOX(&quantize_static));
-  m.impl("quantize_stochastic", TORCH_BOX(&quantize_stochastic));
-  m.impl("fake_quantize", TORCH_BOX(&fake_quantize));
-  m.impl("rotate", TORCH_BOX(&rotate));
+  implement<"quantize", &quantize>(m);
+  implement<"quantize_static", &quantize_static>(m);
+  implement<"quantize_stochastic", &quantize_stochastic>(m);
+  implement<"fake_quantize", &fake_quantize>(m);
+  implement<"rotate", &rotate>(m);
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
 // int8_linear_requantize on CUDA: a linear whose output is codes for a following int8 linear.
-#include <torch/csrc/stable/library.h>
-
 #include <tuple>
 
 #include "cuda/product.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -42,7 +41,7 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   Tensor out_q = empty_beside(q, with_last(q, n), ScalarType::Char);
   Tensor row_scale = empty_beside(q, with_last(q, 1), ScalarType::Float);
   Tensor row_zero = empty_beside(q, with_last(q, 1), ScalarType::Int);
-  Tensor faults = torch::stable::new_zeros(q, {size.rows}, ScalarType::Int);
+  Tensor faults = zeros_beside(q, {size.rows}, ScalarType::Int);
   out.data = out_q.mutable_data_ptr();
   out.codes.faults = data_of<int32_t>(faults);
   const HeldRows rows = rows_of_codes(q, size, device.stream());
@@ -54,7 +53,7 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("int8_linear_requantize", TORCH_BOX(&int8_linear_requantize));
+  implement<"int8_linear_requantize", &int8_linear_requantize>(m);
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // pack_weight, unpack_weight on CUDA.
-#include <torch/csrc/stable/library.h>
-
 #include "cuda/pack.h"
 #include "cuda/product.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -34,8 +33,8 @@ Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("pack_weight", TORCH_BOX(&pack_weight));
-  m.impl("unpack_weight", TORCH_BOX(&unpack_weight));
+  implement<"pack_weight", &pack_weight>(m);
+  implement<"unpack_weight", &unpack_weight>(m);
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // int8_weight_linear on CUDA: float activations times int8 weights.
-#include <torch/csrc/stable/library.h>
-
 #include "cuda/gemv.h"
 #include "cuda/product.h"
+#include "implement.h"
 
 namespace qfx::cuda {
 namespace {
@@ -42,7 +41,7 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
 }
 
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
-  m.impl("int8_weight_linear", TORCH_BOX(&int8_weight_linear));
+  implement<"int8_weight_linear", &int8_weight_linear>(m);
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ from qfx.cost import MachineCost
 from qfx.patterns import check_names, left_out
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.scheme import PER_ROW, Scheme
+from qfx.unchanged import in_training, unchanged
 from qfx.watch import watch
 
 Model = Callable[..., Any]
@@ -56,9 +57,15 @@ def calibrate(
     accurate one. With `metric(quantized_model) -> float`, higher being better, it is the fastest
     whose metric is at most `max_drop` below that of `model`; sites may then stay float.
 
+    The model runs in the mode that it is in: in training mode what dropout and the statistics of
+    batches do to activations is recorded, with a warning. Batches see what earlier ones left; after
+    the last, and after each call of `metric`, model and default random generators are as before, as
+    after `qfx.explain`.
+
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
-    rows an activation, and an eighth of the model or 16 MiB. Raises ValueError for no batches, for
-    a pattern that fits nothing, for an unknown observer, and where no graph was captured.
+    rows an activation, and an eighth of the model or 16 MiB; the buffers once more. Raises
+    ValueError for no batches, for a pattern that fits nothing, for an unknown observer, and where
+    no graph was captured.
     """
     config = config or Config()
     if observer not in OBSERVERS:
@@ -68,6 +75,12 @@ def calibrate(
         raise ValueError(
             "calibrate: static ranges are observed in a second pass, but these batches can be read "
             "only once; give a list or a DataLoader"
+        )
+    if training := in_training(model):
+        warnings.warn(
+            f"qfx.calibrate: {training} in training mode: what dropout and batch statistics do is "
+            "in what is recorded; call model.eval() first for a recipe for inference",
+            stacklevel=2,
         )
     session = Session()
     observe = partial(_observe, model, batches, session, progress)
@@ -84,7 +97,8 @@ def calibrate(
 
     if metric is None:
         return recipe_of(by_error([*found.values()], max_sqnr_loss_db))
-    wanted, measure = metric(model), metric
+    measure = partial(_measured, metric, model)
+    wanted = measure(model)
 
     def drop(choice: Choice) -> float:
         return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
@@ -101,21 +115,27 @@ def _ladder(config: Config) -> tuple[Scheme, ...]:
     return asked, replace(asked, x=replace(asked.x, static=False, axes=PER_ROW))
 
 
+def _measured(metric: Callable[[Model], float], model: Model, tried: Model) -> float:
+    with unchanged(model, "calibrate"):
+        return metric(tried)
+
+
 def _observe(
     model: Model, batches: Iterable[Any], session: Session, progress: bool, what: str
 ) -> None:
     """Runs the batches; Ctrl-C ends it, unless nothing was seen."""
     memory, count = max(_MEMORY * _parameter_bytes(model), _SMALLEST_MEMORY), 0
-    for batch in tqdm(batches, what, disable=not progress):
-        try:
-            _run(model, batch, session)
-        except KeyboardInterrupt:
-            if not count:
-                raise
-            warnings.warn(f"{what}: interrupted, {count} batches count", stacklevel=3)
-            break
-        count += 1
-        session.fit(memory)
+    with unchanged(model, "calibrate"):
+        for batch in tqdm(batches, what, disable=not progress):
+            try:
+                _run(model, batch, session)
+            except KeyboardInterrupt:
+                if not count:
+                    raise
+                warnings.warn(f"{what}: interrupted, {count} batches count", stacklevel=3)
+                break
+            count += 1
+            session.fit(memory)
     if not count:
         raise ValueError("calibrate: there are no batches")
     if not session.groups:
@@ -195,7 +215,7 @@ def _sites(
                 factor=None if factor is None else tuple(factor.tolist()),
                 scale=scale,
                 zero_point=zero_point,
-                sqnr_db=None if error == 0 else round(-10 * math.log10(error), 2),
+                sqnr_db=round(-10 * math.log10(error), 2) if error > 0 else None,  # nor of NaN
                 reason=candidate.reason,
                 outliers=candidate.transform.outliers,
             )

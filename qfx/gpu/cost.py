@@ -24,6 +24,7 @@ from qfx.gpu.support import name_of
 from qfx.grid import between_logs
 from qfx.prices import Estimate
 from qfx.scheme import PER_TENSOR, Scheme
+from qfx.tables import nested, positive, seconds
 
 SCHEMA = 1
 HERE = Path(__file__).parent
@@ -70,29 +71,37 @@ class GpuTable:
 
     @classmethod
     def read(cls, text: str) -> GpuTable:
-        """From JSON. ValueError for another schema, a grid of another shape, a time below 0."""
+        """From JSON. ValueError for another schema, a grid of another shape, what is no time."""
         raw = json.loads(text)
         if raw.get("schema") != SCHEMA:
             raise ValueError(f"a GPU table of schema {raw.get('schema')}, expected {SCHEMA}")
-        axes = {what: tuple(raw["axes"]["mkn"]) for what in PRODUCTS}
-        axes |= {what: tuple(raw["axes"]["batched"]) for what in BATCHED}
-        axes |= {what: tuple(raw["axes"]["mk"]) for what in PASSES}
+        named = (("mkn", PRODUCTS), ("batched", BATCHED), ("mk", PASSES))
+        axes = {what: _axes(name, raw["axes"][name]) for name, each in named for what in each}
         grids = {
-            (dtype, what): _checked(what, axes[what], seconds)
+            (dtype, what): _checked(what, axes[what], times)
             for dtype, found in raw["seconds"].items()
-            for what, seconds in found.items()
+            for what, times in found.items()
         }
-        training = {dtype: cast(Any, tuple(s)) for dtype, s in raw["training"].items()}
+        training = {d: cast(Any, nested(s, (2,), seconds)) for d, s in raw["training"].items()}
+        if type(raw["batch"]) is not int or raw["batch"] < 1:
+            raise ValueError(f"a GPU table of batches of {raw['batch']!r}")
         return cls(raw["gpu"], grids, raw["batch"], training)
 
 
-def _checked(what: str, axes: Sequence[Sequence[int]], seconds: Any) -> Grid:
-    grid = torch.tensor(seconds, dtype=torch.float64)
-    if grid.shape != tuple(map(len, axes)):
-        raise ValueError(f"the grid {what} has shape {list(grid.shape)}, not its axes'")
-    if not (grid > 0).all():
-        raise ValueError(f"the grid {what} holds a time that is not positive")
-    return Grid(tuple(map(tuple, axes)), seconds)
+def _axes(name: str, raw: Any) -> tuple[tuple[int, ...], ...]:
+    """Points of each axis, ascending sizes."""
+    for points in raw:
+        if any(type(p) is not int or p < 1 for p in points) or points != sorted(set(points)):
+            raise ValueError(f"the axis {points!r} of {name} is no list of ascending sizes")
+    return tuple(map(tuple, raw))
+
+
+def _checked(what: str, axes: tuple[tuple[int, ...], ...], raw: Any) -> Grid:
+    try:
+        nested(raw, tuple(map(len, axes)), positive)
+    except ValueError as why:
+        raise ValueError(f"the grid {what}: {why}") from None
+    return Grid(axes, raw)
 
 
 @dataclass(frozen=True)

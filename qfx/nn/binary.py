@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.carry import sizes
+from qfx.nn.dtypes import casting_all_but, output_dtype
 from qfx.nn.functional import first_order, scaled_gradient
+from qfx.nn.scheme_tensor import written
+from qfx.nn.trained_state import TrainedState
 from qfx.scheme import PER_ROW, PER_TENSOR
 from qfx.weights import Memo
 
@@ -48,7 +52,7 @@ class _Binary(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor | None, x_scale: Tensor, bits: Tensor, scale: Tensor
     ) -> Tensor:
-        return ops.binary_linear(x, bits, x_scale * scale, bias, "none", x.dtype)  # type: ignore
+        return ops.binary_linear(x, bits, x_scale * scale, bias, "none", output_dtype(x))  # type: ignore
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -77,15 +81,21 @@ def _sign(v: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(v >= 0, 1.0, -1.0).to(dtype)
 
 
-class BinaryLinear(nn.Module):
-    """y = sign(x + shift) [..., K] @ sign(weight) [N, K].T * scales + bias, of the type of x. (H3)
+class BinaryLinear(TrainedState):
+    """y = sign(x + shift) [..., K] @ sign(weight) [N, K].T * scales + bias. (H3)
 
-    Parameters: `weight`, `bias` in float; `x_log_scale` [1], the logarithm of the scale of
-    activations; `shift` [K], if asked for. The scale of weights is mean|weight| over `axes`:
-    `PER_ROW`, one for each output, or `PER_TENSOR`. Until `observe` was called, `x_log_scale` and
-    with it the output is NaN. In eval mode the weight is packed once, a bit an element, and again
-    when it changes; a compiled graph packs it at each call.
+    y has the type of x, or that of autocast where it is on, as from nn.Linear. Parameters:
+    `weight`, `bias` in float; `x_log_scale` [1], the logarithm of the scale of activations; `shift`
+    [K], if asked for. The scale of weights is mean|weight| over `axes`: `PER_ROW`, one for each
+    output, or `PER_TENSOR`. Until `observe` was called, `x_log_scale` and with it the output is
+    NaN. In eval mode the weight is packed once, a bit an element, and again when it changes; a
+    compiled graph packs it at each call. Casting the module leaves `x_log_scale` float32. The
+    state_dict has a tensor `scheme` besides; scales of activations beside another `axes` are
+    refused.
     """
+
+    kind = "BinaryLinear"
+    steps = ("x_log_scale",)
 
     def __init__(
         self,
@@ -114,12 +124,18 @@ class BinaryLinear(nn.Module):
             raise ValueError(
                 f"BinaryLinear: axes={axes} is neither (1,) per row nor (0, 1) per tensor"
             )
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features = sizes(linear, "BinaryLinear")
         self.axes, self.weight, self.bias = axes, linear.weight, linear.bias
         device = linear.weight.device
-        self.x_log_scale = nn.Parameter(torch.full((1,), torch.nan, device=device))
-        self.shift = nn.Parameter(torch.zeros(linear.in_features, device=device)) if shift else None
+        unknown = torch.full((1,), torch.nan, dtype=torch.float32, device=device)
+        self.x_log_scale = nn.Parameter(unknown)
+        zeros = torch.zeros(self.in_features, dtype=torch.float32, device=device)
+        self.shift = nn.Parameter(zeros) if shift else None
         self._memo = Memo()
+
+    def trained_under(self) -> Tensor:
+        """The tensor that is saved as `scheme`."""
+        return written(self.kind, {"w.bits": 1, "w.axes": self.axes})
 
     @property
     def learns_activations(self) -> bool:
@@ -135,13 +151,18 @@ class BinaryLinear(nn.Module):
     def _shifted(self, x: Tensor) -> Tensor:
         return x if self.shift is None else x + self.shift.to(x.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., N], of the type of x."""
-        x_scale = scaled_gradient(self.x_log_scale.exp(), self.in_features, 2)
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return super()._apply(casting_all_but((self.x_log_scale,), fn), recurse)
+
+    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+        """x [..., K] -> [..., N]."""
+        x_scale = scaled_gradient(self.x_log_scale.float().exp(), self.in_features, 2)
         packed = None
         if not self.training:
             packed = self._memo.get((self.weight,), lambda: binary_packed(self.weight, self.axes))
-        return binary_linear(self._shifted(x), self.weight, self.bias, x_scale, self.axes, packed)
+        return binary_linear(
+            self._shifted(input), self.weight, self.bias, x_scale, self.axes, packed
+        )
 
     def extra_repr(self) -> str:
         shift = ", shift=True" if self.shift is not None else ""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qfx.functions import Quantized, dequantize
+from qfx.nn.dtypes import output_dtype
 from qfx.nn.functional import first_order
 from qfx.ops.quantize import code_range
 from qfx.packing import Packing
@@ -73,7 +74,7 @@ def _checked(weight: Tensor, how: Scheme | SiteRecipe) -> Scheme:
 
 
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
-    """x [..., K] -> [..., N], of the type of x. `scheme` as `freeze` returned it."""
+    """x [..., K] -> [..., N], of the type of x or of autocast. `scheme` as `freeze` returned it."""
     turned = frozen.factor is not None or scheme.rotation != 0
     transform = (frozen.factor, scheme.rotation) if turned else ()  # (R1)
     leaves = (x,) if bias is None else (x, bias)
@@ -88,7 +89,7 @@ def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Te
 def _run(
     x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme, transform: tuple[Any, ...]
 ) -> Tensor:
-    weight, end, spec = (frozen.packed, frozen.scale), (bias, "none", x.dtype), scheme.x
+    weight, end, spec = (frozen.packed, frozen.scale), (bias, "none", output_dtype(x)), scheme.x
     if spec is None:
         turned = ops.rotate(x, *transform) if transform else x
         return ops.int8_weight_linear(turned, *weight, *end)  # type: ignore[no-any-return]
@@ -121,7 +122,7 @@ def _trained(
     if scheme.backward == "int8":
         seed = torch.randint(0, 2**62, (1,), device=x.device)
     weight = (frozen.packed, frozen.scale)
-    how = (list(PER_TENSOR), spec.bits, scheme.w.bits, spec.symmetric, seed, x.dtype)
+    how = (list(PER_TENSOR), spec.bits, scheme.w.bits, spec.symmetric, seed, output_dtype(x))
     carriers = (x, None, bias, frozen.x_scale, None)
     codes = _codes(x.detach(), frozen, scheme, transform)
     return ops.int8_linear_ste(*carriers, *codes, *weight, *how, *transform)  # type: ignore

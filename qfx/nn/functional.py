@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.nn.dtypes import output_dtype
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import WHY_FIRST_ORDER
 from qfx.scheme import PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
+_DEFAULT = Scheme()  # Dynamo traces the use of one, not the making
 
 
 def specs(scheme: Scheme, where: str) -> tuple[QSpec, QSpec]:
@@ -30,10 +32,11 @@ def linear(
 ) -> Tensor:
     """x [..., K] @ weight [N, K].T + bias [N] in int8, scales chosen dynamically by `scheme`.
 
-    Differentiable once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second
-    derivatives, `vmap` and forward mode raise. Source of the formulas: docs/numerics.md.
+    Returns the type of x, or that of autocast where it is on, as `F.linear` does. Differentiable
+    once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second derivatives, `vmap`
+    and forward mode raise. Source of the formulas: docs/numerics.md.
     """
-    return _Linear.apply(x, weight, bias, scheme or Scheme())[0]  # type: ignore[no-any-return]
+    return _Linear.apply(x, weight, bias, scheme or _DEFAULT)[0]  # type: ignore[no-any-return]
 
 
 class _Linear(torch.autograd.Function):
@@ -44,15 +47,15 @@ class _Linear(torch.autograd.Function):
         spec, _ = specs(scheme, "qfx.nn.functional.linear")
         q, scale, zero_point = ops.quantize(x, list(spec.axes), spec.bits, spec.symmetric)
         packed, w_scale = _packed(weight, scheme)
-        y = ops.int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", x.dtype)
-        return y, q, scale, zero_point
+        end = (bias, "none", output_dtype(x))
+        return ops.int8_linear(q, scale, zero_point, packed, w_scale, *end), q, scale, zero_point
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, weight, bias, scheme = inputs
         _, q, scale, zero_point = output
         ctx.mark_non_differentiable(q, scale, zero_point)
-        ctx.has_bias = bias is not None
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.scheme = scheme
         ctx.save_for_backward(x, weight, q, scale, zero_point)
 
@@ -66,7 +69,8 @@ class _Linear(torch.autograd.Function):
         x_hat = ops.dequantize(q, scale, zero_point, None, None, "none", grad.dtype)
         dx = (rows @ w_hat).reshape(x.shape).to(x.dtype)
         dw = (rows.t() @ x_hat.reshape(rows.shape[0], x.shape[-1])).to(weight.dtype)
-        return dx, dw, rows.sum(0) if ctx.has_bias else None, None
+        db = None if ctx.bias_dtype is None else rows.sum(0).to(ctx.bias_dtype)
+        return dx, dw, db, None
 
 
 def first_order(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
@@ -119,7 +123,7 @@ def lsq_linear(
     else:
         codes = ops.quantize_static(x.detach(), x_step.detach(), None, spec.bits, spec.symmetric)
     packed = packed or lsq_packed(weight, w_step, scheme)
-    how = (list(w_spec.axes), spec.bits, w_spec.bits, spec.symmetric, seed, x.dtype)
+    how = (list(w_spec.axes), spec.bits, w_spec.bits, spec.symmetric, seed, output_dtype(x))
     return ops.int8_linear_ste(x, weight, bias, x_step, w_step, *codes, *packed, *how)
 
 

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.carry import sizes
+from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, freeze, linear, weight_values
+from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, taken_from
+from qfx.nn.loading import Checked, State, check_bias, check_place
+from qfx.nn.scheme_tensor import KEY
 from qfx.recipe import SiteRecipe
 from qfx.scheme import Scheme
 
@@ -15,16 +20,20 @@ ops = torch.ops.qfx
 _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
 
 
-class Linear(nn.Module):
-    """y = x [..., K] @ w^ [N, K].T + bias, of the type of x; w^ are int8 codes and does not train.
+class Linear(Checked):
+    """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
 
-    The state_dict holds `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`,
-    and what the scheme needs of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32
-    [1], `x_zero_point` int32 [1]. In memory the codes are there once, as the kernels read them
-    (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
+    y has the type of x, or that of autocast where it is on, as from nn.Linear. The state_dict holds
+    `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, what the scheme needs
+    of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point` int32
+    [1], and `scheme` int32 [32] (`qfx/nn/scheme_tensor.py`). Loading takes the scheme with the
+    codes, whichever the module had, after all of it was checked; what does not fit together is an
+    error that leaves the module as it was. In memory the codes are there once, as the kernels read
+    them (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
     gradients (T1). Casting the module casts the bias alone.
     """
 
+    READ_ONLY = ("packed", "scale", *_OPTIONAL)  # buffers that forward never writes
     packed: Tensor
     scale: Tensor
     zero_point: Tensor | None
@@ -57,7 +66,7 @@ class Linear(nn.Module):
         return module
 
     def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
         self.scheme, frozen = freeze(linear.weight, scheme or Scheme())
         self.register_buffer("packed", frozen.packed, persistent=False)
@@ -71,12 +80,15 @@ class Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)"""
+        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)
+
+        What is written to it changes nothing: merge an adapter before the model is quantized.
+        """
         return weight_values(self.codes, self.scale, self.zero_point, self.scheme, torch.float32)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
         """x [..., K] -> [..., N]."""
-        return linear(x, self.bias, self._frozen(), self.scheme)
+        return linear(input, self.bias, self._frozen(), self.scheme)
 
     def _frozen(self) -> Frozen:
         return Frozen(self.packed, self.scale, *(getattr(self, name) for name in _OPTIONAL))
@@ -95,6 +107,12 @@ class Linear(nn.Module):
             if getattr(self, name) is not None:
                 destination[prefix + name] = getattr(self, name).contiguous()
         destination[prefix + "codes"] = self.codes
+        destination[prefix + KEY] = scheme_tensor(self.scheme, self._buffers)
+
+    def check_state(self, state: State, prefix: str) -> None:
+        """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
+        check_bias(state, prefix, self.bias)
+        taken_from(state, prefix, self.out_features, self.in_features)
 
     def _load_from_state_dict(
         self,
@@ -106,24 +124,39 @@ class Linear(nn.Module):
         unexpected: list[str],
         errors: list[str],
     ) -> None:
-        codes = state_dict.pop(prefix + "codes", None)
-        rest = (metadata, strict, missing, unexpected, errors)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        shape = (self.out_features, self.in_features)
-        if codes is None:
-            if strict:
-                missing.append(prefix + "codes")
-        elif codes.dtype != torch.int8 or codes.shape != shape:
-            errors.append(
-                f"{prefix}codes is {codes.dtype} {list(codes.shape)}, expected int8 {list(shape)}"
-            )
-        else:
-            assign = metadata.get("assign_to_params_buffers", False)
-            codes = codes if assign else codes.to(self.packed.device)
-            self.packed = ops.pack_weight(codes, self.scheme.w.group)
+        assign = metadata.get("assign_to_params_buffers", False)
+        try:
+            check_bias(state_dict, prefix, self.bias)
+            found = taken_from(state_dict, prefix, self.out_features, self.in_features)
+            for name in ("bias", *TENSORS):
+                check_place(state_dict.get(prefix + name), prefix + name, self.packed, assign)
+        except ValueError as why:
+            errors.append(str(why))
+            return
+        ours = {prefix + name for name in PARTS}
+        if found is None:  # what is no buffer is saved always
+            missing += [prefix + name for name in PARTS if self._buffers.get(name, 0) is not None]
+        others = {key: value for key, value in state_dict.items() if key not in ours}
+        absent: list[str] = []
+        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
+        missing += [key for key in absent if key not in ours]
+        if found is not None:
+            self._put(found, assign)
+
+    def _put(self, found: FrozenState, assign: bool) -> None:
+        device, spec = self.packed.device, found.scheme.w
+        for name in ("scale", *_OPTIONAL):
+            given = found.tensors.get(name)
+            if given is not None:
+                given = given.detach() if assign else given.detach().to(device, copy=True)
+                given = given.t().contiguous().t()  # of groups, column by column
+            self._buffers[name] = given
+        codes = found.tensors["codes"].detach()
+        self.packed = ops.pack_weight(codes if assign else codes.to(device), spec.group)
+        self.scheme = found.scheme
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = super().__getstate__()  # what `.compile()` made is not part of it
         state["_buffers"] = {**self._buffers, "packed": self.codes}
         return state
 
@@ -132,10 +165,17 @@ class Linear(nn.Module):
         self.packed = ops.pack_weight(self.packed, self.scheme.w.group)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = {name: b for name, b in self._buffers.items() if b is not None}
-        super()._apply(fn, recurse)
-        for name, before in kept.items():  # `.half()` is about computing, not about scales
-            after = self._buffers[name]
-            if after is not None and after.dtype != before.dtype:
-                self._buffers[name] = before.to(after.device)
+        before = self.packed
+        super()._apply(casting_all_but(self._frozen(), fn), recurse)
+        if before.device.type != self.packed.device.type:
+            self.packed = self._packed_anew(before, self.packed.device)
         return self
+
+    def _packed_anew(self, packed: Tensor, device: torch.device) -> Tensor:
+        """Each kind of device has its layout; from and to meta there are no codes to move."""
+        shape = (self.out_features, self.in_features)
+        if packed.is_meta or device.type == "meta":
+            codes = torch.zeros(shape, dtype=torch.int8, device=device)
+        else:
+            codes = ops.unpack_weight(packed, *shape).to(device)
+        return ops.pack_weight(codes, self.scheme.w.group)  # type: ignore[no-any-return]

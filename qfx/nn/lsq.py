@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from qfx.nn.carry import sizes
+from qfx.nn.dtypes import casting_all_but
 from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
+from qfx.nn.scheme_tensor import fields_of, written
+from qfx.nn.trained_state import TrainedState
 from qfx.scheme import PER_TENSOR, Scheme
 from qfx.weights import Memo
 
 
-class LSQLinear(nn.Module):
+class LSQLinear(TrainedState):
     """y = x^ [..., K] @ w^ [N, K].T + bias in int8, with learned steps. (Q6) (T2)
 
-    Parameters: `weight` and `bias` in float; `w_log_step`, the logarithm of the weight's step,
-    [N, 1] or [1, 1] as `scheme.w` says; `x_log_step` [1], if `scheme.x` is per tensor (per row, the
-    scales of activations are chosen dynamically); `shift` [K], added to x before it is quantized,
-    if asked for. A logarithm keeps a step positive, and makes a learning rate a relative change.
-    Until `observe` was called, `x_log_step` and with it the output is NaN. In eval mode the weight
-    is packed once and again when it or its step changes; a compiled graph packs it at each call.
+    y has the type of x, or that of autocast where it is on, as from nn.Linear. Parameters: `weight`
+    and `bias` in float; `w_log_step`, the logarithm of the weight's step, [N, 1] or [1, 1] as
+    `scheme.w` says; `x_log_step` [1], if `scheme.x` is per tensor (per row, the scales of
+    activations are chosen dynamically); `shift` [K], added to x before it is quantized, if asked
+    for. A logarithm keeps a step positive, and makes a learning rate a relative change. Casting the
+    module leaves steps float32. Until `observe` was called, `x_log_step` and with it the output is
+    NaN. In eval mode the weight is packed once and again when it or its step changes; a compiled
+    graph packs it at each call. The state_dict has a tensor `scheme` besides; steps of another
+    scheme are refused.
     """
+
+    kind = "LSQLinear"
+    steps = ("w_log_step", "x_log_step")
 
     def __init__(
         self,
@@ -45,18 +58,22 @@ class LSQLinear(nn.Module):
         return module
 
     def _take(self, linear: nn.Linear, scheme: Scheme, shift: bool) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features = sizes(linear, "LSQLinear")
         self.scheme, self.weight, self.bias = scheme, linear.weight, linear.bias
         spec, w_spec = specs(scheme, "LSQLinear")
         step = best_step(linear.weight, w_spec.bits, True, w_spec.axes)
         self.w_log_step = nn.Parameter(step.log())
         device = linear.weight.device
         learned = spec.axes == PER_TENSOR
-        self.x_log_step = (
-            nn.Parameter(torch.full((1,), torch.nan, device=device)) if learned else None
-        )
-        self.shift = nn.Parameter(torch.zeros(linear.in_features, device=device)) if shift else None
+        unknown = torch.full((1,), torch.nan, dtype=torch.float32, device=device)
+        self.x_log_step = nn.Parameter(unknown) if learned else None
+        zeros = torch.zeros(self.in_features, dtype=torch.float32, device=device)
+        self.shift = nn.Parameter(zeros) if shift else None
         self._memo = Memo()
+
+    def trained_under(self) -> Tensor:
+        """The tensor that is saved as `scheme`; how gradients are multiplied is not part of it."""
+        return written(self.kind, fields_of(replace(self.scheme, backward="float")))
 
     @property
     def learns_activations(self) -> bool:
@@ -73,16 +90,19 @@ class LSQLinear(nn.Module):
                 best_step(shifted, spec.bits, spec.symmetric, PER_TENSOR).log().reshape(1)
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., N], of the type of x."""
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return super()._apply(casting_all_but((self.w_log_step, self.x_log_step), fn), recurse)
+
+    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+        """x [..., K] -> [..., N]."""
         k, n = self.in_features, self.out_features
-        x = x if self.shift is None else x + self.shift.to(x.dtype)
+        x = input if self.shift is None else input + self.shift.to(input.dtype)
         shared = n * k if self.scheme.w.axes == PER_TENSOR else k
-        w_step = scaled_gradient(self.w_log_step.exp(), shared, self.scheme.w.bits)
+        w_step = scaled_gradient(self.w_log_step.float().exp(), shared, self.scheme.w.bits)
         x_step = None
         if self.x_log_step is not None:
             bits = specs(self.scheme, "LSQLinear")[0].bits
-            x_step = scaled_gradient(self.x_log_step.exp(), k, bits)
+            x_step = scaled_gradient(self.x_log_step.float().exp(), k, bits)
         seed = None
         if self.scheme.backward == "int8":
             seed = torch.randint(0, 2**62, (1,), device=x.device)

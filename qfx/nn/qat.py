@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace as changed
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from qfx.config import Config
 from qfx.nn.binary import BinaryLinear
+from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.functional import specs
 from qfx.nn.lsq import LSQLinear
-from qfx.nn.replace import chosen, replace
+from qfx.nn.replace import replace
 from qfx.scheme import PER_TENSOR
+from qfx.unchanged import unchanged
+
+Learned: TypeAlias = LSQLinear | BinaryLinear
 
 
 def prepare_qat(
@@ -32,23 +37,31 @@ def prepare_qat(
     `config`: `scheme` (a `Scheme`, or the first of a preset; without its rotation), `skip` and
     `only` (patterns of module names), `backward`. The example inputs are run once in float, to fit
     the steps of activations where the scheme is per tensor. Raises ValueError without them in that
-    case, for a pattern that fits nothing, and where a linear to be replaced did not run.
+    case, and where a linear to be replaced did not run. The model runs in the mode that it is in,
+    with dropout where that is training mode, as it will train; what the run does to its parameters,
+    buffers and to random generators is undone, as by `qfx.explain`.
+
+    What goes over from a linear to the module in its place, what is logged, warned of and refused,
+    is as for `quantize_`.
     """
     config = config or Config()
     scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
-    linears = chosen(model, config, "prepare_qat")
+    found = chosen(model, config, "prepare_qat")
     given = bool(example_inputs or example_keywords)
     if spec.axes == PER_TENSOR and not given:
         raise ValueError(
             f"prepare_qat: the scheme {scheme} learns the step of activations, which is fitted to "
             "data first: give example inputs, prepare_qat(model, x, ...)"
         )
-    each = {linear: LSQLinear.from_float(linear, scheme, shift) for linear in linears.values()}
-    made = {name: each[linear] for name, linear in linears.items()}
-    if given:
-        observe(model, made, lambda: model(*example_inputs, **example_keywords), "prepare_qat")
-    return replace(model, made)
+
+    def make(linear: nn.Linear) -> LSQLinear:
+        return LSQLinear.from_float(linear, scheme, shift)
+
+    run = partial(model, *example_inputs, **example_keywords) if given else None
+    with unchanged(model, "prepare_qat"):
+        made = _made(found, make, run)
+    return replace(found, made)
 
 
 def prepare_binary(
@@ -68,37 +81,44 @@ def prepare_binary(
             "prepare_binary: the scales of activations are fitted to data: give example inputs, "
             "prepare_binary(model, x, ...)"
         )
-    linears = chosen(model, config or Config(), "prepare_binary")
-    each = {linear: BinaryLinear.from_float(linear, shift=shift) for linear in linears.values()}
-    made = {name: each[linear] for name, linear in linears.items()}
-    observe(model, made, lambda: model(*example_inputs, **example_keywords), "prepare_binary")
-    return replace(model, made)
+    found = chosen(model, config or Config(), "prepare_binary")
+
+    def make(linear: nn.Linear) -> BinaryLinear:
+        return BinaryLinear.from_float(linear, shift=shift)
+
+    run = partial(model, *example_inputs, **example_keywords)
+    with unchanged(model, "prepare_binary"):
+        made = _made(found, make, run)
+    return replace(found, made)
 
 
-def observe(
-    model: nn.Module,
-    made: Mapping[str, LSQLinear | BinaryLinear],
-    run: Callable[[], Any],
-    who: str,
-) -> None:
-    """Runs the float model once; each of `made` sees what the linear of its name sees."""
-    missed = {module for module in made.values() if module.learns_activations}
+def _made(
+    found: Chosen, make: Callable[[nn.Linear], Learned], run: Callable[[], Any] | None
+) -> dict[str, nn.Module]:
+    """By name, what `make` makes of the linears; `run` runs the model once, in float, for them."""
+    refuse(found, make)
+    each = {linear: make(linear) for linear in dict.fromkeys(found.taken.values())}
+    if run is not None:
+        _observe(found, each, run)
+    return {name: each[m] for name, m in found.taken.items()}
 
-    def hook(module: LSQLinear | BinaryLinear) -> Callable[..., None]:
-        def fit(linear: nn.Module, inputs: Any, output: Any) -> None:
-            module.observe(inputs[0])
-            missed.discard(module)
 
-        return fit
+def _observe(found: Chosen, each: Mapping[nn.Linear, Learned], run: Callable[[], Any]) -> None:
+    """Runs the float model once; each module sees what the linear that it stands for sees."""
+    missed = {linear for linear, module in each.items() if module.learns_activations}
+
+    def fit(linear: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
+        assert isinstance(linear, nn.Linear)
+        each[linear].observe(inputs[0] if inputs else keywords["input"])
+        missed.discard(linear)
 
     with ExitStack() as hooks, torch.no_grad():
-        for name, module in made.items():
-            handle = model.get_submodule(name).register_forward_hook(hook(module))
-            hooks.callback(handle.remove)
+        for linear in each:
+            hooks.callback(linear.register_forward_hook(fit, with_kwargs=True).remove)
         run()
     if missed:
-        names = sorted(name for name, module in made.items() if module in missed)
+        names = sorted(name for name, linear in found.taken.items() if linear in missed)
         raise ValueError(
-            f"{who}: {', '.join(names)} did not run on the example inputs, so the steps of their "
-            "activations are not known; skip them or give other inputs"
+            f"{found.who}: {', '.join(names)} did not run on the example inputs, so the steps of "
+            "their activations are not known; skip them or give other inputs"
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace as changed
 
 from torch import nn
 
 from qfx.config import Config
+from qfx.nn.chosen import chosen, refuse
 from qfx.nn.linear import Linear
-from qfx.nn.replace import chosen, replace
+from qfx.nn.replace import replace
 from qfx.recipe import SiteRecipe
 from qfx.scheme import Scheme
 
@@ -19,28 +22,45 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     The float weights are freed, unless something else refers to them, as a tied embedding does.
     `config`: `scheme` (a `Scheme`, or the first of a preset), `recipe`, `skip` and `only` (patterns
     of module names) and `backward`; no cost is predicted, since the number of tokens is not known.
-    Linears of other float types stay. Raises ValueError for a pattern or recipe that does not fit
-    the model, and for a model without linears inside it.
+    Hooks on calls, attributes, and parameters, buffers and children that a linear was given go over
+    to the module in its place; a hook that writes `module.weight` no longer changes anything.
+
+    What became of each linear is logged as a table at level INFO. Subclasses of nn.Linear and
+    linears of other float types stay, with a warning. Raises ValueError, before anything is
+    changed, for a pattern or recipe that does not fit the model, for a model without linears inside
+    it, and for linears whose weight is computed before each call (weight_norm, spectral_norm,
+    pruning), that have a forward of their own (accelerate), hooks on their state dict, or hooks of
+    `register_backward_hook`.
     """
     config = config or Config()
-    linears = chosen(model, config, "quantize_")
-    decided = {name: _decided(config, name) for name in linears}
-    each: dict[nn.Linear, Linear] = {}
-    for name, linear in linears.items():
-        how = decided[name]
-        if how is not None and linear not in each:
-            each[linear] = Linear.from_float(linear, how)
-    return replace(model, {name: each[m] for name, m in linears.items() if m in each})
+    names = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[module].append(name)
+
+    def decided(linear: nn.Linear) -> Scheme | SiteRecipe:
+        return _decided(config, names[linear])
+
+    found = chosen(model, config, "quantize_", lambda linear: _left_float(decided(linear)))
+    refuse(found, Linear.from_float)
+    each = {m: Linear.from_float(m, decided(m)) for m in dict.fromkeys(found.taken.values())}
+    return replace(found, {name: each[m] for name, m in found.taken.items()})
 
 
-def _decided(config: Config, name: str) -> Scheme | SiteRecipe | None:
-    """How the linear of this name is quantized; None where the recipe leaves it float."""
-    sites = [s for s in config.recipe.sites if s.name == name] if config.recipe else []
+def _left_float(how: Scheme | SiteRecipe) -> str:
+    if isinstance(how, Scheme) or how.scheme is not None:
+        return ""
+    return "the recipe leaves it float" + (f": {how.reason}" if how.reason else "")
+
+
+def _decided(config: Config, names: Sequence[str]) -> Scheme | SiteRecipe:
+    """How the linear of these names is quantized."""
+    sites = [s for s in config.recipe.sites if s.name in names] if config.recipe else []
     if not sites:
         return config.chosen
-    if len({changed(s, call=0, sqnr_db=None, reason="") for s in sites}) > 1:
+    if len({changed(s, name="", call=0, sqnr_db=None, reason="") for s in sites}) > 1:
         raise ValueError(
-            f"quantize_: the recipe decides differently on the {len(sites)} calls of {name}, but a "
-            "module has one scheme; give the recipe to torch.compile, or skip this module"
+            f"quantize_: the recipe decides differently on the {len(sites)} calls of "
+            f"{', '.join(names)}, but a module has one scheme; give the recipe to torch.compile, "
+            "or skip this module"
         )
-    return sites[0] if sites[0].scheme else None
+    return sites[0]

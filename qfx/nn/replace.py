@@ -1,48 +1,44 @@
-"""Which linears of a model are replaced, and replacing them in place under every name they have."""
+"""Replace: modules in the place of linears, under every name they have, and what became of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
-from qfx.config import Config
-from qfx.patterns import check_names, fits
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def chosen(model: nn.Module, config: Config, who: str) -> dict[str, nn.Linear]:
-    """Name -> linear, as `config.skip` and `config.only` say; a shared module has several names.
-
-    Only exact `nn.Linear` modules count: subclasses, parametrized ones and the projections of
-    nn.MultiheadAttention are read by other code than their own forward. Raises ValueError, in the
-    name of `who`, for a pattern that fits none, and where there is no linear at all.
-    """
-    modules = model.named_modules(remove_duplicate=False)
-    linears = {n: m for n, m in modules if type(m) is nn.Linear and n}
-    check_names(config, linears)
-    if not linears:
-        raise ValueError(f"{who}: the model has no nn.Linear inside it")
-    return {
-        name: module
-        for name, module in linears.items()
-        if module.weight.dtype in FLOATS
-        and not any(fits(p, [name]) for p in config.skip)
-        and (not config.only or any(fits(p, [name]) for p in config.only))
-    }
+from qfx.nn.carry import carry
+from qfx.nn.chosen import Chosen
+from qfx.nn.loading import check_first
+from qfx.nn.summary import Line, Summary, bytes_of, tell
 
 
-def replace(model: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Puts each module in the place of its name and returns the model."""
-    parents = set()
+def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
+    """Puts each module in the place of its name, with what users gave the linear there, tells what
+    became of each linear, and returns the model, which from then on checks a state dict before it
+    takes anything from it."""
+    model = chosen.model
+    before, parents = bytes_of(model), set()
     for name, module in made.items():
-        parent = model.get_submodule(name.rpartition(".")[0])
-        setattr(parent, name.rpartition(".")[2], module)
+        parent, last = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if getattr(parent, last) is not module:  # the parent may have several names, too
+            carry(getattr(parent, last), module)
+            setattr(parent, last, module)
         parents.add(parent)
     _leave_fast_paths(model, parents)
+    lines = tuple(_line(name, linear, chosen, made) for name, linear in chosen.linears.items())
+    tell(Summary(chosen.who, lines, before, bytes_of(model)), chosen.missed)
+    if made:
+        check_first(model)
     return model
+
+
+def _line(name: str, linear: nn.Linear, chosen: Chosen, made: Mapping[str, nn.Module]) -> Line:
+    shape = f"{linear.in_features}x{linear.out_features}"
+    if name not in made:
+        return Line(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
+    module = made[name]
+    shape = f"{module.in_features}x{module.out_features}"  # of the weight, not of old attributes
+    return Line(name, shape, f"{type(module).__name__} {getattr(module, 'scheme', '1 bit')}", "")
 
 
 def _leave_fast_paths(model: nn.Module, parents: set[nn.Module]) -> None:

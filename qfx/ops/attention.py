@@ -10,11 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from qfx.ops.quantize import quantize
+from qfx.ops.heads import added, batch_of, matched
+from qfx.ops.quantize import SMALLEST_SCALE, quantize, rotate
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.scheme import PER_ROW
 
 PROBABILITY_MAX = 65535  # of the integers that stand for probabilities
+SMALLEST_WEIGHT = -60.0  # its logarithm
+SMALLEST_TOP = 2.0**-100
 
 
 @reference
@@ -29,41 +32,55 @@ def int8_attention(
 ) -> Tensor:
     """q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M, E].
 
-    `mask`: float32, added to the scores, or bool, whether a key counts; broadcasts to [*B, M, N].
-    `causal`: row m sees the keys 0..m. A row that sees no key is 0.
+    Batch axes broadcast; k and v may have fewer heads (the last of *B) than q, each of which serves
+    as many consecutive ones of q. `mask`: float32, added to the scores, or bool, whether a key
+    counts; broadcasts to [*B, M, N]. `causal`: row m sees the keys 0..m. A row that sees no key is
+    0.
     """
-    n = k.shape[-2]
-    rotation = next((block for block in (64, 16) if q.shape[-1] % block == 0), 0)  # (A2)
-    k_codes, k_scale, _ = quantize(_centered(k.float()), PER_ROW, 8, True, None, rotation)
-    q_codes, q_scale, _ = quantize(q, PER_ROW, 8, True, None, rotation)
+    q, k, v = matched(q, k, v)
+    m, n, e = q.shape[-2], k.shape[-2], v.shape[-1]
+    if m == 0 or n == 0:
+        return q.new_zeros((*q.shape[:-1], e), dtype=out_dtype)
+    b = added(mask, causal, m, n).expand(*q.shape[:-1], n)  # (A1)
+    seen = b != -math.inf
+    keys = k.float() if causal else _centered(k.float(), seen)
+    q_codes, q_scale = _codes(q)  # (A3)
+    k_codes, k_scale = _codes(keys)
+    v_codes, v_scale = _codes(v)
+    k_scale = torch.where(v_scale.isfinite(), k_scale, math.nan)
+    v_scale = torch.where(v_scale.isfinite() & (v_scale > SMALLEST_SCALE), v_scale, 0.0)
     acc = (q_codes.double() @ k_codes.double().mT).float()
-    scores = acc * ((q_scale * scale) * k_scale.mT)  # (A3)
-    if mask is not None:
-        kept = torch.zeros_like(mask, dtype=torch.float32)
-        added = mask if mask.dtype != torch.bool else kept.masked_fill(~mask, -math.inf)
-        scores = scores + added
-    if causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~seen, -math.inf)
-    if n == 0:
-        return q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
-    top = scores.amax(-1, keepdim=True)
-    p = ((scores - top).exp() * PROBABILITY_MAX).round()  # (A4)
-    p = p.nan_to_num(0)
-    v_codes, v_scale, _ = quantize(v.mT, PER_ROW, 8, True)  # (A5)
-    high = (p // 256).double() @ v_codes.double().mT
-    low = (p % 256).double() @ v_codes.double().mT
-    inverse = 1 / p.double().sum(-1, keepdim=True).float()
-    inverse = torch.where(top == -math.inf, 0.0, torch.where(top.isfinite(), inverse, math.nan))
-    return ((high.float() * 256 + low.float()) * (inverse * v_scale.mT)).to(out_dtype)  # (A6)
+    t = (acc * ((q_scale * scale) * k_scale.mT) + b).masked_fill(~seen, -math.inf)
+    top = t.amax(-1, keepdim=True)
+    x = t - top.masked_fill(top == -math.inf, 0)
+    w = x.exp().masked_fill(x < SMALLEST_WEIGHT, 0)  # (A4)
+    total = w.sum(-1, keepdim=True)
+    u = w * v_scale.mT  # (A5)
+    most = u.amax(-1, keepdim=True).clamp_min(SMALLEST_TOP)
+    p = (u.double() * (PROBABILITY_MAX / most).double()).round().nan_to_num(0)
+    high, low = ((part @ v_codes.double()).float() for part in (p // 256, p % 256))
+    factor = (most / (PROBABILITY_MAX * total)).masked_fill(total == 0, 0)
+    return rotate((high * 256 + low) * factor, None, _block(e), True).to(out_dtype)  # (A6)
 
 
-def _centered(k: Tensor) -> Tensor:
-    """k less its mean over the keys, summed in their order. (A1)"""
+def _block(features: int) -> int:
+    return next((block for block in (64, 16) if features % block == 0), 0)
+
+
+def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    codes, scale, _ = quantize(x, PER_ROW, 8, True, None, _block(x.shape[-1]))
+    return codes, scale
+
+
+def _centered(k: Tensor, seen: Tensor) -> Tensor:
+    """k less the mean of the keys that all rows of a head see, summed in their order, if they see
+    the same. (A2)"""
+    row = seen[..., :1, :].mT
+    alike = (seen == row.mT).all((-1, -2), keepdim=True) & row.any(-2, keepdim=True)
     total = torch.zeros(*k.shape[:-2], 1, k.shape[-1])
-    for row in k.split(1, dim=-2):
-        total = total + row
-    return k - total / k.shape[-2] if k.shape[-2] else k
+    for key, counts in zip(k.split(1, dim=-2), row.split(1, dim=-2), strict=True):
+        total = torch.where(counts, total + key, total)
+    return torch.where(alike, k - total / row.sum(-2, keepdim=True), k)
 
 
 @fake("int8_attention")
@@ -76,7 +93,7 @@ def _(
     causal: bool,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
+    return q.new_empty((*batch_of(q, k, v), q.shape[-2], v.shape[-1]), dtype=out_dtype)
 
 
 no_gradient("int8_attention")

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from qfx.ops.heads import added, batch_of, matched
 from qfx.ops.registry import fake, no_gradient, reference
 
 
@@ -26,22 +27,20 @@ def attention_decode(
     """q [*B, M, D], k [*B, N, D], v [*B, N, E] -> out_dtype [*B, M, E]; exact, then rounded, and
     operators within the bound of (A9).
 
-    `mask`: float32, added to the scores, or bool, whether a key counts; broadcasts to [*B, M, N].
-    `causal`: row m sees the keys 0..m. A row that sees no key is 0.
+    Batch axes, mask and `causal` as those of int8_attention. A row that sees no key is 0.
     """
-    scores = (q.double() @ k.double().mT) * scale  # (A7)
-    if mask is not None:
-        kept = torch.zeros_like(mask, dtype=torch.float64)
-        scores = scores + (mask if mask.dtype != torch.bool else kept.masked_fill(~mask, -math.inf))
-    if causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~seen, -math.inf)
-    if k.shape[-2] == 0:
+    q, k, v = matched(q, k, v)
+    m, n = q.shape[-2], k.shape[-2]
+    if n == 0:
         return q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
+    b = added(mask, causal, m, n)
+    scores = (q.double() @ k.double().mT) * scale + b  # (A7)
+    scores = scores.masked_fill(b == -math.inf, -math.inf)
     top = scores.amax(-1, keepdim=True)
     p = (scores - top.masked_fill(top == -math.inf, 0)).exp()  # (A8)
     total = p.sum(-1, keepdim=True)
-    return ((p @ v.double()) * (1 / total).masked_fill(total == 0, 0)).to(out_dtype)  # (A9)
+    parts = (p[..., None] * v.double()[..., None, :, :]).masked_fill((b == -math.inf)[..., None], 0)
+    return (parts.sum(-2) * (1 / total).masked_fill(total == 0, 0)).to(out_dtype)  # (A9)
 
 
 @fake("attention_decode")
@@ -54,7 +53,7 @@ def _(
     causal: bool,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
+    return q.new_empty((*batch_of(q, k, v), q.shape[-2], v.shape[-1]), dtype=out_dtype)
 
 
 @reference
@@ -91,7 +90,7 @@ def _(
         rows = past.shape[-2] + added.shape[-2]
         return past.new_empty((*past.shape[:-2], rows, past.shape[-1]))
 
-    y = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
+    y = q.new_empty((*batch_of(q, k, v), q.shape[-2], v.shape[-1]), dtype=out_dtype)
     return y, grown(past_k, k), grown(past_v, v)
 
 

@@ -1,7 +1,8 @@
 """binary_pack, binary_mm, binary_linear: the 1-bit product. Reference, fake, gradient.
 
-Layout K32N32, version 1, one flat int8 tensor:
-    header 64 bytes: b"QFXB", u32 version, u32 layout, u32 0, i64 N, i64 K, zeros
+Layout K32N32, version 2, one flat int8 tensor:
+    header 64 bytes: b"QFXB", u32 version, u32 layout, u32 0, i64 N, i64 K, i64 0, and as the header
+        of pack_weight its checksums
     blocks uint32 [Np/32, Kp/32, 32], zero padded     Np, Kp are N, K rounded up to 32
     (W[n, k] >= 0) = blocks[n // 32, k // 32, n % 32] >> (k % 32) & 1
 
@@ -22,8 +23,9 @@ from torch import Tensor
 
 from qfx.ops.quantize import dequantize
 from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.weight import with_header
 
-MAGIC, VERSION, LAYOUT_K32N32 = b"QFXB", 1, 1
+MAGIC, VERSION, LAYOUT_K32N32 = b"QFXB", 2, 1
 HEADER_BYTES, PANEL, GROUP = 64, 32, 32
 CUDA_COLUMNS, CUDA_GROUP = 4, 128
 INSTEAD = "train with qfx.nn.BinaryLinear, which has a straight-through gradient"
@@ -49,14 +51,11 @@ def binary_pack(w: Tensor) -> Tensor:
     """w [N, K] of any float type or int8 -> the layout above."""
     n, k = w.shape
     n_padded, k_padded = _padded(n, k)
-    header = struct.pack("<4sIIIqq", MAGIC, VERSION, LAYOUT_K32N32, 0, n, k).ljust(
-        HEADER_BYTES, b"\0"
-    )
     bits = F.pad((w >= 0).to(torch.uint8), (0, k_padded - k, 0, n_padded - n))
     octets = (bits.reshape(n_padded, k_padded // 8, 8) << torch.arange(8)).sum(-1)
     words = octets.to(torch.uint8).reshape(n_padded // PANEL, PANEL, k_padded // GROUP, 4)
-    head = torch.frombuffer(bytearray(header), dtype=torch.int8)
-    return torch.cat([head, words.transpose(1, 2).reshape(-1).view(torch.int8)])
+    fields = struct.pack("<4sIIIqqq", MAGIC, VERSION, LAYOUT_K32N32, 0, n, k, 0)
+    return with_header(fields, words.transpose(1, 2).reshape(-1).view(torch.int8))
 
 
 def cuda_packed_size(n: int, k: int) -> int:

@@ -1,7 +1,8 @@
 """pack_weight and unpack_weight: the layout the GEMM kernels read.
 
-Layout K4N32, version 2, one flat int8 tensor:
-    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 max|W|, i64 N, i64 K, i64 group, zeros
+Layout K4N32, version 3, one flat int8 tensor:
+    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 max|W|, i64 N, i64 K, i64 group,
+        u64 checksum of what is behind the header, u64 0, u64 checksum of the header, where it is 0
     colsum int32 [Np], colsum[n] = sum_k W[n, k]          Np = N rounded up to 32
     blocks int8 [Np/32, Kp/4, 32, 4], zero padded         Kp = K rounded up to 64
     W[n, k] = blocks[n // 32, k // 4, n % 32, k % 4]
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from qfx.ops.registry import fake, reference
 
-MAGIC, VERSION, LAYOUT_K4N32 = b"QFXW", 2, 1
+MAGIC, VERSION, LAYOUT_K4N32 = b"QFXW", 3, 1
 HEADER_BYTES, PANEL, GROUP, K_MULTIPLE = 64, 32, 4, 64
 CUDA_COLUMNS, CUDA_PITCH = 4, 16
 
@@ -47,15 +48,31 @@ def pack_weight(w: Tensor, group: int = 0) -> Tensor:
     n, k = w.shape
     n_padded, k_padded = _padded(n, k)
     magnitude = int(w.int().abs().max()) if w.numel() else 0
-    fields = (MAGIC, VERSION, LAYOUT_K4N32, magnitude, n, k, group)
-    header = struct.pack("<4sIIIqqq", *fields).ljust(HEADER_BYTES, b"\0")
     padded = F.pad(w, (0, k_padded - k, 0, n_padded - n))
     colsum = padded.sum(1, dtype=torch.int32)
     blocks = padded.reshape(n_padded // PANEL, PANEL, k_padded // GROUP, GROUP).transpose(1, 2)
-    head = torch.frombuffer(bytearray(header), dtype=torch.int8)
-    return torch.cat(
-        [head, colsum.view(torch.int8), blocks.reshape(-1), *_group_sums(padded, k, group)]
-    )
+    sums = _group_sums(padded, k, group)
+    contents = torch.cat([colsum.view(torch.int8), blocks.reshape(-1), *sums])
+    fields = (MAGIC, VERSION, LAYOUT_K4N32, magnitude, n, k, group)
+    return with_header(struct.pack("<4sIIIqqq", *fields), contents)
+
+
+def with_header(fields: bytes, contents: Tensor) -> Tensor:
+    """The contents behind a header of these fields, 40 bytes, and of both checksums."""
+    said = fields + struct.pack("<QQ", checksum(contents), 0)
+    header = said + struct.pack("<Q", checksum(_bytes(said + bytes(8))))
+    return torch.cat([_bytes(header), contents])
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.int8)
+
+
+def checksum(t: Tensor) -> int:
+    """sum_{r, l} (2 r + 1) (2 l + 1) word[r, l] mod 2^64 of rows of four 64-bit words, int8 [*]."""
+    words = t.view(torch.int64).reshape(-1, 4)
+    odd = [2 * torch.arange(size) + 1 for size in words.shape]
+    return int((words * odd[0][:, None] * odd[1]).sum()) % 2**64
 
 
 def _group_sums(padded: Tensor, k: int, group: int) -> list[Tensor]:

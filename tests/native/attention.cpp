@@ -1,7 +1,10 @@
-// Attention of one head against the reference's (A1) to (A6), its operands between pages that
-// fault.
+// Attention of heads that share keys against the reference's (A1) to (A6), its operands between
+// pages that fault.
 #include "cpu/attention.h"
 
+#include <limits>
+
+#include "cpu/threads.h"
 #include "harness.h"
 
 namespace qfx::test {
@@ -10,22 +13,30 @@ namespace {
 struct Shape {
   int64_t m, n, d, e;
 };
-constexpr Shape kShapes[] = {{1, 1, 1, 1},   {3, 5, 7, 2},    {13, 31, 16, 33}, {2, 64, 20, 32},
-                             {25, 70, 5, 1}, {5, 0, 8, 8},    {40, 33, 64, 64}, {7, 130, 3, 40},
-                             {0, 9, 4, 4},   {12, 96, 32, 31}};
+constexpr Shape kShapes[] = {{1, 1, 1, 1},   {3, 5, 7, 2},     {13, 31, 16, 33},  {2, 64, 20, 32},
+                             {25, 70, 5, 1}, {5, 0, 8, 8},     {40, 33, 64, 64},  {7, 130, 3, 40},
+                             {0, 9, 4, 4},   {12, 96, 32, 31}, {37, 100, 48, 128}};
+constexpr int kMostHeads = 2;  // of queries that share keys
 
-// One operand's pages and the values it holds, rows `gap` elements further apart than they are
-// long.
+// One operand's pages, and how its rows lie: `gap` elements further apart than they are long.
 struct Operand {
   Pages pages;
-  std::vector<float> values;
 
   FloatMatrix at(Place place, int64_t rows, int64_t columns, int64_t gap, Numbers kind) {
     const int64_t stride = columns + gap, size = rows == 0 ? 0 : rows * stride - gap;
-    values = numbers(kind, size);
-    return {pages.copy(values, place), Dtype::kFloat32, rows, columns, stride};
+    return {pages.copy(numbers(kind, size), place), Dtype::kFloat32, rows, columns, stride};
   }
 };
+
+// Of floats: some keys are taken away by minus infinity, some by the lowest float.
+std::vector<float> added(int64_t size) {
+  std::vector<float> values = numbers(Numbers::kPlain, size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (hash(i) % 4 == 0) values[i] = std::numeric_limits<float>::lowest();
+    if (hash(i) % 4 == 1) values[i] = -std::numeric_limits<float>::infinity();
+  }
+  return values;
+}
 
 // The mask's memory: floats or bytes, one row for all queries or one for each.
 Mask mask_of(Mask::Kind kind, const Shape& shape, bool one_row, Place place) {
@@ -38,34 +49,65 @@ Mask mask_of(Mask::Kind kind, const Shape& shape, bool one_row, Place place) {
     for (size_t i = 0; i < kept.size(); ++i) kept[i] = hash(i) % 3 != 0;
     mask.data = reinterpret_cast<const char*>(pages.copy(kept, place));
   } else {
-    mask.data =
-        reinterpret_cast<const char*>(pages.copy(numbers(Numbers::kPlain, rows * shape.n), place));
+    mask.data = reinterpret_cast<const char*>(pages.copy(added(rows * shape.n), place));
   }
   return mask;
 }
 
-void attend_to(Subject& subject, const Kernels& kernels, const Shape& shape, Mask::Kind kind,
-               bool causal, Numbers values, Dtype dtype, Place place) {
-  static Operand q, k, v;
-  static Pages out;
-  subject.begin("M=" + std::to_string(shape.m) + " N=" + std::to_string(shape.n) +
-                " D=" + std::to_string(shape.d) + " E=" + std::to_string(shape.e) + ", operands " +
-                name_of(place));
-  Attention attention = {q.at(place, shape.m, shape.d, 3, values),
-                         k.at(place, shape.n, shape.d, 0, Numbers::kPlain),
-                         v.at(place, shape.n, shape.e, 5, values),
-                         mask_of(kind, shape, causal, place),
+struct Case {
+  Shape shape;
+  Mask::Kind kind;
+  bool causal;
+  Numbers values;
+  Dtype dtype;
+  Place place;
+  int heads;
+};
+
+void attend_to(Subject& subject, const Kernels& kernels, const Case& c) {
+  static Operand q[kMostHeads], k, v;
+  static Pages out[kMostHeads];
+  const auto [m, n, d, e] = c.shape;
+  subject.begin("M=" + std::to_string(m) + " N=" + std::to_string(n) + " D=" + std::to_string(d) +
+                " E=" + std::to_string(e) + ", operands " + name_of(c.place));
+  Attention attention = {q[0].at(c.place, m, d, 3, c.values),
+                         k.at(c.place, n, d, 0, Numbers::kPlain),
+                         v.at(c.place, n, e, 5, c.values),
+                         mask_of(c.kind, c.shape, c.causal, c.place),
                          0.25f,
-                         causal,
-                         dtype,
-                         nullptr};
-  const int64_t size = shape.m * shape.e;
-  std::vector<char> expected(static_cast<size_t>(size * element_of(dtype)));
-  attention.out = expected.data();
+                         c.causal,
+                         c.dtype,
+                         {},
+                         {}};
+  attention.keys = {{attention.k.data, attention.v.data}};
+  const int64_t size = m * e;
+  std::vector<char> expected(static_cast<size_t>(c.heads * size * element_of(c.dtype)));
+  std::vector<void*> found;
+  for (int i = 0; i < c.heads; ++i) {
+    const void* rows = i == 0 ? attention.q.data : q[i].at(c.place, m, d, 3, c.values).data;
+    char* y = expected.data() + i * size * element_of(c.dtype);
+    attention.queries.push_back({rows, attention.mask.data, y});
+    found.push_back(out[i].get(size, element_of(c.dtype), c.place));
+  }
   attend(kernels_of(Isa::kRef), attention);
-  attention.out = static_cast<char*>(out.get(size, element_of(dtype), place));
+  for (int i = 0; i < c.heads; ++i) attention.queries[i].out = static_cast<char*>(found[i]);
   attend(kernels, attention);
-  subject.same_floats(dtype, attention.out, expected.data(), size);
+  for (int i = 0; i < c.heads; ++i) {
+    const char* y = expected.data() + i * size * element_of(c.dtype);
+    subject.same_floats(c.dtype, attention.queries[i].out, y, size);
+  }
+}
+
+void check_shape(Subject& subject, const Kernels& kernels, const Shape& shape, Place place) {
+  for (Mask::Kind kind : {Mask::Kind::kNone, Mask::Kind::kFloat, Mask::Kind::kBool}) {
+    for (bool causal : {false, true}) {
+      for (Numbers values : {Numbers::kPlain, Numbers::kNotFinite}) {
+        const Dtype dtype = kDtypes[(shape.m + shape.n) % 3];
+        const int heads = 1 + static_cast<int>(shape.d + shape.e) % kMostHeads;
+        attend_to(subject, kernels, {shape, kind, causal, values, dtype, place, heads});
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -73,17 +115,13 @@ void attend_to(Subject& subject, const Kernels& kernels, const Shape& shape, Mas
 void check_attention(const Kernels& kernels) {
   Subject subject(std::string("attention__") + kernels.isa);
   for (Place place : kPlaces) {
-    for (const Shape& shape : kShapes) {
-      for (Mask::Kind kind : {Mask::Kind::kNone, Mask::Kind::kFloat, Mask::Kind::kBool}) {
-        for (bool causal : {false, true}) {
-          for (Numbers values : {Numbers::kPlain, Numbers::kNotFinite}) {
-            const Dtype dtype = kDtypes[(shape.m + shape.n) % 3];
-            attend_to(subject, kernels, shape, kind, causal, values, dtype, place);
-          }
-        }
-      }
-    }
+    for (const Shape& shape : kShapes) check_shape(subject, kernels, shape, place);
   }
+  for (int64_t threads : {3, 7}) {
+    test_threads = threads;
+    check_shape(subject, kernels, {150, 200, 32, 64}, Place::kBeforeGuard);
+  }
+  test_threads = 1;
   subject.passed();
 }
 

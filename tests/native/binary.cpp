@@ -88,7 +88,7 @@ class BinaryTest {
     const std::vector<float> x = numbers(Numbers::kPlain, m * k),
                              w = numbers(Numbers::kTiny, n * k);
     std::vector<int8_t> packed(static_cast<size_t>(packed_bits_size(n, k)));
-    uint8_t* blocks = begin_packed_bits(n, k, packed.data());
+    uint8_t* blocks = reinterpret_cast<uint8_t*>(packed.data()) + sizeof(PackedHeader);
     const int64_t groups = (k + kBitGroup - 1) / kBitGroup;
     std::vector<uint8_t> bits(static_cast<size_t>(groups * kBitGroupBytes));
     for (int64_t i = 0; i < n; ++i) {
@@ -96,6 +96,7 @@ class BinaryTest {
       uint8_t* block = blocks + i / kPanel * groups * kPanel * kBitGroupBytes;
       place_column(bits.data(), groups, i % kPanel, block);
     }
+    finish_packed_bits(n, k, packed.data());
     std::vector<int32_t> expected;
     for (int64_t i = 0; i < m * n; ++i) {
       int32_t sum = 0;

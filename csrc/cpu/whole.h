@@ -1,0 +1,22 @@
+// Whether a packed weight is as it was packed. To read all of it at each call would take as long as
+// the call, so it is read once, before its first use in this process: a package or file that was
+// damaged is found there, by whatever way it came. What a thread packs it knows to be whole. Not
+// seen is memory that changes later, nor a damaged copy at the address of a whole one that was
+// freed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace qfx::cpu {
+
+// What is wrong with the `size` bytes behind a header that says `contents`, or an empty string.
+std::string fault_of_contents(const int8_t* data, int64_t size, uint64_t contents);
+
+// The same, but of a weight that is known at this address it reads nothing.
+std::string fault_at_first_use(const int8_t* data, int64_t size, uint64_t contents);
+
+// Nothing is wrong with the weight at this address, which this thread has packed.
+void know_whole(const int8_t* data, uint64_t contents);
+
+}  // namespace qfx::cpu

@@ -1,0 +1,154 @@
+"""Carry: what of an nn.Linear goes over to the module in its place, and why some can have none.
+
+Hooks on calls go over, and so do attributes, parameters, buffers and children that users gave it.
+What would be lost or go stale is a reason, with what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from types import MethodType
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+# Of all modules. A handle refers to the very dicts, so these go over and not what is in them.
+CALL_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+_OF_ALL = frozenset(vars(nn.Linear(1, 1, device="meta")))  # attributes of any nn.Linear
+_OWN_TENSORS = ("weight", "bias")
+# What computes a parameter before each call: its hook, name, what ends it.
+_MAKERS: tuple[tuple[type, str, str], ...] = (
+    (WeightNorm, "weight_norm", "torch.nn.utils.remove_weight_norm"),
+    (SpectralNorm, "spectral_norm", "torch.nn.utils.remove_spectral_norm"),
+    (BasePruningMethod, "pruning", "torch.nn.utils.prune.remove"),
+)
+
+
+def carry(linear: nn.Linear, module: nn.Module) -> None:
+    """Gives `module` what users gave `linear`: hooks, attributes, tensors, children, its mode."""
+    for name in ("training", *CALL_HOOKS):
+        setattr(module, name, getattr(linear, name))
+    for name, value in _own_attributes(linear).items():
+        vars(module)[name] = value
+    for of, to in zip(_registries(linear), _registries(module), strict=True):
+        to.update({n: v for n, v in of.items() if n not in _OWN_TENSORS})
+    module._non_persistent_buffers_set |= linear._non_persistent_buffers_set
+
+
+def obstacles(linear: nn.Linear, names: Collection[str]) -> Iterator[str]:
+    """Why no module can take the place of `linear`, and what to do; nothing where one can.
+
+    `names`: those of the attributes of such a module, which those of `linear` must not hide.
+    """
+    yield from computed_weights(linear)
+    yield from _own_methods(linear)
+    if any(_of_user(hook) for name in STATE_HOOKS for hook in getattr(linear, name).values()):
+        yield "it has hooks on its state dict, which will have other keys: remove them"
+    if linear._backward_hooks and not linear._is_full_backward_hook:
+        yield (
+            "register_backward_hook gave it a hook, which sees the gradients of nn.Linear's own "
+            "node: use register_full_backward_hook"
+        )
+    own = {*_own_attributes(linear), *(n for r in _registries(linear) for n in r)}
+    for name in sorted((own - {*_OWN_TENSORS}) & {*names} - {*dir(nn.Linear)}):
+        yield f"its attribute {name!r} would hide that of the module in its place: rename it"
+
+
+def sizes(linear: nn.Linear, who: str) -> tuple[int, int]:
+    """K and N of its weight [N, K]. Raises ValueError, in the name of `who`, for a weight that is
+    not there to be taken over."""
+    for reason in computed_weights(linear):
+        raise ValueError(f"{who}: the linear cannot be taken over, {reason}")
+    n, k = linear.weight.shape  # attributes may be older than the weight
+    return k, n
+
+
+def computed_weights(linear: nn.Linear) -> Iterator[str]:
+    """Why its weight or bias may not be the one that its next call computes with."""
+    for name in _OWN_TENSORS:
+        if name not in linear._parameters:
+            yield _computed(linear, name)
+    weight = linear._parameters.get("weight")
+    if "weight" in linear._parameters and (weight is None or weight.dim() != 2):
+        shape = None if weight is None else list(weight.shape)
+        yield f"its weight has shape {shape}, not [N, K]: let whoever shards it gather it first"
+
+
+def _computed(linear: nn.Linear, name: str) -> str:
+    if parametrize.is_parametrized(linear, name):
+        return parametrized(linear, name)
+    for hook in linear._forward_pre_hooks.values():
+        of = getattr(hook, "name", getattr(hook, "_tensor_name", None))
+        for kind, what, end in _MAKERS:
+            if isinstance(hook, kind) and of == name:
+                return f"{what} computes its {name} before each call: {end}(module, {name!r}) first"
+    return (
+        f"its {name} is no parameter but an attribute, which other code may compute before each "
+        f"call: make it one, module.{name} = nn.Parameter(module.{name})"
+    )
+
+
+def parametrized(linear: nn.Linear, name: str) -> str:
+    """What makes a parametrized weight, and what ends that."""
+    assert isinstance(linear.parametrizations, nn.ModuleDict)
+    chain = linear.parametrizations[name]
+    assert isinstance(chain, nn.ModuleList)
+    by = ", ".join(type(each).__name__ for each in chain)
+    end = f"torch.nn.utils.parametrize.remove_parametrizations(module, {name!r})"
+    return f"its {name} is parametrized ({by}): {end} first"
+
+
+def _of_user(hook: Any) -> bool:
+    """Not one that torch's norms leave behind when they are removed."""
+    made_in = getattr(getattr(hook, "hook", hook), "__module__", "")
+    return not made_in.startswith("torch.nn.utils.")
+
+
+def _own_methods(linear: nn.Linear) -> Iterator[str]:
+    own = {n: v for n, v in vars(linear).items() if n not in _OF_ALL and not _is_plain(linear, n)}
+    if "_hf_hook" in own and "forward" in own:
+        yield (
+            "accelerate has replaced its forward: accelerate.hooks.remove_hook_from_module(model, "
+            "recurse=True) first, and dispatch or offload the model afterwards"
+        )
+        return
+    for name, value in own.items():
+        if hasattr(nn.Linear, name):
+            yield f"its {name} is its own, not that of nn.Linear: delete it, del module.{name}"
+        elif isinstance(value, MethodType) and value.__self__ is linear:
+            yield f"its attribute {name!r} is a method of it: delete it, del module.{name}"
+
+
+def _is_plain(linear: nn.Linear, name: str) -> bool:
+    """Whether an attribute is what it would be without: accelerate leaves such a forward."""
+    value = vars(linear)[name]
+    bound = isinstance(value, MethodType) and value.__self__ is linear
+    return bound and value.__func__ is getattr(type(linear), name, None)
+
+
+def _own_attributes(linear: nn.Linear) -> dict[str, Any]:
+    own = {n: v for n, v in vars(linear).items() if n not in _OF_ALL | {*_OWN_TENSORS}}
+    return {n: v for n, v in own.items() if not _is_plain(linear, n)}
+
+
+def _registries(module: nn.Module) -> Sequence[dict[str, Any]]:
+    return module._parameters, module._buffers, module._modules

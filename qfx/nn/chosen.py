@@ -1,0 +1,134 @@
+"""Chosen: which linears of a model get a module of qfx, why the others stay, and which cannot."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from qfx.config import Config
+from qfx.nn.carry import obstacles, parametrized
+from qfx.nn.loading import FLOATS
+from qfx.patterns import check_names, fits
+from qfx.sharding import is_sharded
+
+_SHOWN = 20  # names in an error or a warning
+
+
+class Chosen(NamedTuple):
+    """What becomes of the linears of a model, by name; a shared module has several names."""
+
+    who: str  # in whose name errors, logs and warnings speak
+    model: nn.Module
+    linears: dict[str, nn.Linear]
+    taken: dict[str, nn.Linear]  # to be replaced
+    left: dict[str, str]  # float as the config says, and how it says so
+    missed: dict[str, str]  # float though the config does not say so, and why
+
+
+def chosen(
+    model: nn.Module,
+    config: Config,
+    who: str,
+    left_by_recipe: Callable[[nn.Linear], str] = lambda linear: "",
+) -> Chosen:
+    """The linears of `model` by what `config.skip` and `config.only` say, and by what they are.
+
+    Only exact `nn.Linear` modules are taken: subclasses, parametrized ones and the projections of
+    nn.MultiheadAttention are read by other code than their own forward. Raises ValueError, in the
+    name of `who`, for a pattern that fits none, and where there is no such linear at all.
+    """
+    modules = model.named_modules(remove_duplicate=False)
+    linears = {n: m for n, m in modules if isinstance(m, nn.Linear) and n}
+    check_names(config, linears)
+    if any(map(is_sharded, model.modules())):
+        raise ValueError(
+            f"{who}: FSDP shards the model and keeps account of its parameters: call {who} first, "
+            "and shard the model afterwards"
+        )
+    found = Chosen(who, model, linears, {}, {}, {})
+    attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    for name, module in linears.items():
+        if out := _left_out(config, name):
+            found.left[name] = out
+        elif why := _not_taken(module, attentions):
+            found.missed[name] = why
+        elif out := left_by_recipe(module):
+            found.left[name] = out
+        else:
+            found.taken[name] = module
+    if not any(type(m) is nn.Linear for m in linears.values()):
+        beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
+        raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
+    return found
+
+
+def _left_out(config: Config, name: str) -> str:
+    for pattern in config.skip:
+        if fits(pattern, [name]):
+            return f"skip={pattern!r}"
+    return "" if not config.only or any(fits(p, [name]) for p in config.only) else "not in only"
+
+
+def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -> str:
+    """Why no module of qfx stands for this one; '' where one does."""
+    if parametrize.is_parametrized(module):
+        return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
+    weight = module._parameters.get("weight")
+    if weight is not None and is_lazy(weight):
+        return "LazyLinear: its weight has no shape yet, run the model once first"
+    if any(module is attention.out_proj for attention in attentions):
+        return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
+    if type(module) is not nn.Linear:
+        return f"{type(module).__name__}, a subclass of nn.Linear"
+    if isinstance(weight, Tensor) and is_traceable_wrapper_subclass(weight):
+        return f"its weight is a {type(weight).__name__}, a tensor subclass"
+    if isinstance(weight, Tensor) and weight.dtype not in FLOATS:
+        return f"its weight is {weight.dtype}; int8 serves float32, bfloat16 and float16"
+    return ""
+
+
+def refuse(found: Chosen, make: Callable[[nn.Linear], nn.Module]) -> None:
+    """Raises ValueError that names every linear whose place no module of `make` can take."""
+    blank = nn.Linear(1, 1, device="meta").to_empty(device="cpu")  # takes no random numbers
+    known = dir(make(blank))
+    reasons = defaultdict(list)
+    for name, linear in found.taken.items():
+        for reason in (*obstacles(linear, known), *_offloaded(found.model, name, linear)):
+            reasons[reason].append(name)
+    if reasons:
+        lines = "".join(f"\n  {listed(names)}: {reason}" for reason, names in reasons.items())
+        out = [n for n in found.taken if any(n in names for names in reasons.values())]
+        raise ValueError(
+            f"{found.who}: {len(out)} of {len(found.taken)} linears cannot be replaced as they are,"
+            f" and nothing was changed:{lines}\nor leave them out: qfx.Config(skip={out})"
+        )
+
+
+def _offloaded(model: nn.Module, name: str, linear: nn.Linear) -> Iterator[str]:
+    parts = name.split(".")
+    above = (model.get_submodule(".".join(parts[:i])) for i in range(len(parts)))
+    offloaded = getattr(linear.weight, "is_meta", False) and "_hf_hook" not in vars(linear)
+    if offloaded and any("_hf_hook" in vars(module) for module in above):
+        yield (
+            "accelerate keeps its weight elsewhere: accelerate.hooks.remove_hook_from_module(model,"
+            " recurse=True) first, and dispatch or offload the model afterwards"
+        )
+
+
+def by_reason(reasons: Mapping[str, str]) -> str:
+    """The names that share a reason, and the reason, for each of them."""
+    found = defaultdict(list)
+    for name, reason in reasons.items():
+        found[reason].append(name)
+    return "; ".join(f"{listed(names)} ({reason})" for reason, names in found.items())
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

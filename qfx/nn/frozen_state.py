@@ -1,0 +1,105 @@
+"""What a state dict holds of a `qfx.nn.Linear`, and what must be true of it.
+
+The parts belong together: codes under another scheme, or scales of other codes, are another weight,
+and most such mistakes have the right shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.nn.loading import State, check_kind, check_positive, check_range, has_values
+from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
+from qfx.ops.quantize import code_range
+from qfx.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
+
+TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point")
+PARTS = (KEY, *TENSORS)
+
+
+class FrozenState(NamedTuple):
+    """A scheme, and those of TENSORS that it needs, checked."""
+
+    scheme: Scheme
+    tensors: Mapping[str, Tensor]
+
+
+def scheme_tensor(scheme: Scheme, tensors: Mapping[str, Tensor | None]) -> Tensor:
+    optional = {name: tensors[name] is not None for name in ("factor", "x_zero_point")}
+    return written("Linear", fields_of(scheme) | optional)
+
+
+def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
+    """Of a weight [n, k]; None where the state dict has nothing of it.
+
+    Raises ValueError, before anything is changed, for parts that do not fit together, or not the
+    module, and for values that quantizing does not make.
+    """
+    given = {name: state[prefix + name] for name in PARTS if prefix + name in state}
+    if not given:
+        return None
+    if KEY not in given:
+        raise ValueError(of_earlier(prefix, " and ".join(prefix + name for name in given)))
+    fields = read(given.pop(KEY), prefix + KEY, "Linear")
+    scheme = scheme_of(fields, prefix + KEY)
+    if fault := _fault(scheme, fields, k):
+        raise ValueError(f"{prefix}{KEY}: {scheme} {fault}")
+    kinds = _kinds(scheme, fields, n, k)
+    for name in TENSORS:
+        if (name in given) != (name in kinds):
+            wrong = "is missing" if name in kinds else "is there in vain"
+            raise ValueError(f"{prefix}{name} {wrong}: {prefix}{KEY} says {scheme}")
+    for name, (dtype, shape) in kinds.items():
+        check_kind(given[name], prefix + name, (dtype,), shape)
+    _check_values(given, prefix, scheme)
+    return FrozenState(scheme, given)
+
+
+def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
+    x = scheme.x
+    if scheme.at(k) != scheme:
+        return f"rotates blocks of {scheme.rotation}, which do not divide K={k}"
+    if PER_COLUMN in (scheme.w.axes, x and x.axes) and not fields["factor"]:
+        return "needs a factor"
+    if fields["x_zero_point"] and (x is None or not x.static or x.symmetric):
+        return "has no static zero point"
+    return None
+
+
+Kind = tuple[torch.dtype, tuple[int, ...]]
+
+
+def _kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
+    """Type and shape of each tensor that is saved."""
+    groups = -(-k // (scheme.w.group or max(k, 1)))
+    per_row = (n, groups) if scheme.grouped else (n,)
+    kinds: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
+    if not scheme.w.symmetric:
+        kinds["zero_point"] = (torch.int32, per_row)
+    if fields["factor"]:
+        kinds["factor"] = (torch.float32, (k,))
+    if scheme.calibrated:
+        kinds["x_scale"] = (torch.float32, (1,))
+    if fields["x_zero_point"]:
+        kinds["x_zero_point"] = (torch.int32, (1,))
+    return kinds
+
+
+def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) -> None:
+    for name in ("scale", "factor", "x_scale"):
+        if name in tensors:
+            check_positive(tensors[name], prefix + name)
+    specs: dict[str, QSpec | None] = {
+        "codes": scheme.w, "zero_point": scheme.w, "x_zero_point": scheme.x,
+    }  # fmt: skip
+    for name, spec in specs.items():
+        if name in tensors and spec is not None:
+            check_range(tensors[name], prefix + name, *code_range(spec.bits, spec.symmetric))
+    scale = tensors["scale"]
+    one = scheme.w.axes != PER_ROW and scale.numel() > 0 and has_values(scale)
+    if one and (scale != scale[0]).any():
+        raise ValueError(f"{prefix}scale differs from row to row, and {scheme} has one for all")

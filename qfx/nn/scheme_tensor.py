@@ -1,0 +1,138 @@
+"""The scheme of a module's saved numbers, as one small tensor beside them in its state dict.
+
+`scheme` int32 [32]: the format number, then a number for each row of FIELDS, then zeros. A tensor,
+so that whatever keeps a state dict keeps it, and always of one shape, so that a checkpoint that is
+read into another module's tensors brings its own. A new row stands behind the others, and 0 there
+means what files of before meant: those stay readable, and an older build refuses what it does not
+know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from qfx.scheme import BACKWARD, PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+
+FORMAT = 1
+LENGTH = 32
+KEY = "scheme"
+_COUNT = None  # a field that holds a number as it is
+_NO_YES = (False, True)
+_SPEC: dict[str, tuple[Any, ...] | None] = {
+    "bits": _COUNT,  # 0: there is no such operand, its other fields are 0 too
+    "symmetric": _NO_YES,
+    "axes": (PER_ROW, PER_TENSOR, PER_COLUMN),
+    "group": _COUNT,
+    "static": _NO_YES,
+}
+# Field -> what its number is the place of.
+FIELDS: dict[str, tuple[Any, ...] | None] = {
+    "module": ("", "Linear", "LSQLinear", "BinaryLinear"),
+    **{f"x.{name}": values for name, values in _SPEC.items()},
+    **{f"w.{name}": values for name, values in _SPEC.items()},
+    "backward": BACKWARD,
+    "rotation": _COUNT,
+    "factor": _NO_YES,  # whether there is a factor [K]
+    "x_zero_point": _NO_YES,  # whether the static zero point of x is given
+}
+
+
+def written(module: str, fields: Mapping[str, Any]) -> Tensor:
+    """The tensor that says these values of FIELDS of a `module`; those not given are 0."""
+    values = {"module": module, **fields}
+    numbers = [_number(FIELDS[name], values.pop(name, None)) for name in FIELDS]
+    assert not values, values
+    return torch.tensor([FORMAT, *numbers, *[0] * (LENGTH - 1 - len(FIELDS))], dtype=torch.int32)
+
+
+def _number(values: tuple[Any, ...] | None, value: Any) -> int:
+    if value is None:
+        return 0
+    return int(value) if values is _COUNT else values.index(value)
+
+
+def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
+    """The values of FIELDS in the tensor `name` of a state dict, which a `module` saved.
+
+    Raises ValueError for another module's, another format, and a number that means nothing here.
+    """
+    numbers = _numbers(tensor, name)
+    for i, number in enumerate(numbers[1 + len(FIELDS) :], 1 + len(FIELDS)):
+        if number:
+            raise ValueError(f"{name} has {number} in place {i}, of which this qfx knows nothing")
+    found = {
+        field: _value(numbers[i], values, f"{name} has {numbers[i]} for {field}")
+        for i, (field, values) in enumerate(FIELDS.items(), 1)
+    }
+    if found["module"] != module:
+        raise ValueError(f"{name} is that of a {found['module']}, not of a {module}")
+    return found
+
+
+def _numbers(tensor: Any, name: str) -> list[int]:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} is of type {type(tensor).__name__}, expected a tensor")
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        raise ValueError(f"{name} has no values, so nothing says what the codes mean")
+    usual = tensor.dtype == torch.int32 and tensor.layout == torch.strided and tensor.dim() == 1
+    numbers = tensor.tolist() if usual else []
+    if numbers and numbers[0] != FORMAT:
+        raise ValueError(
+            f"{name} has format {numbers[0]}, and this qfx reads format {FORMAT}: use the qfx that "
+            "saved it, or a newer one"
+        )
+    if len(numbers) != LENGTH:
+        shape = list(tensor.shape)
+        raise ValueError(f"{name} is {tensor.dtype} {shape}, expected torch.int32 [{LENGTH}]")
+    return numbers
+
+
+def _value(number: int, values: tuple[Any, ...] | None, what: str) -> Any:
+    if values is _COUNT and number >= 0:
+        return number
+    if values is _COUNT or not 0 <= number < len(values):
+        raise ValueError(f"{what}, of which this qfx knows nothing")
+    return values[number]
+
+
+def fields_of(scheme: Scheme) -> dict[str, Any]:
+    """The values of FIELDS that are a scheme's."""
+    specs = {"x": scheme.x, "w": scheme.w}
+    each = {f"{o}.{n}": v for o, spec in specs.items() if spec for n, v in asdict(spec).items()}
+    return {**each, "backward": scheme.backward, "rotation": scheme.rotation}
+
+
+def scheme_of(fields: Mapping[str, Any], name: str) -> Scheme:
+    """The scheme that `read` found in the tensor `name`; ValueError where there is no such one."""
+    try:
+        x, w = (_spec(fields, operand) for operand in ("x", "w"))
+        if w is None:
+            raise ValueError("it has no weight")
+        return Scheme(x, w, fields["backward"], fields["rotation"])
+    except ValueError as why:
+        raise ValueError(f"{name}: {why}") from None
+
+
+def _spec(fields: Mapping[str, Any], operand: str) -> QSpec | None:
+    parts = {part: fields[f"{operand}.{part}"] for part in _SPEC}
+    if parts["bits"]:
+        return QSpec(**parts)
+    if any(parts[part] != (_SPEC[part] or (0,))[0] for part in _SPEC):
+        raise ValueError(f"{operand} has no bits but other parts")
+    return None
+
+
+def of_earlier(prefix: str, what: str) -> str:
+    """The sentence about a state dict that has `what`, but no scheme."""
+    key = repr(prefix + KEY)
+    return (
+        f"{key} is not there, and nothing else says under which scheme {what} were made: an "
+        "earlier qfx did not save it. If it is the scheme that the module has, say so: "
+        f"state_dict[{key}] = model.state_dict()[{key}]"
+    )

@@ -1,0 +1,76 @@
+"""What a state dict holds of a module that trains its quantization, and what must be true of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.nn.loading import FLOATS, Checked, State, check_kind, fault_of, has_values
+from qfx.nn.scheme_tensor import KEY, of_earlier, read
+
+
+class TrainedState(Checked):
+    """A module whose saved numbers are trained under `trained_under`, which is saved with them.
+
+    It says only under what: another scheme may need other parameters, which an optimizer holds, so
+    a state dict of another one is refused. `kind` is the module's name there, `steps` are the
+    parameters that mean nothing without it: a state dict of none of them is a float linear's.
+    """
+
+    kind: str
+    steps: tuple[str, ...]
+
+    def trained_under(self) -> Tensor:
+        """The tensor that is saved as `scheme`."""
+        raise NotImplementedError
+
+    def check_state(self, state: State, prefix: str) -> None:
+        own = self.trained_under()
+        given = state.get(prefix + KEY)
+        names = [prefix + name for name in self.steps if prefix + name in state]
+        if given is None and names:
+            raise ValueError(of_earlier(prefix, " and ".join(names)))
+        if given is not None:
+            there, here = (read(t, prefix + KEY, self.kind) for t in (given, own))
+            others = [name for name in there if there[name] != here[name]]
+            if others:
+                each = ", ".join(f"{n}={there[n]!r} instead of {here[n]!r}" for n in others)
+                raise ValueError(
+                    f"{prefix}{KEY} says {each}: the module must be made with the scheme that the "
+                    "steps were trained under"
+                )
+        for name in self.steps:
+            if prefix + name in state:
+                _check_step(state[prefix + name], prefix + name, self.get_parameter(name))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + KEY] = self.trained_under()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        if fault := fault_of(self, state_dict, prefix):
+            errors.append(fault)
+            return
+        if prefix + KEY not in state_dict:
+            missing.append(prefix + KEY)
+        others = {key: value for key, value in state_dict.items() if key != prefix + KEY}
+        super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
+
+
+def _check_step(value: Any, name: str, parameter: nn.Parameter) -> None:
+    """A logarithm; NaN is one that was not fitted to anything yet."""
+    check_kind(value, name, (*FLOATS, torch.float64), parameter.shape)
+    here = value.to_local() if hasattr(value, "to_local") else value  # of a DTensor
+    if has_values(here) and here.isinf().any():
+        raise ValueError(f"{name} holds {here[here.isinf()][0].item()}, no logarithm of a step")

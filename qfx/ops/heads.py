@@ -1,0 +1,58 @@
+"""What the attention operators share: which heads of queries meet which keys, and what rows see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+HIDDEN, BEHIND = -1e4, -1e3  # a mask's values of keys that rows do not see
+
+
+def batch_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The batch axes of attention: those of q, k and v broadcast, where k and v may also have fewer
+    heads (the last batch axis) than q, each of which serves as many consecutive ones of q."""
+    if q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        return tuple(q.shape[:-2])
+    keys, values = (_heads(t.shape[:-2], _group(q, k, v)) for t in (k, v))
+    return tuple(torch.broadcast_shapes(q.shape[:-2], keys, values))
+
+
+def _group(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """Heads of q for each of k and v."""
+    if q.dim() < 3 or q.dim() != k.dim() or k.dim() != v.dim():
+        return 1
+    of_q, of_k = q.shape[-3], k.shape[-3]
+    fewer = of_k == v.shape[-3] and 1 < of_k < of_q and of_q % of_k == 0
+    return of_q // of_k if fewer else 1
+
+
+def _heads(batch: Sequence[int], group: int) -> tuple[int, ...]:
+    return (*batch[:-1], batch[-1] * group) if group > 1 else tuple(batch)
+
+
+def matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v, each with all batch axes."""
+    batch, group = batch_of(q, k, v), _group(q, k, v)
+    if group > 1:
+        k, v = (t.repeat_interleave(group, -3) for t in (k, v))
+    q, k, v = (t.expand(*batch, *t.shape[-2:]) for t in (q, k, v))
+    return q, k, v
+
+
+def added(mask: Tensor | None, causal: bool, m: int, n: int) -> Tensor:
+    """float32 [..., M, N]: what is added to the scores, minus infinity for keys that a row does not
+    see. (A1)"""
+    none = torch.zeros(m, n)
+    b = none if mask is None else mask
+    if b.dtype == torch.bool:
+        b = torch.zeros_like(b, dtype=torch.float32).masked_fill(~b, -math.inf)
+    if causal:
+        b = (b + none).masked_fill(~torch.ones(m, n, dtype=torch.bool).tril(), -math.inf)
+    if n == 0:
+        return b + none
+    top = torch.where(b.isnan(), -math.inf, b).amax(-1, keepdim=True)
+    hidden = (b <= HIDDEN) & (b - top <= BEHIND)
+    return b.masked_fill(hidden, -math.inf) + none
