@@ -6,9 +6,10 @@ after the backend returns.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -16,13 +17,14 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 _DYNAMO_ATTRIBUTES = ("_param_name_to_source", "_source_to_user_stacks")
-_GETATTR = re.compile(r"getattr\(([^()]*), '([^']*)'\)")
-_DICTIONARIES = re.compile(r"\._(modules|parameters|buffers)(?=\.)")
+NAMED = "qfx_named"  # metadata: the name that `qfx.names` found for a constant, or for who calls
+SCHEME = "qfx_scheme"  # metadata: that of the module of `qfx.nn` which makes the call
 OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
 REPACKED = "qfx_repacked"  # of a graph input: why the graph packs it at every call
 _NO_PREFIXES: Mapping[str, str] = {}
-_ROOT = re.compile(r"^[LG]\['[^']*'\]")
-_INDEX = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
+_ROOT = re.compile(r"[LG]\['([^']*)'\]")
+_PART = re.compile(r"""(\.?)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+)(\(?)""")
+_BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # a holder and what it holds
 
 
 class Tracer(fx.Tracer):
@@ -134,10 +136,37 @@ def roots(node: fx.Node) -> list[fx.Node]:
     return [root for given in node.meta[OUTER] for root in roots(given.operand)]
 
 
+class Named(NamedTuple):
+    """A name below a module that the compiled frame can name: `L['self']` and `layers.0.fc`."""
+
+    root: str
+    path: str
+
+    def under(self, prefixes: Mapping[str, str]) -> str:
+        return f"{prefixes.get(self.root, '')}.{self.path}".strip(".")
+
+
+class Caller(NamedTuple):
+    """The module whose forward called a node: its id while it lives, and its name by the code."""
+
+    id: int | None
+    named: Named
+
+
+def called_by(node: fx.Node) -> Caller | None:
+    stack = list((node.meta.get("nn_module_stack") or {}).items())
+    if not stack:
+        return None
+    key, (source, *_) = stack[-1]
+    number = str(key).partition("@")[0]  # behind it, which of several calls
+    return Caller(int(number) if number.isdigit() else None, named_by_text(str(source)))
+
+
 def module_path(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
     """Dotted path of the module whose forward called the node; '' outside any module."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return _plain(str(stack[-1][0]), prefixes) if stack else ""
+    caller = called_by(node)
+    named = node.meta.get(NAMED) or (caller.named if caller else None)
+    return named.under(prefixes) if named else ""
 
 
 def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
@@ -146,20 +175,37 @@ def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) ->
         return str(node.target)
     if node.meta.get(OUTER):
         return parameter_name(roots(node)[0], prefixes)
-    source = getattr(node, "_dynamo_source", None)
+    named = node.meta.get(NAMED) or named_by_source(node)
+    return named.under(prefixes) if named else node.name
+
+
+def named_by_source(node: fx.Node) -> Named | None:
+    """What Dynamo says of where an input of its graph comes from; None outside Dynamo."""
+    source = source_of(node)
     if source is None:
-        return node.name
-    return _plain(str(source.name() if callable(source.name) else source.name), prefixes)
+        return None
+    found = named_by_text(source)
+    return found if found.path else Named("", _ROOT.sub(r"\1", found.root))
 
 
-def _plain(source: str, prefixes: Mapping[str, str]) -> str:
-    """`L['self']._modules['a'].b[0]` and `getattr(L['self'].a, '0')` -> `a.b.0` and `a.0`.
+def source_of(node: fx.Node) -> str | None:
+    """The Python expression by which Dynamo reached an input of its graph."""
+    source = getattr(node, "_dynamo_source", None)
+    return None if source is None else str(source.name() if callable(source.name) else source.name)
 
-    `prefixes` maps a root such as `L['self']` to that module's own path in the model.
+
+def named_by_text(source: str) -> Named:
+    """What an expression or a path of Dynamo's names, where the object itself is not known.
+
+    `L['self']._modules['a'].b[0]`, `getattr(L['self'].a, '0')`, `L['d']['a']` -> `a.b.0` and `a.0`
+    below `L['self']`, `d.a`.
     """
-    while (text := _GETATTR.sub(r"\1.\2", source)) != source:
-        source = text
-    root = _ROOT.match(source)
-    prefix = prefixes.get(root.group(), "") if root else ""
-    path = _INDEX.sub(r".\1", source[root.end() :] if root else source)
-    return f"{prefix}.{_DICTIONARIES.sub('', path).lstrip('.')}".strip(".")
+    root = _ROOT.search(source)
+    if root is None:
+        return Named("", source)
+    rest = source[root.end() :]
+    words = [word for dot, word, call in _PART.findall(rest) if dot or not call]
+    plain = [str(ast.literal_eval(w)) if w[0] in "'\"" else w for w in words]
+    held = [root.group(1)] if rest.startswith("[") else []  # by a container, not by a module
+    shown = [w for w in plain if w not in _BETWEEN and not w.startswith("__")]
+    return Named(root.group(), ".".join([*held, *shown]))

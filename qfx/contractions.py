@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.capture import value
 from qfx.products import Product, einsum_product
@@ -105,6 +106,10 @@ def _contraction(
         return "an einsum that sums an axis of one operand"
     if shape is None or len(shape) != len(w_axes) or getattr(value(x), "ndim", -1) != len(x_axes):
         return "an einsum of operands whose shapes are not known"
+    x_shape = value(x).shape
+    both = [(x_shape[x_axes.index(a)], shape[w_axes.index(a)]) for a in summed]
+    if not all(statically_known_true(p == q) for p, q in both):
+        return "an einsum that may broadcast an axis that it sums"
     sizes = tuple(int(shape[w_axes.index(a)]) for a in columns)
     k = math.prod(int(shape[w_axes.index(a)]) for a in summed)
     x_view = _ordered(x_axes, [*rows, *summed], flat_from=len(rows))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from qfx.apart import compile_apart
 from qfx.canonical import rewrite
 from qfx.capture import clone, targets
 from qfx.config import Config, parse_options
@@ -21,11 +22,12 @@ from qfx.cost import MachineCost
 from qfx.fault import FAULTS
 from qfx.feed import drop_unused_inputs, with_packed_weights
 from qfx.feed import example_inputs as fed_examples
-from qfx.frame import SELF, known_names, only_for, prefixes
+from qfx.frame import prefixes
 from qfx.fuse import fuse
 from qfx.gpu.cost import cost_of
 from qfx.inductor import inductor
 from qfx.match import match
+from qfx.names import known_names, name_nodes
 from qfx.opened import open_operators
 from qfx.patterns import check_names
 from qfx.plan import Plan, decide, guard_sizes
@@ -57,7 +59,7 @@ def qfx(
     copy = clone(gm)
     mark_repacked(copy)
     try:
-        plan, added = _int8(copy, config)
+        plan, added = _int8(copy, config, example_inputs)
     except FAULTS as fault:
         _warn_of_fault(fault)
         return inner(clone(gm), example_inputs)
@@ -68,17 +70,17 @@ def qfx(
     below = config.inner == "inductor" and not _switches_gradients(copy)
     compiled = inner(copy, fed_examples(feed, example_inputs))
     compiled = _below_autograd(compiled) if below else compiled
-    run = with_packed_weights(compiled, feed, reporter(gm))
-    layer = prefixes().get(SELF)
-    return only_for(layer, run) if layer and any(e.recipe for e in plan.entries) else run
+    return with_packed_weights(compiled, feed, reporter(gm))
 
 
 qfx.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
 
 
-def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, NewInputs]:
+def _int8(gm: fx.GraphModule, config: Config, examples: Sequence[Any]) -> tuple[Plan, NewInputs]:
+    name_nodes(gm, examples, config.recipe)
     plan = plan_of(gm, config)
     guard_sizes(plan)
+    compile_apart([entry.match for entry in plan.entries], config)
     added = NewInputs()
     fuse(rewrite(gm, plan, as_placeholders(gm, added)))
     return plan, added
@@ -87,7 +89,7 @@ def _int8(gm: fx.GraphModule, config: Config) -> tuple[Plan, NewInputs]:
 def plan_of(gm: fx.GraphModule, config: Config, training: bool = False) -> Plan:
     """Match and decide; `training`: gradients are recorded at every site. Raises ValueError for a
     pattern that matches nothing, or a recipe of another model."""
-    matches = match(open_operators(gm), prefixes())
+    matches = match(open_operators(gm), prefixes(config.recipe))
     if training:
         matches = tuple(replace(m, trains=True) if isinstance(m, Site) else m for m in matches)
     check_names(config, known_names(matches))

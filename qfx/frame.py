@@ -1,4 +1,4 @@
-"""The frame Dynamo is compiling: which modules it holds, so that names are absolute and checkable.
+"""The frame Dynamo is compiling: which modules it holds, and which are running around it.
 
 After a graph break Dynamo compiles a submodule's forward as a frame of its own, and the names in
 its graph are relative to that submodule. The modules whose methods are running further up the stack
@@ -8,19 +8,18 @@ complete them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from types import CodeType
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
-from qfx.patterns import names
-from qfx.site import Match
+from qfx.recipe import Recipe
 
 
-def _root() -> Any:
-    """Dynamo's state of the frame that it is compiling; None outside Dynamo."""
+def translated() -> Any:
+    """Dynamo's translator of the frame it compiles; None outside Dynamo."""
     from torch._dynamo.symbolic_convert import InstructionTranslator  # a second to import
 
     try:
@@ -31,22 +30,33 @@ def _root() -> Any:
 
 def code() -> CodeType | None:
     """Of the frame that Dynamo is compiling."""
-    root = _root()
-    return None if root is None else root.f_code
+    frame = translated()
+    return None if frame is None else frame.f_code
 
 
-def _frame_modules() -> dict[str, nn.Module]:
+def _modules_in(scope: str, variables: Mapping[str, Any]) -> dict[str, nn.Module]:
+    return {f"{scope}['{k}']": v for k, v in variables.items() if isinstance(v, nn.Module)}
+
+
+def frame_modules() -> dict[str, nn.Module]:
     """Source expression -> module, for the modules the compiled frame can name."""
-    frame = _root()
+    frame = translated()
     if frame is None:
         return {}
-    found = {f"L['{k}']": v for k, v in frame.f_locals.items() if isinstance(v, nn.Module)}
     used = frame.f_code.co_names + frame.f_code.co_freevars
     globals_ = {k: frame.f_globals.get(k) for k in used}
-    return found | {f"G['{k}']": v for k, v in globals_.items() if isinstance(v, nn.Module)}
+    return _modules_in("L", frame.f_locals) | _modules_in("G", globals_)
 
 
-def _running_modules() -> list[nn.Module]:
+def _stack() -> Iterator[FrameType]:
+    """The running frames, the innermost first."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        yield frame
+
+
+def running_modules() -> list[nn.Module]:
     """The modules whose methods are on the Python stack, the outermost first; without those that
     only wrap another, which would put their own names before the model's."""
     from torch._dynamo.eval_frame import OptimizedModule
@@ -54,9 +64,7 @@ def _running_modules() -> list[nn.Module]:
 
     wrappers = (OptimizedModule, DistributedDataParallel)
     found: list[nn.Module] = []
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame in _stack():
         running = frame.f_code
         owner = frame.f_locals.get(running.co_varnames[0]) if running.co_argcount else None
         if isinstance(owner, nn.Module) and not isinstance(owner, wrappers):
@@ -64,62 +72,64 @@ def _running_modules() -> list[nn.Module]:
     return found[::-1]
 
 
-def prefixes() -> dict[str, str]:
-    """Source expression of each module of the compiled frame -> its dotted path in the model."""
-    running = _running_modules()
-    return {source: _path(module, running) for source, module in _frame_modules().items()}
-
-
-def running_path() -> str:
-    """Path of the innermost module whose method is running, in the outermost one."""
-    running = _running_modules()
-    return _path(running[-1], running) if running else ""
-
-
-def _path(module: nn.Module, running: list[nn.Module]) -> str:
-    for root in running:
-        for path, part in root.named_modules():
-            if part is module:
-                return path
-    return ""
-
-
 def modules() -> list[nn.Module]:
     """The modules that the compiled frame can name, and those whose methods are running."""
-    return [*_frame_modules().values(), *_running_modules()]
+    return [*frame_modules().values(), *running_modules()]
 
 
-SELF = "L['self']"  # the module whose method Dynamo captured
+def roots(recipe: Recipe | None = None) -> list[nn.Module]:
+    """The running modules, from the one that names are relative to: the outermost, or that which
+    has most of the recipe's names, for a calibrated model may run inside another."""
+    running = running_modules()
+    if recipe is None or not running:
+        return running
+    wanted = {site.name for site in recipe.sites}
+    known = [len(wanted & {name for name, _ in module.named_modules()}) for module in running]
+    return running[known.index(max(known)) :]
 
 
-def only_for(path: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, but an error where Dynamo lets another layer than `path` use it.
+def place(module: nn.Module, around: Sequence[nn.Module]) -> tuple[nn.Module, str]:
+    """The first of the modules that holds this one, and its path there; else itself."""
+    for root in around:
+        for path, part in root.named_modules():
+            if part is module:
+                return root, path
+    return module, ""
 
-    Layers that are alike share compiled code where a graph break makes each a frame of its own.
-    What a recipe says is of one layer. Each weight that comes is looked at once.
+
+def prefixes(recipe: Recipe | None = None) -> dict[str, str]:
+    """Source expression of each module of the compiled frame -> its dotted path in the model."""
+    around = roots(recipe)
+    return {source: place(module, around)[1] for source, module in frame_modules().items()}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A captured frame: its code and the prefixes it had. Dynamo may run it for other modules.
+
+    It holds no module itself, for what Dynamo compiled lives longer than a model.
     """
-    seen: set[tuple[int, ...]] = set()
 
-    @torch._dynamo.disable
-    def checked(*arguments: Any) -> Any:
-        weights = tuple(id(a) for a in arguments if isinstance(a, nn.Parameter))
-        if weights not in seen:
-            if (now := running_path()) != path:
-                raise RuntimeError(
-                    f"recipe: Dynamo runs the code compiled for {path!r} also for {now!r}, whose "
-                    "recipe is another; compile the model as one graph (fullgraph=True says what "
-                    "breaks it), or without a recipe"
-                )
-            seen.add(weights)
-        return run(*arguments)
+    code: CodeType | None
+    captured: Mapping[str, str]
 
-    return checked
+    def prefixes(self) -> dict[str, str]:
+        """The prefixes of the call that is running."""
+        now, around = self._locals(), roots()
+        return {s: place(now[s], around)[1] if s in now else p for s, p in self.captured.items()}
+
+    def _locals(self) -> dict[str, nn.Module]:
+        """The modules in its local variables in this call."""
+        at = _position(self.code) if self.code else None
+        running = (frame.f_locals for frame in _stack() if _position(frame.f_code) == at)
+        return _modules_in("L", next(running, {}))
 
 
-def known_names(matches: Iterable[Match]) -> set[str]:
-    """Every name a pattern may mean: the graph's own, and those of the modules around it."""
-    known = {name for m in matches for name in (*names(m), m.name)}
-    for module in modules():
-        known.update(name for name, _ in module.named_modules() if name)
-        known.update(name for name, _ in module.named_parameters(remove_duplicate=False))
-    return known
+def _position(code: CodeType) -> tuple[str, str, int]:
+    """What Dynamo's code has in common with the code it replaces."""
+    return code.co_filename, code.co_name, code.co_firstlineno
+
+
+def compiled_frame() -> Frame:
+    """The frame that Dynamo compiles now."""
+    return Frame(code(), prefixes())

@@ -29,8 +29,7 @@ class GuardCount(NamedTuple):
 def guard_counts() -> dict[str, GuardCount]:
     """For each guarded matmul that ran, by its module path, its counts since the process began.
 
-    Calls of one module count together, as do layers that share compiled code, under the name of the
-    first. Empty without the option `guard`.
+    Calls of one module count together. Empty without the option `guard`.
     """
     return {site: GuardCount(*counts) for site, counts in _C.guard_counts().items()}
 

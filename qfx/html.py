@@ -39,6 +39,7 @@ def page(report: Report) -> str:
         count=str(report).splitlines()[-1],
         mode=report.mode,
         facts=[fact._replace(where=printable(fact.where)) for fact in _facts(report)],
+        breaks=[printable(line) for line in report.breaks],
         columns=[_COLUMNS[i] for i in used],
         lines=[line._replace(cells=[line.cells[i] for i in used]) for line in lines],
         charts=charts(report.rows, report.shares),

@@ -23,6 +23,7 @@ from qfx.effects import transformed, without_gradients, written_roots
 from qfx.epilogue import trains, with_epilogue
 from qfx.fault import at
 from qfx.gpu.support import why_not
+from qfx.own_calls import OwnCall, own_call
 from qfx.products import Product, product
 from qfx.site import Match, Site, Unmatched
 from qfx.spellings import operands, spelling
@@ -64,9 +65,8 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
         elif isinstance(node.target, torch._ops.HigherOrderOperator):
             for body in filter(_is_body, map(value, node.all_input_nodes)):
                 found += _inside_body(node, body, prefixes)
-        elif node.target in _INT8_ALREADY:
-            reason = "an int8 operator of the model itself"
-            found.append(Unmatched(node, reason, module_path(node, prefixes)))
+        elif own := own_call(node, module_path(node, prefixes)):
+            found.append(own)
         elif _takes_a_weight_elsewhere(node):
             path = module_path(node, prefixes)
             found.append(
@@ -77,20 +77,6 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
     return tuple(found)
 
 
-_INT8_ALREADY = tuple(
-    spelled
-    for name in (
-        "int8_linear",
-        "int8_linear_dynamic",
-        "int8_linear_groups",
-        "int8_linear_requantize",
-        "int8_linear_ste",
-        "int8_mm",
-        "int8_weight_linear",
-    )
-    for packet in [getattr(torch.ops.qfx, name)]
-    for spelled in (packet, packet.default)
-)
 _RECURRENT: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _LEAVES = (*_RECURRENT, nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -120,7 +106,8 @@ def _is_body(candidate: Any) -> bool:
 
 def _inside_body(node: fx.Node, body: fx.GraphModule, prefixes: Mapping[str, str]) -> list[Match]:
     reason = f"inside the body of {node.target}, whose bodies qfx does not edit"
-    return [Unmatched(m.node, reason, m.path) for m in _matches(body, prefixes)]
+    inside = _matches(body, prefixes)
+    return [m if isinstance(m, OwnCall) else Unmatched(m.node, reason, m.path) for m in inside]
 
 
 def _matmul(

@@ -15,6 +15,7 @@ from qfx.capture import attribute
 from qfx.fuse import fuse
 from qfx.guard import GuardCount, taken
 from qfx.ops.quantize import ACTIVATIONS
+from qfx.own_calls import OwnCall
 from qfx.plan import Entry, Plan
 from qfx.products import Product
 from qfx.provide import as_constants
@@ -151,11 +152,13 @@ class Observer(fx.Interpreter):
 
 
 def _left(match: Match) -> tuple[fx.Node, View] | None:
-    """What stands left in the matmul: activations, one operand, the queries."""
+    """What stands left in the matmul: activations, one operand, the queries; no codes."""
     if isinstance(match, Site):
         return match.x, match.x_view
     if isinstance(match, Product):
         return match.a, match.a_view
+    if isinstance(match, OwnCall):
+        return None if match.left is None else (match.left, ())
     return (match.query, ()) if isinstance(match, Attention) else None
 
 

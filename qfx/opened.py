@@ -24,7 +24,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from qfx.breakeven import hint
-from qfx.capture import value
+from qfx.capture import NAMED, value
 from qfx.fault import at
 
 aten = torch.ops.aten
@@ -101,7 +101,7 @@ def _replace(node: fx.Node, recorder: _Recorder, result: Any) -> None:
         node.graph.erase_node(node)
 
 
-_INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack")
+_INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", NAMED)
 
 
 class _Recorder(TorchFunctionMode):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from torch import fx
+from torch import fx, nn
 
 from qfx.config import Config
 from qfx.printable import printable
@@ -23,10 +24,57 @@ def names(match: Match) -> tuple[str, ...]:
     return (match.path,) if match.path else ()
 
 
+def names_in(module: nn.Module) -> set[str]:
+    """What patterns may mean in a module: its modules, parameters and buffers, by all names."""
+    named = chain(
+        module.named_modules(remove_duplicate=False),
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    )
+    return {name for name, _ in named if name}
+
+
 def fits(pattern: str, candidates: Iterable[str]) -> bool:
     """Whether the pattern equals a run of whole components of a dotted name, wildcards allowed."""
     shapes = (pattern, f"*.{pattern}", f"{pattern}.*", f"*.{pattern}.*")
     return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
+
+
+def left_out(config: Config, candidates: Sequence[str]) -> str | None:
+    """Why the patterns leave a match of these names float, or None."""
+    for pattern in config.skip:
+        if fits(pattern, candidates):
+            return f"skipped by the pattern {pattern!r}"
+    if config.only and not any(fits(pattern, candidates) for pattern in config.only):
+        return f"not among only={list(config.only)}"
+    return None
+
+
+def decides_on_module(
+    config: Config, matches: Iterable[Match], path: str, others: Iterable[str]
+) -> bool:
+    """Whether what the module at `path` multiplies would be decided otherwise under another path:
+    a recipe has numbers for each, a guard counts each."""
+    if config.recipe is not None or config.guard is not None:
+        return any(isinstance(m, Site) for m in matches)
+    own = [names(m) for m in matches]
+    here = [left_out(config, candidates) for candidates in own]
+    there = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
+    return any(found != here for found in there)
+
+
+def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool:
+    """The same for the weight of a site, and the names of others."""
+    here = left_out(config, names(site))
+    called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
+    each = config.recipe is not None or config.guard is not None
+    return each or any(left_out(config, candidates) != here for candidates in called)
+
+
+def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:
+    inside = [n for n in candidates if f"{n}.".startswith(f"{path}.")]
+    outside = [n for n in candidates if n not in inside]
+    return [*outside, *(f"{other}{n.removeprefix(path)}".strip(".") for n in inside)]
 
 
 def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:

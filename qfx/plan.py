@@ -18,7 +18,8 @@ from qfx.config import Config
 from qfx.fault import at
 from qfx.gpu.support import has_kernel
 from qfx.guard import Guard
-from qfx.patterns import fits, names, recipes
+from qfx.own_calls import FLOAT, OwnCall
+from qfx.patterns import left_out, names, recipes
 from qfx.prices import CostModel, Estimate, GpuCosts, Prices
 from qfx.printable import printable
 from qfx.products import Product
@@ -46,7 +47,14 @@ class Entry:
             return ""
         sizes = (self.match.m, self.match.k, self.match.n)
         each = "x".join("?" if s is None else str(s) for s in sizes)
-        return f"{self.match.batch}*{each}" if not isinstance(self.match, Site) else each
+        batch = None if isinstance(self.match, Site) else self.match.batch
+        return each if batch is None else f"{batch}*{each}"
+
+    @property
+    def token(self) -> str:
+        """What it runs in: a scheme, by decision or because the model calls it so, or `float`."""
+        own = self.match.token if isinstance(self.match, OwnCall) else FLOAT
+        return own if self.scheme is None else str(self.scheme)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Plan:
 
     @property
     def quantized(self) -> int:
-        return sum(e.scheme is not None for e in self.entries)
+        return sum(e.token != FLOAT for e in self.entries)
 
     @property
     def total(self) -> int:
@@ -65,10 +73,9 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [
-            (printable(e.match.name), e.match.node.name, e.shape, e.scheme or "float",
-             printable(e.reason))
+            (printable(e.match.name), e.match.node.name, e.shape, e.token, printable(e.reason))
             for e in self.entries
-        ]  # fmt: skip
+        ]
         head = ("module", "node", "MxKxN", "scheme", "reason")
         table = tabulate(rows, head, disable_numparse=True)
         return f"{table}\n{self.quantized} of {self.total} matmuls in int8"
@@ -95,11 +102,11 @@ def _decided(match: Match, config: Config, prices: Prices, recipe: SiteRecipe | 
 def _entry(match: Match, config: Config, prices: Prices, recipe: SiteRecipe | None) -> Entry:
     if isinstance(match, Unmatched):
         return Entry(match, None, match.reason)
-    for pattern in config.skip:
-        if fits(pattern, names(match)):
-            return Entry(match, None, f"skipped by the pattern {pattern!r}")
-    if config.only and not any(fits(p, names(match)) for p in config.only):
-        return Entry(match, None, f"not among only={list(config.only)}")
+    left = left_out(config, names(match))
+    if isinstance(match, OwnCall):
+        return Entry(match, None, f"{match.reason}, though {left}" if left else match.reason)
+    if left:
+        return Entry(match, None, left)
     if isinstance(match, Product | Attention):
         model = prices.of(match, None)
         return _decode_by_cost(match, model) or _product_by_cost(match, config, model)

@@ -112,7 +112,15 @@ def einsum_product(node: fx.Node, equation: str, a: Any, b: Any) -> Product | st
         _order(sides[1], [*batch, *columns, *summed]),
         (*back, ("contiguous", ())) if back else back,
     )
+    sizes = [_size(side, operand, summed[0]) for side, operand in zip(sides, (a, b), strict=True)]
+    if None not in sizes and not statically_known_true(sizes[0] == sizes[1]):
+        return f"einsum {equation!r} of two activations may broadcast the axis that it sums"
     return product(node, a, b, "", views)
+
+
+def _size(axes: str, operand: Any, axis: str) -> Size | None:
+    known = value(operand) if isinstance(operand, fx.Node) else None
+    return known.shape[axes.index(axis)] if isinstance(known, Tensor) else None
 
 
 def added_product(node: fx.Node, arguments: dict[str, Any]) -> Product | str:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import fx
 
 from qfx import frame
-from qfx.capture import REPACKED
+from qfx.capture import REPACKED, source_of
 from qfx.sharding import gathered_weights
 
 _REWRITTEN: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # frame -> Dynamo's names
@@ -27,7 +27,7 @@ def mark_repacked(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         if node.op == "placeholder" and gathered(node):
             node.meta[REPACKED] = "FSDP gathers it anew for each call"
-        elif node.op == "placeholder" and _source(node) in rewritten:
+        elif node.op == "placeholder" and source_of(node) in rewritten:
             node.meta[REPACKED] = "it was rewritten before each of the last calls"
 
 
@@ -38,7 +38,7 @@ def reporter(gm: fx.GraphModule) -> Callable[[Iterable[int]], None] | None:
     if code is None:
         return None
     known: CodeType = code
-    names = [_source(node) for node in gm.graph.nodes if node.op == "placeholder"]
+    names = [source_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
 
     def report(positions: Iterable[int]) -> None:
         new = {name for i in positions if (name := names[i])}
@@ -54,8 +54,3 @@ def reporter(gm: fx.GraphModule) -> Callable[[Iterable[int]], None] | None:
 def forget() -> None:
     """What `torch._dynamo.reset()` asks of a backend."""
     _REWRITTEN.clear()
-
-
-def _source(node: fx.Node) -> str | None:
-    source = getattr(node, "_dynamo_source", None)
-    return None if source is None else str(source.name() if callable(source.name) else source.name)

@@ -12,14 +12,17 @@ from tabulate import tabulate
 from torch import fx, nn
 
 from qfx.atomic_write import write_text
+from qfx.breaks import BEFORE, said, said_since
 from qfx.capture import parameter_name, roots
 from qfx.config import Config, parse_options
 from qfx.cost import MachineCost
 from qfx.gpu.cost import cost_of
 from qfx.html import page
 from qfx.match import match
+from qfx.nn import BinaryLinear, Linear, LSQLinear
 from qfx.observe import Observer
-from qfx.patterns import check_names
+from qfx.own_calls import BINARY
+from qfx.patterns import check_names, names_in
 from qfx.plan import decide
 from qfx.printable import printable
 from qfx.row import Row, float_rows, shares, sqnr
@@ -33,11 +36,13 @@ __all__ = ["Report", "Row", "explain", "sqnr"]
 @dataclass(frozen=True)
 class Report:
     """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into.
-    `training`: which of its modules were in training mode, as words; '' where none was."""
+    `training`: which of its modules were in training mode, as words; '' where none was. `breaks`:
+    what Dynamo said of the code that it did not capture."""
 
     rows: tuple[Row, ...]
     graphs: int
     training: str = ""
+    breaks: tuple[str, ...] = ()
 
     @property
     def quantized(self) -> int:
@@ -72,10 +77,12 @@ class Report:
         text = tabulate(table, headers="keys", disable_numparse=True)
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
-        return "\n".join(line for line in (text, note, self.mode, count) if line)
+        said = [_SAID, *map(printable, self.breaks)] if self.breaks else []
+        return "\n".join(line for line in (text, note, self.mode, *said, count) if line)
 
 
 _TRAINING = "what dropout and batch statistics do is in these numbers; eval() is for inference"
+_SAID = 'Dynamo does not capture all of the code; TORCH_LOGS="graph_breaks" shows where. It says:'
 
 
 def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
@@ -120,31 +127,54 @@ def explain(
     input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
     """
     config, _ = parse_options(options)
-    session = _Session(config, [], set())
+    session, before = _Session(config, [], set()), said()
     with unchanged(model, "explain"):
         watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
-    if not session.graphs:
-        warnings.warn(
-            "qfx.explain saw no graph: torch.compile does not capture this callable, or has "
-            "reached its recompile limit for it (torch._dynamo.reset() clears that)",
-            stacklevel=2,
-        )
     if isinstance(model, nn.Module):
         _check(config, model, session.seen)
     rows = [row for graph in session.graphs for row in graph.rows()]
     if isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule):
         rows += _unseen(model, session.seen)
-    return Report(tuple(rows), len(session.graphs), in_training(model))
+    breaks = said_since(before)
+    if not session.graphs:
+        warnings.warn(f"qfx.explain saw no graph: {_why_none(breaks)}", stacklevel=2)
+    elif not any(row.reason.endswith(_UNSEEN) for row in rows):
+        breaks = tuple(line for line in breaks if not line.startswith(BEFORE))
+    return Report(tuple(rows), len(session.graphs), in_training(model), breaks)
+
+
+def _why_none(breaks: Sequence[str]) -> str:
+    if breaks:
+        return f"Dynamo gives up all of this callable. It says: {' '.join(breaks)}"
+    return (
+        "torch.compile does not capture this callable, or has reached its recompile limit for it "
+        "(torch._dynamo.reset() clears that)"
+    )
 
 
 def _unseen(model: nn.Module, seen: set[str]) -> Iterator[Row]:
-    """The linears that stand in no graph: nothing stays float without a line."""
-    for name, module in uncompiled_module(model).named_modules():
-        if isinstance(module, nn.Linear) and name and not seen & {name, f"{name}.weight"}:
-            shape = f"?x{module.in_features}x{module.out_features}"
-            yield Row(name, "", shape, "float", "", _UNSEEN)
+    """The modules that multiply and stand in no graph: nothing stays float without a line."""
+    plain = uncompiled_module(model)
+    everywhere = plain.named_modules(remove_duplicate=False)
+    ran = {id(module) for name, module in everywhere if seen & {name, f"{name}.weight"}}
+    for name, module in plain.named_modules():
+        if name and id(module) not in ran:
+            if isinstance(module, _OWN):
+                scheme = str(getattr(module, "scheme", BINARY))
+                yield Row(name, "", _shape(module), scheme, "", f"an int8 module, {_UNSEEN}")
+            elif isinstance(module, _MULTIPLIES):
+                yield Row(name, "", _shape(module), "float", "", _UNSEEN)
 
 
+def _shape(module: nn.Module) -> str:
+    if isinstance(module, _RECURRENT):
+        return ""  # several matmuls
+    return f"?x{module.in_features}x{module.out_features}"
+
+
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_MULTIPLIES = (nn.Linear, *_RECURRENT)
+_OWN = (Linear, LSQLinear, BinaryLinear)
 _UNSEEN = "in no captured graph: not called on these inputs, or by code Dynamo does not capture"
 
 
@@ -166,6 +196,4 @@ class _Session(NamedTuple):
 
 
 def _check(config: Config, model: nn.Module, seen: set[str]) -> None:
-    modules = {name for name, _ in model.named_modules() if name}
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    check_names(config, modules | parameters | seen)
+    check_names(config, names_in(uncompiled_module(model)) | seen)

@@ -14,6 +14,7 @@ import qfx._C as _C
 from qfx.breakeven import hint
 from qfx.form_cost import form
 from qfx.guard import GuardCount
+from qfx.own_calls import FLOAT, OwnCall
 from qfx.plan import Entry
 from qfx.scheme import PER_COLUMN
 from qfx.site import Site, Unmatched
@@ -112,8 +113,8 @@ def row_of(entry: Entry, seen: Range | None, trial: Trial | None) -> Row:
         module=entry.match.path,
         node=entry.match.node.name,
         shape=entry.shape,
-        scheme=str(entry.scheme or "float"),
-        kernel="" if entry.scheme is None else _kernel(entry),
+        scheme=entry.token,
+        kernel="" if entry.token == FLOAT else _kernel(entry),
         reason=entry.reason,
         sqnr_db=sqnr_db,
         float_s=float_s,
@@ -127,9 +128,9 @@ def row_of(entry: Entry, seen: Range | None, trial: Trial | None) -> Row:
 
 def _kernel(entry: Entry) -> str:
     """The GEMM kernel of the site: tile and instruction set; the latter alone of other forms."""
-    assert entry.scheme is not None
-    m = None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
-    if m is None or form(entry.scheme):
+    own, m = entry.match, None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
+    gemm = own.gemm if isinstance(own, OwnCall) else entry.scheme and form(entry.scheme) is None
+    if m is None or not gemm:
         return _C.isa()
     return _C.kernel_for(m).removeprefix("s8s8_gemm_")
 

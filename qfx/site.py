@@ -10,6 +10,7 @@ from torch import fx
 
 from qfx.attention import Attention
 from qfx.capture import REPACKED, attribute, device, roots, value
+from qfx.own_calls import OwnCall
 from qfx.products import Product
 from qfx.views import View
 
@@ -72,7 +73,7 @@ class Unmatched:
         return self.path or self.node.name
 
 
-Match = Site | Product | Attention | Unmatched
+Match = Site | Product | Attention | OwnCall | Unmatched
 
 
 def device_of(match: Site | Product | Attention) -> torch.device:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from qfx.apart import capture_apart
 from qfx.capture import clone, trace
-from qfx.frame import SELF, prefixes, running_path
+from qfx.frame import compiled_frame
+from qfx.names import name_nodes
 from qfx.opened import open_operators
 from qfx.repacked import mark_repacked
 from qfx.unchanged import keep_written
@@ -34,26 +36,33 @@ def watch(
     try:
         with torch.no_grad():
             if isinstance(model, fx.GraphModule):
-                return _look(trace(model, *inputs))(*inputs)
+                return _watched(trace(model, *inputs))(*inputs)
             plain = _uncompiled(model)
             return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
     finally:
         _WATCHER.reset(token)
 
 
-def _look(gm: fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Callable[..., Any]:
+def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend. One function for all calls: a second one reuses Dynamo's code."""
-    graph, captured = open_operators(clone(gm)), prefixes()
+    graph = clone(gm)
     mark_repacked(graph)
-    keep = keep_written(graph)
+    name_nodes(graph, example_inputs)
+    capture_apart(graph)
+    return torch._dynamo.disable(_watched(graph))
+
+
+def _watched(graph: fx.GraphModule) -> Callable[..., Any]:
+    """Runs a graph of its own, whose operators it opens, by the watcher of the call."""
+    open_operators(graph)
+    frame, keep = compiled_frame(), keep_written(graph)
 
     def run(*arguments: Any) -> Any:
         # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
         keep(arguments)
-        here = {root: running_path() if root == SELF else path for root, path in captured.items()}
-        return _WATCHER.get()(graph, here, arguments)
+        return _WATCHER.get()(graph, frame.prefixes(), arguments)
 
-    return torch._dynamo.disable(run)
+    return run
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

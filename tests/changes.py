@@ -10,26 +10,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from tests.held import found
+
 
 def _in_place(module: nn.Module, name: str, half: Tensor) -> None:
-    getattr(module, name).mul_(0.5)
+    found(module, name).mul_(0.5)
 
 
 def _behind(module: nn.Module, name: str, half: Tensor) -> None:
     """What merging an adapter does."""
-    getattr(module, name).data -= half
+    found(module, name).data -= half
 
 
 def _memory(module: nn.Module, name: str, half: Tensor) -> None:
     """What numpy, or a flat buffer of which the weight is a view, does."""
-    weight = getattr(module, name)
+    weight = found(module, name)
     bytes_of = torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage())
     like = torch.empty(0, dtype=weight.dtype).set_(weight.untyped_storage())
     bytes_of.copy_((like * 0.5).view(torch.uint8))
 
 
 def _replaced(module: nn.Module, name: str, half: Tensor) -> None:
-    getattr(module, name).data = half
+    found(module, name).data = half
 
 
 def _loaded(module: nn.Module, name: str, half: Tensor) -> None:
@@ -51,5 +53,5 @@ CHANGES: dict[str, Callable[[nn.Module, str, Tensor], None]] = {
 
 
 def halve(module: nn.Module, name: str, change: str) -> None:
-    """The parameter or buffer of this name, in the way that `CHANGES` has for `change`."""
-    CHANGES[change](module, name, getattr(module, name).detach() * 0.5)
+    """The parameter or buffer of this path, in the way that `CHANGES` has for `change`."""
+    CHANGES[change](module, name, found(module, name).detach() * 0.5)

@@ -6,35 +6,23 @@
 from __future__ import annotations
 
 import random
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qfx.scheme import PER_TENSOR, QSpec, Scheme
+from tests.finish import finish
 from tests.grammar import GROUPS, PRODUCTS, WEIGHTS, Op, Product, Weight
 from tests.graphs import DTYPES, QUANTIZED, Program, Step, namespace
+from tests.held import Holding
+from tests.hold import Meaning, add_held
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
+HELD_CHANCE = 0.07
 LARGEST, MOST_ELEMENTS, MOST_AXES = 1e3, 4096, 4
-COARSE = Scheme(x=QSpec(bits=6), w=QSpec(bits=5, axes=PER_TENSOR))
-GROUPED = Scheme(x=QSpec(symmetric=False), w=QSpec(bits=6, symmetric=False, group=64))
-# What the preset, or a Scheme, may do to an operand at worst: a group has no larger step than
-# its row.
-SCHEMES: tuple[tuple[Any, Scheme, int], ...] = (
-    ("w8a8", Scheme(x=QSpec(symmetric=False), rotation=64), 4),
-    ("w8a8-symmetric", Scheme(), 1),
-    ("w8a8-asymmetric", Scheme(x=QSpec(symmetric=False)), 3),
-    ("w8a8-tensor", Scheme(x=QSpec(symmetric=False, axes=PER_TENSOR)), 1),
-    (COARSE, COARSE, 1),
-    ("w8", Scheme(x=None), 1),
-    (GROUPED, replace(GROUPED, w=QSpec(bits=6, symmetric=False)), 1),
-)
-_NAME = re.compile(r"\bv\d+o?\b")
 
 
 @dataclass
@@ -52,11 +40,13 @@ class Draft:
     shared: str | None = None  # the last x of a product
     weights: dict[str, str | None] = field(default_factory=dict)  # expression -> its constant
     changed: list[str] = field(default_factory=list)  # buffers that the program writes
+    holdings: list[Holding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.generator = torch.Generator().manual_seed(self.seed)
         self.real: dict[str, Any] = namespace({})
+        self.training = self.rng.random() < 0.5
         dtype = self.rng.choices(DTYPES, (85, 7, 5, 3))[0]
         for i in range(self.rng.choice((1, 1, 2))):
             self._input(f"x{i}", dtype)
@@ -113,8 +103,10 @@ class Draft:
 
     def _new(self, shape: Sequence[int], dtype: torch.dtype, deviation: float) -> str:
         kind = self.rng.choices(("parameter", "buffer"), (2, 1))[0]
-        tensor = torch.randn(*shape, generator=self.generator) * deviation
-        return self._register(kind, tensor.to(dtype))
+        return self._register(kind, (self.normal(shape) * deviation).to(dtype))
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
 
     def _floats(self) -> list[str]:
         return [n for n, (_, t) in self.state.items() if t.is_floating_point()]
@@ -233,8 +225,46 @@ class Draft:
         group = self.rng.choices(groups, chances)[0]
         if self.steps and self.steps[-1].op.writes:
             group = PRODUCTS  # what is written should be read
+        elif self.rng.random() < HELD_CHANCE:
+            add_held(self)
+            return
         name = self.rng.choice(list(group))
         self.add(name, group[name])
+
+    def hold(
+        self,
+        holding: Holding,
+        state: Mapping[str, tuple[str, Tensor]],
+        meanings: Sequence[Meaning],
+        call: str,
+        x: str,
+    ) -> bool:
+        """Appends the call of a module as the steps that it means, unless one is out of range."""
+        for name, (_, tensor) in state.items():
+            setattr(self.real["self"], name, tensor.clone())
+        texts = [op.text.format(out=result, **used) for _, op, used, result in meanings]
+        for text in texts:
+            exec(text, self.real)
+        result = f"v{len(self.steps)}"
+        passing = {result, *(used["x"] for _, _, used, _ in meanings if "x" in used)}
+        if not all(_acceptable(self.real[name]) for name in passing):
+            return False
+        self.holdings.append(holding)
+        self.state.update(state)
+        sources = [f"{result} = {call}"] + [""] * (len(texts) - 1)
+        for source, text, (name, op, used, made) in zip(sources, texts, meanings, strict=True):
+            self._step(name, op, source, text, tuple(used.values()), made)
+        self.shared, self.names = x, [*self.names, result]
+        return True
+
+    def _step(
+        self, name: str, op: Op, text: str, means: str, operands: tuple[str, ...], made: str | None
+    ) -> None:
+        dtype = self.evaluate(made or operands[0]).dtype
+        weight = None
+        if isinstance(op.bound, Product) and op.bound.int8 and dtype in QUANTIZED:
+            weight = self.weights.get(operands[1], _held_weight(operands[1]))
+        self.steps.append(Step(name, op, text, means, operands, made, dtype, weight))
 
     def add(self, name: str, op: Op) -> bool:
         """Appends the operation unless it lacks operands or its result is out of range."""
@@ -258,33 +288,16 @@ class Draft:
     def _append(
         self, name: str, op: Op, text: str, operands: Mapping[str, str], new: list[str]
     ) -> None:
-        dtype = self.evaluate(new[0] if new else next(iter(operands.values()))).dtype
-        weight = None
         if isinstance(op.bound, Product):
             self.shared = operands["x"] if operands["x"] in self.names else self.shared
-            if op.bound.int8 and dtype in QUANTIZED:
-                weight = self.weights.get(operands["w"])
-        result = new[0] if new else None
-        step = Step(name, op, text, tuple(operands.values()), result, dtype, weight)
-        self.steps.append(step)
+        made = new[0] if new else None
+        self._step(name, op, text, text, tuple(operands.values()), made)
         self.names += new
 
-    def outputs(self) -> tuple[str, ...]:
-        """The last variable, most of what nothing else reads, and some others."""
-        made = [n for n in self.names if n not in self.inputs]
-        read = {n for step in self.steps for o in step.operands for n in _NAME.findall(o)}
-        chances = [0.2 if n in read else 0.8 for n in made[:-1]]
-        others = [n for n, c in zip(made, chances, strict=False) if self.rng.random() < c]
-        return (*others, made[-1]) if made else (self.names[0],)
 
-    def finish(self) -> Program:
-        option, worst, _ = self.rng.choices(SCHEMES, [s[2] for s in SCHEMES])[0]
-        dynamic = self.rng.random() < 0.15
-        outputs = self.outputs()
-        steps, inputs = tuple(self.steps), self.inputs
-        return Program(
-            self.seed, steps, inputs, outputs, self.aliases, self.state, (option, worst), dynamic
-        )
+def _held_weight(operand: str) -> str | None:
+    """The weight of a linear of the program, by itself."""
+    return operand.removeprefix("self.") if operand.startswith("self.s") else None
 
 
 def _fitting(shape: Sequence[int]) -> list[Weight]:
@@ -301,7 +314,7 @@ def program(seed: int) -> Program:
     draft = Draft(seed)
     for _ in range(draft.rng.randrange(5, 17)):
         draft.grow()
-    return draft.finish()
+    return finish(draft)
 
 
 def shortest(name: str, op: Op) -> Program:
@@ -310,7 +323,7 @@ def shortest(name: str, op: Op) -> Program:
         draft = Draft(seed)
         for _ in range(3):
             if draft.add(name, op):
-                return draft.finish()
+                return finish(draft)
             draft.grow()
     raise AssertionError(f"no operands for {name} within 1000 seeds")
 

@@ -13,16 +13,17 @@ import itertools
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import qfx
-from tests.bounds import Known
+from tests.bounds import TINY, UNIT, Known
 from tests.changes import halve
-from tests.graphs import Interpreter, Program
+from tests.graphs import QUANTIZED, Interpreter, Program
+from tests.held import PUT_ON, found
 
 LINEAR = tuple(
     f"qfx::int8_{name}"
@@ -43,15 +44,16 @@ class BeyondBound(Mismatch):
 @dataclass
 class Seen:
     """What was checked: of `programs` programs, how many products there were, how many the grammar
-    says are int8 and were, how many products of two activations and how many attentions were;
-    `trained` programs gave gradients, `refused` ones have none in eager either; and bound / value
-    of every output."""
+    says are int8 and were, how many products of two activations and how many attentions were; `new`
+    have modules, patterns, other batches or a `__getattr__` of their own; `trained` programs gave
+    gradients, `refused` ones have none in eager either; and bound / value of every output."""
 
     programs: int = 0
     products: int = 0
     int8: int = 0
     int8_bmm: int = 0
     attentions: int = 0
+    new: int = 0
     trained: int = 0
     refused: int = 0
     ratios: tuple[float, ...] = ()
@@ -66,7 +68,7 @@ class Seen:
     def __str__(self) -> str:
         return (
             f"{self.programs} programs: {self.int8} + {self.int8_bmm} of {self.products} matmuls "
-            f"int8, {self.attentions} attentions; {self.trained} trained, "
+            f"int8, {self.attentions} attentions; {self.new} new; {self.trained} trained, "
             f"{self.refused} without gradients in eager; bound / value: median {self.ratio:.3f}"
         )
 
@@ -75,6 +77,7 @@ def check(p: Program, inner: str = "eager", trains: bool = False) -> Seen:
     """Compares the compiled program with eager and the exact one. Raises Mismatch."""
     try:
         seen = _check_inference(p, inner)
+        _check_replaced(p)
         return seen + _check_training(p, inner) if trains else seen
     except Exception as error:
         kind = BeyondBound if isinstance(error, BeyondBound) else Mismatch
@@ -83,24 +86,27 @@ def check(p: Program, inner: str = "eager", trains: bool = False) -> Seen:
 
 def _compiled(p: Program, module: nn.Module, inner: str) -> Callable[..., Any]:
     options = {"minimum_gain": 0, "scheme": p.scheme[0], "inner": inner}
-    dynamic = p.dynamic or None
+    if p.chosen:
+        options[p.chosen.option] = [p.chosen.pattern]
     return torch.compile(
-        module, backend=qfx.backend, fullgraph=True, dynamic=dynamic, options=options
-    )
+        module, backend=qfx.backend, fullgraph=not p.breaks, dynamic=p.dynamic or None,
+        options=options,
+    )  # fmt: skip
 
 
 def _check_inference(p: Program, inner: str) -> Seen:
     eager, ours = p.module(), p.module()
     function = _compiled(p, ours, inner)
     floats, codes = Interpreter(p, None), Interpreter(p, p.scheme[1])
+    sizes = filter(None, map(p.of_size, p.batches))
     with torch.no_grad():
-        for call in range(2):
-            arguments, copies = p.arguments(), p.arguments()
+        for call, with_inputs in enumerate([p, p, *sizes]):
+            arguments, copies = with_inputs.arguments(), with_inputs.arguments()
             expected = eager(*arguments)
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="qfx")  # as faults of the pass are
                 got, ran = counting(function, copies)
-            exact_float, exact = floats.call(), codes.call()
+            exact_float, exact = floats.call(with_inputs), codes.call(with_inputs)
             names = [*p.outputs, *p.inputs]
             for i, name in enumerate(names):
                 a, b = ((*r, *t)[i] for r, t in ((expected, arguments), (got, copies)))
@@ -109,12 +115,15 @@ def _check_inference(p: Program, inner: str) -> Seen:
                 _compare(where, b, a, exact[name])
             if inner == "eager":  # Inductor copies in dropout, with or without qfx
                 _same_sharing([*expected, *arguments], [*got, *copies])
-            if call == 1:  # the first call compiles
+            if call == 1:  # the others compile
                 _compare_counts(p, ran, inner)
+                counted = ran
             _halve_a_weight(p, (eager, ours), (floats, codes))
-        _compare_buffers(eager, ours, codes)
+        _compare_buffers(p, eager, ours, codes)
     ratios = tuple(_ratio(exact[n]) for n in p.outputs)
-    return Seen(1, p.products, ran.linear, ran.bmm, ran.attention, ratios=ratios)
+    return Seen(
+        1, p.products, counted.linear, counted.bmm, counted.attention, p.is_new, ratios=ratios
+    )
 
 
 def _ratio(known: Known) -> float:
@@ -180,16 +189,48 @@ def _halve_a_weight(
     names = [s.weight for s in p.steps if s.weight]
     if names:
         for module in modules:
-            halve(module, names[0], p.change)
+            halve(module, p.paths[names[0]], p.change)
+        rounding = TINY[UNIT[p.state[names[0]][1].dtype]]  # of subnormal numbers
         for interpreter in interpreters:
-            for namespace in (interpreter.exact, interpreter.errors):
-                getattr(namespace["self"], names[0]).mul_(0.5)
+            getattr(interpreter.exact["self"], names[0]).mul_(0.5)
+            getattr(interpreter.errors["self"], names[0]).mul_(0.5).add_(rounding)
 
 
-def _compare_buffers(eager: nn.Module, ours: nn.Module, exact: Interpreter) -> None:
-    for (name, a), (_, b) in zip(eager.named_buffers(), ours.named_buffers(), strict=True):
-        if a.is_floating_point():
+def _compare_buffers(p: Program, eager: nn.Module, ours: nn.Module, exact: Interpreter) -> None:
+    for name, (kind, _) in p.state.items():
+        if kind == "buffer":
+            a, b = (found(module, p.paths[name]) for module in (eager, ours))
             _compare(f"buffer {name}", b, a, exact.known(f"self.{name}"))
+
+
+# --- int8 modules ---
+
+
+def _check_replaced(p: Program) -> None:
+    """Linears as `quantize_` leaves them: within the bound, or refused."""
+    linears = [h for h in p.holdings if h.put_on]
+    weights = [p.state[next(iter(h.tensors))][1] for h in linears]
+    served = [h for h, w in zip(linears, weights, strict=True) if w.dtype in QUANTIZED]
+    if not served or p.ties(linears):
+        return
+    module, config = p.module(), qfx.Config(scheme=p.scheme[0])
+    refused = [h.name for h in served if not PUT_ON[h.put_on].replaced]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quantize_: ")  # linears of other types stay
+        try:
+            qfx.quantize_(module, config)
+        except ValueError as why:
+            if not refused:
+                raise Mismatch(f"quantize_: {why}") from None
+            return
+    made = sum(isinstance(m, qfx.nn.Linear) for m in module.modules())
+    if refused or made != len(served):
+        raise Mismatch(f"quantize_ made {made} int8 modules of {len(served)}, {refused} among them")
+    exact, arguments = Interpreter(replace(p, chosen=None), p.scheme[1]).call(), p.arguments()
+    with torch.no_grad():
+        outputs = module(*arguments)
+    for name, output in zip(p.outputs, outputs, strict=True):
+        _compare(f"{name} of int8 modules", output, output, exact[name])
 
 
 # --- training ---

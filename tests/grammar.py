@@ -8,6 +8,7 @@ tensors, the operands of the rule in this order; upper case ones are literals.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -79,6 +80,12 @@ class Op(NamedTuple):
     make: Make
     bound: Rule | Product | Attention | None = None
     writes: bool = False  # the first operand is overwritten
+
+    @property
+    def operands(self) -> list[str]:
+        """The placeholders of tensors, in the order in which the text has them first."""
+        found = re.findall(r"\{([a-z]+)\}", self.text)
+        return [name for name in dict.fromkeys(found) if name not in ("out", "other")]
 
 
 NK, KN = Product(), Product(w_axes=(-2,))

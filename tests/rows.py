@@ -189,7 +189,7 @@ def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     batch = row.leading[:-1]
     q = _x(row, g)
     k, v = (_matrices(g, row, row.n, row.dtype).contiguous() for _ in range(2))
-    if row.group:
+    if row.group and batch:
         k, v = (t[..., :: row.group, :, :] for t in (k, v))
     mask = torch.randn(row.n, generator=g) if row.bias else None
     if not row.symmetric and mask is not None:

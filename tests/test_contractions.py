@@ -147,6 +147,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "batched": (lambda s, x: torch.einsum("ebk,enk->ebn", x, s.experts), (4, 5, K), "no matmul"),
     "three": (lambda s, x: torch.einsum("bk,nk,n->bn", x, s.nk, s.b), (5, K), "3 operands"),
     "implicit": (lambda s, x: torch.einsum("bk,nk", x, s.nk), (5, K), "explicit output"),
+    "broadcast": (lambda s, x: torch.einsum("bk,nk->bn", x, s.nk), (5, 1), "may broadcast an axis"),
     "overlap": (lambda s, x: F.conv2d(x, s.c2), (2, 3, 6, 8), "overlap"),
     "padding": (lambda s, x: F.conv1d(x, s.c1, padding=1), (2, K, 5), "padding 1"),
     "groups": (lambda s, x: F.conv1d(x, s.c1[:, :4], groups=2), (2, K, 5), "grouped"),

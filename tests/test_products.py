@@ -107,6 +107,11 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
     "broadcast": (lambda a, b: a @ b[0].t(), (A, B), "different batches"),
     "double": (lambda a, b: a @ b.mT, (A.double(), B.double()), "one float type"),
     "vector": (lambda a, c: a @ c, (A, torch.randn(8)), "one of them a vector"),
+    "broadcast_sum": (
+        lambda a, b: torch.einsum("bmk,bnk->bmn", a[..., :1], b),
+        (A, B),
+        "may broadcast the axis",
+    ),
     "no_batched_matmul": (lambda a: torch.einsum("bij,bij->bi", a, a), (A,), "no batched matmul"),
 }
 

@@ -234,32 +234,6 @@ def test_calls_of_one_module_have_their_own_recipes() -> None:
     assert sorted(scales.values()) == pytest.approx([0.1, 1.1])
 
 
-class Loop(nn.Module):
-    """A graph break in a loop: Dynamo captures the layers' frame once and runs it for all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Chain() for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = []
-        for layer in self.layers:
-            torch._dynamo.graph_break()
-            found.append(layer(x))
-        return torch.stack(found)
-
-
-def test_a_layer_does_not_get_the_recipe_of_another() -> None:
-    sites = [
-        replace(s, name=f"layers.{i}.{s.name}", scale=0.01 * (1 + i))
-        for i in (0, 1)
-        for s in RECIPE.sites
-    ]
-    f = compiled(Loop(), recipe=Recipe(tuple(sites)))
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"'layers\.0' also for 'layers\.1'"):
-        f(X)
-
-
 # --- recipes and caches ---
 
 

@@ -20,7 +20,7 @@ from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.trial import quantized
 from qfx.config import Config
 from qfx.cost import MachineCost
-from qfx.patterns import check_names, fits
+from qfx.patterns import check_names, left_out
 from qfx.recipe import Recipe, SiteRecipe
 from qfx.scheme import PER_ROW, Scheme
 from qfx.unchanged import in_training, unchanged
@@ -165,16 +165,10 @@ def _wanted(session: Session, config: Config) -> dict[SiteKey, Group]:
     check_names(patterns, session.names)
     result = {}
     for key, group in session.groups.items():
-        kept = tuple(r for r in group.readers if _fits(r.names, config))
+        kept = tuple(r for r in group.readers if left_out(config, r.names) is None)
         if kept:
             result[key] = replace(group, readers=kept)
     return result
-
-
-def _fits(names: tuple[str, ...], config: Config) -> bool:
-    if any(fits(pattern, names) for pattern in config.skip):
-        return False
-    return not config.only or any(fits(pattern, names) for pattern in config.only)
 
 
 def _ranges(

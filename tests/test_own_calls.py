@@ -1,0 +1,95 @@
+"""Operators of qfx that a model calls itself are rows of reports and plans, and count as int8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qfx
+from qfx.dynamo import plan_of
+from qfx.html import page
+
+COARSE = qfx.Scheme(x=qfx.QSpec(bits=5), w=qfx.QSpec(bits=4))
+ops = torch.ops.qfx
+W = torch.randn(16, 64)
+CODES, SCALE, _ = ops.quantize(W, [1], 8, True)
+PACKED, BITS = ops.pack_weight(CODES), ops.binary_pack(W)
+ROWS, BATCH = torch.randn(4, 64), torch.randn(2, 4, 64)
+DYNAMIC = (None, [1], 7, False, "none", torch.float32)
+
+
+def _linears() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def _replaced(scheme: Any) -> nn.Module:
+    return qfx.quantize_(_linears(), qfx.Config(scheme=scheme))
+
+
+OWN: dict[str, tuple[Any, Tensor, list[tuple[str, str, str]]]] = {
+    "quantize_": (_replaced("w8a8"), ROWS, [
+        ("0", "4x64x16", "xa8r_ws8r_h64"), ("2", "4x16x8", "xa8r_ws8r_h16")]),
+    "quantize_, groups": (_replaced("w4a8"), ROWS, [
+        ("0", "4x64x16", "xa8r_wa4g64"), ("2", "4x16x8", "xa8r_wa4g64")]),
+    "quantize_, weight only": (_replaced("w8"), ROWS, [
+        ("0", "4x64x16", "ws8r"), ("2", "4x16x8", "ws8r")]),
+    "LSQLinear": (qfx.prepare_qat(_linears(), config=qfx.Config(scheme=COARSE)), ROWS, [
+        ("0", "4x64x16", "xs5r_ws4r"), ("2", "4x16x8", "xs5r_ws4r")]),
+    "BinaryLinear": (qfx.prepare_binary(_linears(), ROWS), ROWS, [
+        ("0", "4x64x16", "binary"), ("2", "4x16x8", "binary")]),
+    "functional": (lambda x: qfx.nn.functional.linear(x, W), ROWS, [("", "4x64x16", "xs8r_ws8r")]),
+    "dynamic": (lambda x: ops.int8_linear_dynamic(x, PACKED, SCALE.reshape(-1), *DYNAMIC), ROWS,
+                [("", "4x64x16", "xa7r_ws8r")]),
+    "static": (
+        lambda x: ops.int8_linear(*ops.quantize_static(x, SCALE[:1, 0], None, 8, True), PACKED,
+                                  SCALE.reshape(-1), None, "none", torch.float32),
+        ROWS, [("", "4x64x16", "xs8T_ws8r")]),
+    "codes": (
+        lambda x: ops.int8_mm(x.to(torch.int8), torch.zeros(4, dtype=torch.int32), PACKED, 16),
+        ROWS, [("", "4x64x16", "x?_ws8r")]),
+    "bmm": (lambda x: ops.int8_bmm_dynamic(x, x, [1], 8, True, 6, torch.float32), BATCH,
+            [("", "2*4x64x4", "xs8r_ws6r")]),
+    "attention": (lambda x: ops.int8_attention(x, x, x, None, 0.1, False, torch.float32), BATCH,
+                  [("", "2*4x64x4", "xs8r_ws8r_h64")]),
+    "binary_mm": (lambda x: ops.binary_mm(x, BITS, 16), ROWS, [("", "4x64x16", "binary")]),
+    "rewritten": (qfx.rewrite(qfx.trace(nn.Linear(64, 16), ROWS), qfx.Config(minimum_gain=0))[0],
+                  ROWS, [("", "4x64x16", "xa8r_ws8r_h64")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_int8_operators_of_the_model_itself(name: str) -> None:
+    model, x, expected = OWN[name]
+    report = qfx.explain(model, x)
+    assert [(row.module, row.shape, row.scheme) for row in report.rows] == expected
+    assert report.quantized == report.total == len(expected)
+    assert all(r.sqnr_db is None and r.kernel and "of the model itself" in r.reason
+               for r in report.rows)  # fmt: skip
+    assert f"{len(expected)} of {len(expected)} matmuls in int8" in page(report)
+
+
+def test_a_plan_counts_int8_operators_of_the_model_itself() -> None:
+    mixed = nn.Sequential(_replaced("w8a8"), nn.Linear(8, 8))
+    with torch.no_grad():
+        plan = plan_of(qfx.trace(mixed, ROWS), qfx.Config())
+    assert (plan.quantized, plan.total) == (2, 3) and "xa8r_ws8r_h64" in str(plan)
+
+
+def test_a_float_operator_of_qfx_is_a_row() -> None:
+    def decode(x: Tensor) -> Tensor:
+        return ops.attention_decode(x[:, :1], x, x, None, 0.1, False, torch.float32)
+
+    (row,) = qfx.explain(decode, BATCH).rows
+    assert (row.shape, row.scheme) == ("2*1x64x4", "float")
+    assert row.reason == "a float operator of the model itself"
+
+
+def test_patterns_that_cannot_change_an_operator_are_answered() -> None:
+    report = qfx.explain(_replaced("w8a8"), ROWS, options={"skip": ["0"]})
+    assert report.rows[0].reason == (
+        "an int8 operator of the model itself, though skipped by the pattern '0'"
+    )
+    assert report.quantized == 2
