@@ -277,6 +277,7 @@ _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
     {"leading": (25,), "k": 600, "n": 97},  # two blocks of K, two tile heights
+    {"leading": (25,), "k": 1024, "n": 33},  # whole blocks of K
     {"leading": (2, 3), "k": 4, "n": 1},
     {"leading": (), "k": 7, "n": 5},
     {"leading": (0,), "k": 8, "n": 8},
@@ -304,6 +305,8 @@ THREADED = [
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
     *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
     Row("quantize_stochastic", leading=(300,), k=600, factor=True),
+    # and looking for the range of all rows
+    *(Row(op, leading=(300,), k=600, n=40, axes=PER_TENSOR) for op in _QUANTIZED),
 ]
 ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
 ROWS += THREADED
