@@ -16,13 +16,15 @@ class Mutant:
     """`old`, which occurs once in the sources, becomes `new`, and one of `tests` must fail.
 
     `tests`: names of test functions, wherever they are defined; `name[a, b]` are those cases whose
-    ids, files or classes contain both words.
+    ids, files or classes contain both words. `isa`: the instruction set without which nothing of
+    this runs.
     """
 
     name: str
     old: str
     new: str
     tests: tuple[str, ...]
+    isa: str = ""
 
     def place(self, texts: Mapping[str, str]) -> str:
         """The file of these sources that holds `old`; ValueError unless it occurs once."""

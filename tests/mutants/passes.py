@@ -54,6 +54,7 @@ PACKING = (
         old="inline constexpr uint32_t kNarrow = 64;",
         new="inline constexpr uint32_t kNarrow = 65;",
         tests=("test_extremes_are_exact", "test_every_pair_of_bits_is_exact"),
+        isa="avx2",
     ),
     Mutant(
         "the group sums of a panel lie where the one before has its last",
@@ -77,18 +78,21 @@ ROWS = (
         old="i + 16 <= n ? 0xffff : (1 << (n - i)) - 1;",
         new="i + 16 <= n ? 0xffff : (1 << (n - i - 1)) - 1;",
         tests=("test_quantize_equals_its_reference",),
+        isa="avx512vnni",
     ),
     Mutant(
         "static codes are not clipped from above on AVX-512",
         old="    v = _mm512_min_ps(_mm512_set1_ps(1024.f), v);\n",
         new="",
         tests=("test_quantize_static_equals_its_reference",),
+        isa="avx512vnni",
     ),
     Mutant(
         "static codes are not clipped from below on AVX2",
         old="    v = _mm256_max_ps(_mm256_set1_ps(-1024.f), v);\n",
         new="",
         tests=("test_quantize_static_equals_its_reference",),
+        isa="avx2",
     ),
     Mutant(
         "the last code of a row is not written",
@@ -131,6 +135,7 @@ ROWS = (
         old="if constexpr (h == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);",
         new="if constexpr (h == 8) return _mm512_shuffle_f32x4(v, v, 0xb1);",
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avx512vnni",
     ),
     Mutant(
         "rotating back multiplies by the factor before",

@@ -34,6 +34,7 @@ MATMULS = (
         old="static_cast<uint8_t>(q[j] + 64) & 0x80",
         new="static_cast<uint8_t>(q[j] + 65) & 0x80",
         tests=("test_extremes_are_exact", "test_every_pair_of_bits_is_exact"),
+        isa="avx2",
     ),
     Mutant(
         "a batched product reads b transposed",
@@ -100,12 +101,14 @@ MATMULS = (
         old="_mm256_cmp_ps(v, zero, _CMP_GE_OQ)",
         new="_mm256_cmp_ps(v, zero, _CMP_GT_OQ)",
         tests=("test_sign_of_zero_nan_and_infinity",),
+        isa="avx2",
     ),
     Mutant(
         "binary kernels of AVX-512 count the left columns twice",
         old="count[r][1] = _mm512_add_epi32(count[r][1], _mm512_popcnt_epi32(differ1));",
         new="count[r][1] = _mm512_add_epi32(count[r][1], _mm512_popcnt_epi32(differ0));",
         tests=("test_kernel_equals_reference[binary_mm]",),
+        isa="amx",  # whose processors count bits: not all with AVX-512 do
     ),
 )
 INSTRUCTION_SETS = (
@@ -114,30 +117,35 @@ INSTRUCTION_SETS = (
         old="_tile_loadd(7, b + kStride / 2, kStride);",
         new="_tile_loadd(7, b, kStride);",
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="amx",
     ),
     Mutant(
         "AVX-512 drops all but the first of its sums",
         old="      acc[0][r][1] = _mm512_add_epi32(acc[0][r][1], acc[s][r][1]);\n",
         new="",
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avx512vnni",
     ),
     Mutant(
         "AVX-VNNI forgets what was summed before",
         old="return _mm256_dpbusd_avx_epi32(acc, code, load(w));",
         new="return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), code, load(w));",
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avxvnni",
     ),
     Mutant(
         "AVX2 adds two pairs that do not fit into 16 bits",
         old='offset_format<OffsetTwice, 64>("s7s7")',
         new='offset_format<OffsetTwice, 128>("s7s7")',
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avx2",
     ),
     Mutant(
         "AVX2 forgets the sign of the last codes",
         old="    add += code < 0 ? size : 0;\n",
         new="",
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avx2",
     ),
     Mutant(
         "the portable kernel leaves out the last of four",

@@ -25,7 +25,7 @@ _QUIET = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests said: `status` is caught, survived or broken, `by` the test or the fault."""
+    """What the tests said. `status`: caught, survived, broken or left out; `by` which, or why."""
 
     status: str
     by: str
@@ -93,11 +93,12 @@ def survey(root: Path, folder: Path, mutants: Sequence[Mutant]) -> list[Result]:
     trees[0].build()
     for tree in trees:
         tree.install()
-        tree.check()
-    _check_without_defects(trees[0], mutants)
-    native = deque(m for m in mutants if not places[m].endswith(".py"))
-    others = deque(m for m in mutants if places[m].endswith(".py"))
-    results: dict[Mutant, Result] = {}
+        isas = tree.check()
+    here = [m for m in mutants if not m.isa or m.isa in isas]
+    _check_without_defects(trees[0], here)
+    native = deque(m for m in here if not places[m].endswith(".py"))
+    others = deque(m for m in here if places[m].endswith(".py"))
+    results = {m: Result(m, places[m], Outcome("left out", f"no {m.isa} here"), 0) for m in mutants}
 
     def lane(tree: Tree, *queues: deque[Mutant]) -> None:
         for queue in queues:

@@ -25,6 +25,7 @@ import qfx, qfx._C as C, tests, sys
 for module in (qfx, C, tests):
     if not module.__file__.startswith(sys.argv[1]):
         sys.exit(f"the copy in {sys.argv[1]} would be tested with {module.__file__}")
+print(*C.isas())
 """
 
 
@@ -51,9 +52,10 @@ class Tree:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.path = root, folder / "tree"
+        hook = str(self.path / "tests" / "mutants" / "hook")
         self._clean, self._mutated = folder.parent / "native", folder / "native"
         self.environment = {
-            "PYTHONPATH": str(self.path / "tests" / "mutants" / "hook"),
+            "PYTHONPATH": os.pathsep.join([hook, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         }
 
@@ -90,10 +92,12 @@ class Tree:
         to.unlink(missing_ok=True)  # not into the file that a process may have mapped
         shutil.copy((build or self._clean) / EXTENSION, to)
 
-    def check(self) -> None:
-        """Raises Failed unless Python, run here, imports the copy."""
+    def check(self) -> set[str]:
+        """The instruction sets that the copy runs on here. Raises Failed unless Python, started in
+        it, imports the copy."""
         here = f"{self.path}{os.sep}"
-        command(sys.executable, "-c", _CHECK, here, cwd=self.path, **self.environment)
+        words = (sys.executable, "-c", _CHECK, here)
+        return set(command(*words, cwd=self.path, **self.environment).split())
 
     @contextmanager
     def planted(self, mutant: Mutant, where: str) -> Iterator[None]:
