@@ -15,7 +15,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 CPP := $(shell find csrc tests/native tests/cuda benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test lint bench sanitize emulate format clean setup
+.PHONY: demo test quick mutants lint bench sanitize emulate format clean setup
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -23,6 +23,15 @@ demo: setup
 
 test: lint $(VENV)/.triton
 	$(WITH_TOOLS) $(BIN)/python -m pytest -q -ra -n $(WORKERS) --dist loadfile
+
+# What one runs after every edit, in two minutes: tests/quick.txt says which.
+quick: setup
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal @tests/quick.txt
+
+# Plants each defect of tests/mutants in a copy, where its tests must fail, in about 20 minutes.
+# `make mutants MUTANTS="pack attention"`: those with one of the words in their name or file.
+mutants: setup
+	$(WITH_TOOLS) $(BIN)/python -m tests.mutants $(MUTANTS)
 
 lint: setup
 	$(BIN)/ruff check .

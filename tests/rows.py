@@ -280,14 +280,18 @@ _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
     {"leading": (25,), "k": 600, "n": 97},  # two blocks of K, two tile heights
+    {"leading": (25,), "k": 1024, "n": 33},  # whole blocks of K
     {"leading": (2, 3), "k": 4, "n": 1},
     {"leading": (), "k": 7, "n": 5},
     {"leading": (0,), "k": 8, "n": 8},
     {"leading": (3,), "k": 0, "n": 8},
     {"leading": (3,), "k": 8, "n": 0},
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
-    {"leading": (500,), "k": 60000, "n": 2, "group": 4096},  # more rows than are arranged at a time
 )
+_ARRANGING = (
+    "int8_mm", "int8_linear", "int8_linear_dynamic", "int8_linear_groups", "int8_linear_requantize",
+    "int8_linear_ste", "int8_linear_guarded", "binary_mm", "binary_linear",
+)  # fmt: skip
 _QUANTIZED = (
     "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
     "int8_bmm_dynamic", "int8_linear_guarded",
@@ -307,9 +311,14 @@ THREADED = [
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
     *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
     Row("quantize_stochastic", leading=(300,), k=600, factor=True),
+    # and looking for the range of all rows
+    *(Row(op, leading=(300,), k=600, n=40, axes=PER_TENSOR) for op in _QUANTIZED),
 ]
 ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
 ROWS += THREADED
+ROWS += [  # more rows than are arranged at a time
+    Row(op, leading=(500,), k=60000, n=2, group=4096) for op in _ARRANGING
+]
 ROWS += [
     Row(op, leading=(500,), k=60000, n=2, axes=PER_TENSOR)
     for op in ("int8_linear", "int8_linear_dynamic")

@@ -135,15 +135,16 @@ def test_error_sentence(name: str) -> None:
 
 
 class Block(nn.Module):
-    """Self-attention as models write it, with a mask and without."""
+    """Self-attention as models write it."""
 
-    def __init__(self) -> None:
+    def __init__(self, causal: bool = False) -> None:
         super().__init__()
-        self.project = nn.Linear(32, 96)
+        self.project, self.causal = nn.Linear(32, 96), causal
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
+        return y.transpose(1, 2).flatten(2)
 
 
 @pytest.fixture
@@ -160,11 +161,11 @@ def _sqnr(exact: Tensor, found: Tensor) -> float:
 
 
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_of_a_block_is_int8(gaining: None, inner: str, masked: bool) -> None:
+@pytest.mark.parametrize("keys", ["all", "masked", "causal"])
+def test_attention_of_a_block_is_int8(gaining: None, inner: str, keys: str) -> None:
     torch.manual_seed(0)
-    model, x = Block().eval(), torch.randn(2, 40, 32)
-    mask = torch.rand(2, 1, 40, 40) < 0.8 if masked else None
+    model, x = Block(keys == "causal").eval(), torch.randn(2, 40, 32)
+    mask = torch.rand(2, 1, 40, 40) < 0.8 if keys == "masked" else None
     compiled = torch.compile(model, backend="qfx", options={"inner": inner, "minimum_gain": 0})
     with torch.no_grad():
         assert _sqnr(model(x, mask), compiled(x, mask)) > 30

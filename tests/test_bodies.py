@@ -14,6 +14,7 @@ from torch._higher_order_ops.scan import scan
 from torch.utils.checkpoint import checkpoint
 
 import qfx
+from qfx.capture import graphs
 from qfx.match import match
 from qfx.plan import decide
 from qfx.report import sqnr
@@ -153,6 +154,39 @@ def test_a_body_that_writes_its_weight_keeps_it_float() -> None:
     with torch.no_grad():
         y = compiled(model)(X)
         assert torch.equal(y, twin(X)) and torch.equal(model.a.weight, twin.a.weight)
+
+
+def test_a_body_that_once_gets_a_computed_weight_stays_float() -> None:
+    """Both calls run one graph, in which the weight of the first is no constant."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.randn(8, 8))
+            self.register_buffer("b", torch.randn(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return _region(_region(x, self.w, self.b), x.t() @ x, self.b)
+
+    model, x = Mixed(), torch.randn(8, 8)
+    with torch.no_grad():
+        assert torch.equal(compiled(model)(x), model(x))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_bodies_of_the_given_graph_are_not_edited(kind: type[_Two]) -> None:
+    printed: list[list[str]] = []
+
+    def look(gm: fx.GraphModule, inputs: Any) -> Any:
+        for _ in range(2):
+            printed.append([str(graph) for graph in graphs(gm)])
+            qfx.rewrite(gm, qfx.Config(minimum_gain=0))
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(_model(kind), backend=look, fullgraph=True)(X)
+    before, after = printed
+    assert len(before) > 1 and before == after
 
 
 def test_bodies_of_other_operators_stay_float_with_the_operators_name() -> None:

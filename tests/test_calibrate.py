@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.calibration import OBSERVERS
-from qfx.calibration.record import Session
-from qfx.calibration.search import STRENGTHS
+from qfx.calibration.record import Group, Session
+from qfx.calibration.search import STRENGTHS, _factors, rounded_activation
 from qfx.calibration.trial import quantized
 from qfx.report import sqnr
 from qfx.watch import watch
@@ -41,6 +41,17 @@ class Gated(nn.Module):
         return self.down(F.gelu(self.gate(x)) * self.up(x))
 
 
+class Both(nn.Module):
+    """The rows of one activation, and its columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(K, K), nn.Linear(K, K)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.a(x), self.b.weight @ x
+
+
 def batches(count: int = 4, rows: int = 32, seed: int = 1) -> list[Tensor]:
     random = torch.Generator().manual_seed(seed)
     return [torch.randn(rows, K, generator=random) for _ in range(count)]
@@ -48,6 +59,12 @@ def batches(count: int = 4, rows: int = 32, seed: int = 1) -> list[Tensor]:
 
 def calibrated(model: Any, given: Any, config: qfx.Config = ALL, **keywords: Any) -> qfx.Recipe:
     return qfx.calibrate(model, given, config, progress=False, **keywords)
+
+
+def recorded(model: nn.Module, x: Tensor) -> dict[Any, Group]:
+    session = Session()
+    watch(model, session.run, x)
+    return session.groups
 
 
 def by_name(recipe: qfx.Recipe) -> dict[str, qfx.SiteRecipe]:
@@ -102,6 +119,39 @@ def test_smoothing_of_rotated_features_follows_their_powers() -> None:
     wanted = [of_w ** (1 - strength) / of_x**strength for strength in STRENGTHS]
     wanted = [factor / factor.log().mean().exp() for factor in wanted]
     assert any(torch.tensor(site.factor).allclose(factor, rtol=1e-4) for factor in wanted)
+
+
+def test_factors_move_the_strength_from_activations_to_weights() -> None:
+    """s_k = x_k^a / w_k^(1 - a), so that (x_k / s_k)^a and (w_k s_k)^(1 - a) are alike."""
+    model, x = nn.Linear(K, 96, bias=False).eval(), batches(1, 200)[0] * torch.logspace(-1, 1, K)
+    (group,) = recorded(model, x).values()
+    plain, *factors = _factors(group, qfx.Scheme())
+    assert plain is None and len(factors) == len(STRENGTHS)
+    of_x, of_w = x.abs().amax(0), model.weight.detach().abs().amax(0)
+    for factor, a in zip(factors, STRENGTHS, strict=True):
+        alike = (of_x * factor) ** a / (of_w / factor) ** (1 - a)
+        assert alike.allclose(alike.mean(), rtol=1e-4)
+
+
+def test_rows_and_columns_of_one_activation_are_recorded_apart() -> None:
+    (x,) = batches(1, K)
+    found = [group.activation.absmax for group in recorded(Both().eval(), x).values()]
+    assert [f.tolist() for f in found] == [x.abs().amax(i).tolist() for i in (0, 1)]
+
+
+def test_a_static_error_is_that_of_the_range_of_all_rows() -> None:
+    """Also of those that are not in the sample."""
+    x, extreme = torch.rand(4, K), torch.full((1, K), 127.0)
+    got = rounded_activation(x, qfx.QSpec(axes=qfx.PER_TENSOR, static=True), "minmax", extreme)
+    assert torch.equal(got, x.round())
+
+
+def test_a_trial_leaves_float_what_its_recipe_does_not_name() -> None:
+    model, recipe = Both().eval(), qfx.Recipe((qfx.SiteRecipe("a", 0, K, K, qfx.Scheme()),))
+    (x,) = batches(1, K)
+    with torch.no_grad():
+        (a, b), (a_float, b_float) = quantized(model, replace(ALL, recipe=recipe))(x), model(x)
+    assert torch.equal(b, b_float) and not torch.equal(a, a_float)
 
 
 def test_static_ranges_are_those_of_all_batches() -> None:

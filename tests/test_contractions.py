@@ -77,6 +77,7 @@ CASES: dict[str, Case] = {
     "rows": (lambda s, x: F.linear(x, s.qkv[N : 2 * N]), (5, K)),
     "split": (lambda s, x: x @ s.qkv.split([N, 2 * N])[1].t(), (5, K)),
     "expert": (lambda s, x: F.linear(x, s.experts[2]), (5, K)),
+    "expert_rows": (lambda s, x: F.linear(x, s.experts[2, 1:4]), (5, K)),
     "expert_unbound": (lambda s, x: x @ s.experts.unbind(0)[3].mT, (5, K)),
     "reshaped": (lambda s, x: F.linear(x, s.experts.view(4 * N, K)), (5, K)),
     "cast": (lambda s, x: F.linear(x.bfloat16(), s.nk.to(torch.bfloat16)).float(), (5, K)),
@@ -99,6 +100,15 @@ def test_inference(name: str) -> None:
         expected, got = model(x), compiled(model)(x)
     assert got.stride() == expected.stride() and got.dtype == expected.dtype
     assert 25 < sqnr(expected, got) < 70
+
+
+def test_a_weight_is_packed_as_it_is_cast() -> None:
+    x, outputs = _x((5, K)), []
+    for dtype in (torch.float32, torch.bfloat16):  # cast in the graph, or before
+        model = Weights(lambda s, x: F.linear(x.bfloat16(), s.nk.to(torch.bfloat16))).to(dtype)
+        with torch.no_grad():
+            outputs.append(compiled(model)(x))
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -150,6 +160,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "broadcast": (lambda s, x: torch.einsum("bk,nk->bn", x, s.nk), (5, 1), "may broadcast an axis"),
     "overlap": (lambda s, x: F.conv2d(x, s.c2), (2, 3, 6, 8), "overlap"),
     "padding": (lambda s, x: F.conv1d(x, s.c1, padding=1), (2, K, 5), "padding 1"),
+    "dilation": (
+        lambda s, x: F.conv2d(x, s.c2, stride=(3, 4), dilation=(2, 1)),
+        (2, 3, 6, 8),
+        "dilated",
+    ),
     "groups": (lambda s, x: F.conv1d(x, s.c1[:, :4], groups=2), (2, K, 5), "grouped"),
     "vector": (lambda s, x: s.nk @ x, (K,), "times a vector"),
     "two_weights": (lambda s, x: x + s.nk @ s.kn, (N, N), "not a tensor|constant"),

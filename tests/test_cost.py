@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from qfx.timing import fastest
 from tests.conftest import FIXED_COST, FIXED_FORM_COST, on_threads
 
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
+ZERO_POINTS = qfx.Scheme(w=qfx.QSpec(symmetric=False))  # of weights, without groups
 
 
 @pytest.fixture
@@ -50,6 +52,22 @@ def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
     cost.table.cache_clear()
     assert cost.table(torch.float32, 1, "ref") == FIXED_COST
     assert path.read_text() != text
+
+
+@pytest.mark.real_cost
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_kept_time_that_is_none_is_measured_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    cost.table(torch.float32, 1, "ref")
+    (path,) = folder.iterdir()
+    raw = json.loads(path.read_text())
+    raw["float_s"][0][0][0] = seconds
+    path.write_text(json.dumps(raw))
+    measured = replace(FIXED_COST, weight_s=1.0)
+    monkeypatch.setattr(cost, "measure", lambda dtype: measured)
+    cost.table.cache_clear()
+    assert cost.table(torch.float32, 1, "ref") == measured
 
 
 @pytest.mark.real_cost
@@ -105,6 +123,9 @@ def test_uneven_sizes_cost_what_was_measured() -> None:
         found = uneven.estimate(m, 128, n, torch.float32, ASYMMETRIC).float_s
         expected = FIXED_COST.estimate(m, 128, like, torch.float32, ASYMMETRIC).float_s
         assert math.isclose(found, expected, rel_tol=1e-9)
+    for n, like in ((64, 64), (65, 96), (96, 96)):  # int8 works on whole panels of 32
+        a, b = (FIXED_COST.estimate(300, 128, c, torch.float32, ASYMMETRIC) for c in (n, like))
+        assert a.int8_s == b.int8_s
     for k, more in ((64, 0.0), (65, 1e-7)):
         a, b = (t.estimate(300, k, 64, torch.float32, ASYMMETRIC) for t in (uneven, FIXED_COST))
         assert math.isclose(a.int8_s - b.int8_s, 300 * more, rel_tol=1e-6)
@@ -191,7 +212,7 @@ def test_outliers_are_a_float_linear_beside_the_others(scheme: qfx.Scheme) -> No
     assert math.isclose(split.int8_s - plain.int8_s, beside, rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("scheme", form_cost.FORMS.values(), ids=str)
+@pytest.mark.parametrize("scheme", [*form_cost.FORMS.values(), ZERO_POINTS], ids=str)
 def test_forms_have_tables_of_their_own(scheme: qfx.Scheme) -> None:
     problem = (64, 512, 256, torch.float32)
     found = cost.MachineCost().estimate(*problem, scheme)

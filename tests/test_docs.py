@@ -115,6 +115,14 @@ def test_the_readme_begins_with_commands_that_exist() -> None:
     assert re.findall(r"^make (\w+)", first_block, re.MULTILINE) == ["demo", "test"]
 
 
+def test_the_quick_tests_exist() -> None:
+    lines = (ROOT / "tests/quick.txt").read_text().splitlines()
+    named = [line.removeprefix("--deselect=") for line in lines if "tests/" in line]
+    assert len(named) > 20
+    for path, _, function in (name.partition("::") for name in named):
+        assert f"def {function}" in (ROOT / path).read_text(), (path, function)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_make_targets_files_and_links_exist(path: Path) -> None:
     text = path.read_text()

@@ -249,6 +249,16 @@ def test_int8_backward_is_unbiased_and_reproducible() -> None:
         assert (stack.std(0) > 0).any()
 
 
+def test_the_two_int8_products_round_apart() -> None:
+    """Where x is w and the gradient its own transpose, the same bits would give the same result."""
+    g = torch.Generator().manual_seed(0)
+    x, grad = torch.randn(6, 20, generator=g), torch.randn(6, 6, generator=g)
+    p, grad = Problem(x, x.clone(), None, None, None, 8, 8, [1], [1], True), grad + grad.t()
+    got = gradients(p, grad, lambda q: forward(q, seed=torch.tensor([0])))
+    expected, _ = oracle(p, grad)
+    assert torch.equal(expected["x"], expected["w"]) and not torch.equal(got["x"], got["w"])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_have_the_type_of_their_tensors(dtype: torch.dtype) -> None:
     x, w, bias = torch.randn(3, 8), torch.randn(4, 8), torch.randn(4)

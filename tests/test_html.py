@@ -18,8 +18,9 @@ from PIL import Image
 
 import qfx
 from qfx.charts import charts
-from qfx.html import page
+from qfx.html import _facts, page
 from qfx.printable import printable
+from qfx.report import Report
 from qfx.row import Row
 from tests.models import FEATURES, Block
 
@@ -187,6 +188,21 @@ def test_every_value_can_be_drawn(row: Row) -> None:
     assert {chart.title for chart in charts(report.rows, report.shares)} <= {
         "Error", "Activations", "Time",
     }  # fmt: skip
+
+
+def test_the_facts_are_those_of_the_worst_site() -> None:
+    rows = (
+        Row("good", "n", "1x1x1", "s", "k", "", 40.0, 3e-6, 1e-6, True, "", 4.0, 1.0),
+        Row("bad", "n", "1x1x1", "s", "k", "", 20.0, 3e-6, 2e-6, True, "", 50.0, 1.0),
+    )
+    facts = {fact.label.split(":")[0]: (fact.value, fact.where) for fact in _facts(Report(rows, 1))}
+    assert facts == {
+        "matmuls in int8": ("2 of 2", ""),
+        "faster": ("2.00×", ""),  # noqa: RUF001
+        "lowest SQNR": ("20.0 dB", "bad"),
+        "largest share of the error": ("99.0%", "bad"),
+        "greatest max/rms": ("50", "bad"),
+    }
 
 
 def test_no_rows() -> None:

@@ -113,6 +113,7 @@ def _reasons(function: Callable[..., Tensor], *inputs: Tensor) -> list[str]:
             super().__init__()
             self.w, self.b, self.conv = W_NK, BIAS, nn.Conv1d(K, N, 1)
             self.layer = nn.TransformerEncoderLayer(K, 2, K, batch_first=True).eval()
+            self.wide = nn.Parameter(torch.zeros(1, 65793))
             self.frozen = nn.Parameter(torch.ones(N, K, dtype=torch.int64), requires_grad=False)
 
         def forward(self, *x: Tensor) -> Tensor:
@@ -163,6 +164,8 @@ REFUSALS = {
     "double": (lambda s, x: x @ s.w.t().double(), (X2.double(),), "one float type"),
     "integer": (lambda s, x: x @ s.frozen.t(), (X2.long(),), "the input is int64"),
     "scaled_addmm": (lambda s, x: torch.addmm(s.b, x, s.w.t(), alpha=2), (X2,), "alpha=2"),
+    "wide": (lambda s, x: F.linear(x, s.wide), (torch.zeros(2, 65793),), "K is above 65792"),
+    "out": (lambda s, x: torch.matmul(x, s.w.t(), out=torch.empty(5, N)), (X2,), "into out="),
     "addmm_matrix": (
         lambda s, x: torch.addmm(torch.ones(5, N), x, s.w.t()),
         (X2,),
@@ -208,13 +211,23 @@ def test_epilogue(name: str) -> None:
     assert isinstance(site, Site) and site.activation == expected
 
 
-def test_bias_that_is_written_in_place_is_not_absorbed() -> None:
-    def forward(s: Holder, x: Tensor) -> Tensor:
-        y = x @ s.kn
-        s.b.add_(1)
-        return y + s.b
+def _written_bias(s: Holder, x: Tensor) -> Tensor:
+    y = x @ s.kn
+    s.b.add_(1)
+    return y + s.b
 
-    (site,) = match(_dynamo_graph(Holder(forward), X2))
+
+# Sums with a constant that is no bias of the matmul before.
+ADDED: dict[str, Callable[..., Tensor]] = {
+    "written in place": _written_bias,
+    "of another type": lambda s, x: x.bfloat16() @ s.kn.bfloat16() + s.b,
+    "of one element": lambda s, x: x @ s.kn + s.b[:1],
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_is_no_bias_is_not_absorbed(name: str) -> None:
+    (site,) = match(_dynamo_graph(Holder(ADDED[name]), X2))
     assert isinstance(site, Site) and site.bias is None
 
 

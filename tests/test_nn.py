@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -76,6 +77,40 @@ def test_learned_steps_lower_the_loss_and_stay_positive() -> None:
     assert all((p.exp() > 0).all() for p in steps)
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_gradient_of_a_step_is_scaled_by_what_shares_it(name: str) -> None:
+    """1 / sqrt(elements * qmax) times that of the step itself, and the logarithm's derivative."""
+    scheme = SCHEMES[name]
+    module = LSQLinear.from_float(nn.Linear(24, 8), scheme)
+    module.observe(X)
+    module(X).square().sum().backward()
+    learned = [(module.w_log_step, module.w_log_step.exp().detach().requires_grad_())]
+    x_step = None
+    if module.x_log_step is not None:
+        x_step = module.x_log_step.exp().detach().requires_grad_()
+        learned.append((module.x_log_step, x_step))
+    (_, w_step), *_ = learned
+    QF.lsq_linear(X, module.weight, module.bias, x_step, w_step, scheme).square().sum().backward()
+    counts = [24 * 8 if scheme.w.axes == qfx.PER_TENSOR else 24, 24]
+    for (log_step, step), bits, count in zip(learned, (scheme.w.bits, 8), counts, strict=False):
+        expected = step.grad * step.detach() / math.sqrt(count * (2 ** (bits - 1) - 1))
+        assert torch.allclose(log_step.grad, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("axes", [qfx.PER_ROW, qfx.PER_TENSOR])
+def test_the_best_step_is_no_worse_than_any_fraction_of_the_largest(axes: tuple[int, ...]) -> None:
+    v = torch.cat([X[:3], torch.tensor([[1.0, -1.0] * 12])])  # the last is exact with the largest
+    for bits in (2, 4, 8):
+        qmax, rows = 2 ** (bits - 1) - 1, v if axes == qfx.PER_ROW else v.reshape(1, -1)
+
+        def error(step: Tensor, rows: Tensor = rows, qmax: int = qmax) -> Tensor:
+            return ((rows / step).round().clamp(-qmax, qmax) * step - rows).square().sum(1)
+
+        found = error(QF.best_step(v, bits, True, axes))
+        largest = rows.abs().amax(1, keepdim=True) / qmax
+        assert all((found <= error(largest * (i / 64))).all() for i in range(1, 65))
+
+
 def test_shift_gets_the_column_sum_of_dx() -> None:
     module = LSQLinear(24, 8, scheme=qfx.Scheme(), shift=True)
     x = X.clone().requires_grad_()
@@ -137,6 +172,22 @@ def test_errors(name: str) -> None:
 
 def _loss(w: Tensor, x: Tensor, b: Tensor) -> Tensor:
     return QF.linear(x, w, b).square().sum()
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_functional_linear_is_that_of_its_codes(name: str) -> None:
+    """y = x^ w^.T + b, dx = G w^ and dw = G^T x^, of what the codes stand for. (T1)"""
+    scheme, w, b = SCHEMES[name], torch.randn(8, 24), torch.randn(8)
+    x, w = X.clone().requires_grad_(), w.requires_grad_()
+    y = QF.linear(x, w, b, scheme)
+    g = torch.randn(y.shape)
+    y.backward(g)
+    x_q, w_q = (qfx.quantize(t.detach(), spec) for t, spec in ((x, scheme.x), (w, scheme.w)))
+    x_hat, w_hat = (qfx.dequantize(q).double() for q in (x_q, w_q))
+    pairs = ((y.detach() - b, x_hat, w_hat.t()), (x.grad, g.double(), w_hat))
+    for got, left, right in (*pairs, (w.grad, g.double().t(), x_hat)):
+        bound = (left.shape[1] + 8) * 2.0**-24 * (left.abs() @ right.abs() + b.abs().max())
+        assert ((got.double() - left @ right).abs() <= bound).all()
 
 
 def test_function_transforms_give_the_gradients_of_autograd() -> None:

@@ -436,8 +436,9 @@ def test_encoders_of_torch_do_not_read_past_the_modules(prepare: Any) -> None:
     prepare(model, config=qfx.Config(scheme=qfx.Scheme()))
     calls = []
     for module in model.modules():
-        if isinstance(module, qfx.nn.Linear | qfx.nn.LSQLinear):
-            module.register_forward_hook(lambda *_: calls.append(1))
+        if isinstance(module, qfx.nn.Linear | qfx.nn.LSQLinear):  # a hook would leave the fast path
+            forward = module.forward
+            module.forward = lambda x, run=forward: (calls.append(1), run(x))[1]
     with torch.no_grad():
         got = [model(x), model(x, src_key_padding_mask=mask)]
     assert len(calls) == 8

@@ -56,7 +56,8 @@ def batched(t: Tensor, batch: tuple[int, ...], rows: int, layout: str) -> Tensor
     return t[..., :1, :].expand(t.shape)
 
 
-LAYOUTS_OF_BATCHES = st.sampled_from(["contiguous", "heads", "transposed", "gaps", "expanded"])
+LAYOUT_NAMES = ["contiguous", "heads", "transposed", "gaps", "expanded"]
+LAYOUTS_OF_BATCHES = st.sampled_from(LAYOUT_NAMES)
 
 
 @st.composite
@@ -117,6 +118,23 @@ def test_all_forms_give_the_same_bits(
         composed = ops.dequantize(acc, a_scale, None, b_scale.mT, None, "none", out)
     assert same_bits(fused, REFERENCES["int8_bmm_dynamic"](a, b, *how))
     assert same_bits(fused, composed)
+
+
+@pytest.mark.parametrize("axes", [[1], [0, 1]], ids=str)
+@pytest.mark.parametrize("layout", [*LAYOUT_NAMES, "within"])
+def test_where_the_operands_lie_changes_nothing(layout: str, axes: list[int]) -> None:
+    """What lies beside them in memory is larger than they are."""
+    x = torch.randn(6 * 5, 8, generator=torch.Generator().manual_seed(0))
+    x = x * torch.linspace(1, 9, 30)[:, None]
+    if layout == "within":
+        a = x.reshape(2, 3, 5, 8)[:, :2, :3, :6]
+    else:
+        a = batched(x, (2, 3), 5, layout)[:, :2, :3]
+    how = (axes, 8, False, 8, torch.float32)
+    alone = a.clone(memory_format=torch.contiguous_format)
+    expected = REFERENCES["int8_bmm_dynamic"](alone, alone, *how)
+    assert same_bits(ops.int8_bmm_dynamic(a, a, *how), expected)
+    assert same_bits(ops.int8_bmm_dynamic(alone, alone, *how), expected)
 
 
 @given(st.data(), POSITIVE, SIZES, SIZES, st.booleans(), ISAS)

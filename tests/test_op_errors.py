@@ -111,6 +111,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "header_contents": (lambda: dynamic(packed=damaged(41, 7)), "its header is damaged"),
     "truncated": (lambda: dynamic(packed=PACKED[:-1]), "bytes, N=6 K=8 takes 2240"),
+    "too_long": (
+        lambda: dynamic(packed=torch.cat([PACKED, PACKED[:64]])),
+        "it has 2304 bytes, N=6 K=8 takes 2240",
+    ),
     "no_header": (lambda: dynamic(packed=PACKED[:9]), "it has 9 bytes, fewer than the header's"),
     "packed_matrix": (lambda: dynamic(packed=PACKED[None]), "the packed weight has shape 1x2240"),
     "packed_type": (lambda: dynamic(packed=PACKED.int()), "the packed weight has dtype Int"),

@@ -45,6 +45,22 @@ def test_quantize_equals_its_reference(
     assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-9, 0.01, 3.0, 1e30, torch.inf, torch.nan])
+@pytest.mark.parametrize("bits", [8, 3])
+def test_quantize_static_equals_its_reference(bits: int, scale: float, isa: str) -> None:
+    """(Q6) bit for bit, however far x is beyond the scale, and whatever the zero point."""
+    powers = torch.ldexp(torch.ones(268), torch.arange(-140, 128))
+    rows = torch.cat([powers, -powers, 0.7 * powers, -0.7 * powers]).reshape(-1, 67)
+    rows[3, 5], rows[7, 66], rows[9, 0] = torch.nan, torch.inf, -torch.inf
+    for zero in (None, -300, -128, -4, -1, 0, 1, 3, 127, 300):
+        zero_point = None if zero is None else torch.tensor([zero], dtype=torch.int32)
+        for x in (rows, rows.bfloat16()):
+            arguments = (x, torch.tensor([scale]), zero_point, bits, zero is None)
+            got = ops.quantize_static(*arguments)
+            expected = REFERENCES["quantize_static"](*arguments)
+            assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_half_precision_input(dtype: torch.dtype, symmetric: bool, isa: str) -> None:

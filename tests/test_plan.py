@@ -98,6 +98,10 @@ def test_slower_sites_stay_float_with_the_numbers() -> None:
     assert plan.entries[0].reason == "int8 would be 1.40x float, below minimum_gain=1.5"
 
 
+def test_the_least_gain_is_enough() -> None:
+    assert _int8(_plan(qfx.Config(minimum_gain=1.5), Prices(1.5, 1.0))) == ALL
+
+
 def test_zero_minimum_gain_quantizes_all() -> None:
     assert _int8(_plan(qfx.Config(minimum_gain=0), Prices(0.1, 1.0))) == ALL
 

@@ -91,6 +91,7 @@ STATIC_SCHEME = Scheme(x=STATIC)
 SITE: dict[str, Any] = {"name": "a", "call": 0, "n": 4, "k": 2}
 IMPOSSIBLE = {
     "the factor has 3 elements for K=2": {"scheme": Scheme(), "factor": (1.0, 1.0, 1.0)},
+    "the factor has 1 elements for K=2": {"scheme": Scheme(), "factor": (1.0,)},
     "an element that is not positive and finite": {"scheme": Scheme(), "factor": (1.0, 0.0)},
     "needs a static scale": {"scheme": STATIC_SCHEME},
     "a static scale for xs8r_ws8r": {"scheme": Scheme(), "scale": 1.0},

@@ -15,8 +15,6 @@ from torch.utils.checkpoint import checkpoint
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
 from qfx.config import PRESETS
-from qfx.packing import Packing, parts_of
-from qfx.weights import pack
 from tests.bounds import U32, UNIT, Known, product, quantization_error, rotation
 from tests.conftest import same_bits
 from tests.models import compiled
@@ -56,6 +54,7 @@ ROWS += [
     Row(Scheme(rotation=64), factor=True),
     Row(Scheme(x=QSpec(axes=PER_TENSOR), w=QSpec(axes=PER_TENSOR)), factor=True),
     Row(Scheme(w=COLUMN)),
+    Row(Scheme(w=replace(COLUMN, bits=4), rotation=16)),
     Row(Scheme(x=ASYMMETRIC, w=COLUMN, rotation=64)),
     Row(Scheme(x=None, rotation=64), factor=True),
     Row(Scheme(x=None, w=COLUMN)),
@@ -335,6 +334,27 @@ def test_a_static_chain_stays_in_codes() -> None:
     assert [n for n, _ in second.named_buffers() if "static" in n] == ["linear_static_scale"]
 
 
+NOT_IN_CODES = {
+    "rotated": (chain_recipe(Scheme(x=STATIC, rotation=64)), torch.float32),
+    "scaled": (chain_recipe(Scheme(x=STATIC), factor=1.5), torch.float32),
+    "rounded to half": (chain_recipe(Scheme(x=STATIC)), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_CODES)
+def test_what_is_done_to_floats_between_is_done(name: str) -> None:
+    recipe, dtype = NOT_IN_CODES[name]
+    torch.manual_seed(0)
+    model, x = Chain().to(dtype), X.to(dtype)
+    first, second = (
+        qfx.rewrite(qfx.trace(model, x), qfx.Config(recipe=recipe), canonical=c)[0]
+        for c in (True, False)
+    )
+    assert "int8_linear_requantize" not in _operators(second)
+    with torch.no_grad():
+        assert same_bits(first(x), second(x))
+
+
 SHARING = {
     "the same": (Scheme(rotation=16), Scheme(rotation=16), 1),
     "another rotation": (Scheme(rotation=16), Scheme(rotation=64), 2),
@@ -366,6 +386,37 @@ def test_codes_are_shared_where_factors_are_equal(factors: tuple[float, float, i
     assert len([n for n, _ in gm.named_buffers() if "factor" in n]) == expected
 
 
+@pytest.mark.parametrize("scales", [(0.02, 0.02, 1), (0.02, 0.03, 2)])
+def test_codes_are_shared_where_static_scales_are_equal(scales: tuple[float, float, int]) -> None:
+    *values, expected = scales
+    sites = tuple(
+        SiteRecipe(n, 0, 64, 64, Scheme(x=STATIC), scale=value)
+        for n, value in zip("qk", values, strict=True)
+    )
+    config = qfx.Config(recipe=Recipe(sites), only=("q", "k"))
+    gm, _ = qfx.rewrite(qfx.trace(Chain(), X), config)
+    assert _operators(gm).count("quantize_static") == expected
+
+
+def test_codes_are_not_shared_by_two_views_of_an_activation() -> None:
+    """x @ a.T and b @ x read the rows of x and its columns."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), self.b.weight @ x
+
+    torch.manual_seed(0)
+    model, x = Both(), torch.randn(8, 8)
+    with torch.no_grad():
+        right, left = compiled(model)(x)
+        assert same_bits(right, compiled(model.a)(x))
+        assert same_bits(left, compiled(model.b)(x.t()).t().contiguous())
+
+
 @pytest.mark.parametrize(
     "scheme", [Scheme(x=STATIC, rotation=64), Scheme(x=STATIC, w=GROUPS4)], ids=str
 )
@@ -387,23 +438,6 @@ def test_constants_reach_the_bodies_of_checkpoints(scheme: Scheme) -> None:
         expected = compiled(model.inside, recipe=plain)(X)
         assert same_bits(compiled(model, recipe=named)(X), expected)
         assert not torch.equal(expected, model(X))
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_graph_packs_weights_as_the_cache_does(row: Row) -> None:
-    case = Case(row, torch.float32)
-    factor = None if case.given is None else tuple(case.given.tolist())
-    packing = Packing(row.scheme.w, factor, row.scheme.block(K), case.outliers)
-    expected = pack(case.model.weight, (), packing)
-    graph = torch.fx.Graph()
-    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
-    names = ("w", *packing.constants())
-    w, *rest = (torch.fx.Proxy(graph.placeholder(name), tracer) for name in names)
-    parts = parts_of(w, packing, dict(zip(names[1:], rest, strict=True)), K)
-    graph.output(tuple(parts[part].node for part in packing.parts))
-    constants = [constant.tensor() for constant in packing.constants().values()]
-    found = torch.fx.GraphModule({}, graph)(case.model.weight.detach(), *constants)
-    assert all(same_bits(a, b) for a, b in zip(found, expected.tensors, strict=True))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

@@ -51,6 +51,18 @@ def test_inference_after_each_step_sees_the_new_weights(name: str) -> None:
     assert not seen[0].equal(seen[1])
 
 
+def test_steps_through_data_are_seen_as_nothing_is_packed_between_them() -> None:
+    """Weights that train are packed in the graph."""
+    model, before = new(Two), CACHE.packs
+    f = compiled(model, inner="aot_eager")
+    for _ in range(3):
+        found, twin = of_x_too(f, model), copy.deepcopy(model)
+        assert same(found, of_x_too(compiled(twin), twin))
+        assert CACHE.packs == before
+        for name, parameter in model.named_parameters():
+            parameter.data -= 0.5 * found[name]
+
+
 def test_layers_frozen_and_thawed_between_steps() -> None:
     """One compiled function through all of it has the gradients of fresh ones."""
     model = new(Two)

@@ -237,6 +237,16 @@ def test_a_weight_is_packed_once() -> None:
     assert CACHE.packs == before + 2
 
 
+def test_a_stale_weight_is_packed_once() -> None:
+    weight, packing = nn.Parameter(torch.randn(8, 8)), Packing(qfx.QSpec())
+    CACHE.get(weight, (), packing)
+    CACHE.invalidate([weight])
+    before = CACHE.packs
+    for _ in range(3):
+        CACHE.get(weight, (), packing)
+    assert CACHE.packs == before + 1
+
+
 def test_another_optimizer_does_not_repack() -> None:
     model, other = Model(), Model()
     f = compiled(model)
@@ -357,6 +367,23 @@ def test_a_weight_that_a_checkpoint_only_reads_is_packed() -> None:
     with torch.no_grad():
         compiled(Both())(X)
     assert CACHE.packs == before + 1
+
+
+def test_a_parameter_and_its_transpose_in_one_memory_are_two_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(8, 8))
+            self.b = nn.Parameter(self.a.data.t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.a) - nn.functional.linear(x, self.b)
+
+    model, x = Tied(), torch.randn(4, 8)
+    expected = int8_by_hand(x, model.a) - int8_by_hand(x, model.b)
+    with torch.no_grad():
+        f = compiled(model)
+        assert torch.equal(f(x), expected) and torch.equal(f(x), expected)
 
 
 def test_parameters_that_share_memory_but_count_versions_apart() -> None:

@@ -1,0 +1,143 @@
+"""Defects of modules and functions for users."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MODULES = (
+    Mutant(
+        "a module passes gradients of what a static scale clips",
+        old="dx = dx * ((v >= qmin) & (v <= qmax))",
+        new="dx = dx * (v >= qmin)",
+        tests=("test_gradients_reach_input_and_bias",),
+    ),
+    Mutant(
+        "a module's factor is forgotten without a rotation",
+        old="turned = frozen.factor is not None or scheme.rotation != 0",
+        new="turned = scheme.rotation != 0",
+        tests=("test_output_is_the_product_of_the_values",),
+    ),
+    Mutant(
+        "a module's weight is packed without its factor",
+        old="packed = pack(weight, (), Packing(scheme.w, factor, scheme.rotation))",
+        new="packed = pack(weight, (), Packing(scheme.w, None, scheme.rotation))",
+        tests=("test_weight_is_within_a_step", "test_a_recipe_decides"),
+    ),
+    Mutant(
+        "half() rounds the scales of a module",
+        old="self._buffers[name] = before.to(after.device)",
+        new="self._buffers[name] = after",
+        tests=("test_half_types",),
+    ),
+    Mutant(
+        "codes of another shape are loaded",
+        old="elif codes.dtype != torch.int8 or codes.shape != shape:",
+        new="elif codes.dtype != torch.int8:",
+        tests=("test_codes_of_another_shape_are_refused",),
+    ),
+    Mutant(
+        "a copied module forgets its groups",
+        old="self.packed = ops.pack_weight(self.packed, self.scheme.w.group)",
+        new="self.packed = ops.pack_weight(self.packed)",
+        tests=("test_copies_give_the_same_bits",),
+    ),
+    Mutant(
+        "a functional linear quantizes its weight per row, whatever its axes",
+        old="list(scheme.w.axes), scheme.w.bits, True)",
+        new="[1], scheme.w.bits, True)",
+        tests=("test_a_functional_linear_is_that_of_its_codes",),
+    ),
+    Mutant(
+        "a functional linear's gradient is of a weight quantized per row",
+        old="weight.detach(), list(spec.axes), spec.bits, True, grad.dtype)",
+        new="weight.detach(), [1], spec.bits, True, grad.dtype)",
+        tests=("test_a_functional_linear_is_that_of_its_codes",),
+    ),
+    Mutant(
+        "the gradient of a learned step is not scaled",
+        old="return step.detach() + (step - step.detach()) * factor",
+        new="return step.detach() + (step - step.detach())",
+        tests=("test_the_gradient_of_a_step_is_scaled_by_what_shares_it",),
+    ),
+    Mutant(
+        "the largest step is never the best",
+        old="for i in range(1, 65):",
+        new="for i in range(1, 64):",
+        tests=("test_the_best_step_is_no_worse_than_any_fraction_of_the_largest",),
+    ),
+    Mutant(
+        "a step that a whole weight shares is scaled as that of a row",
+        old="shared = n * k if self.scheme.w.axes == PER_TENSOR else k",
+        new="shared = k",
+        tests=("test_the_gradient_of_a_step_is_scaled_by_what_shares_it",),
+    ),
+    Mutant(
+        "a new step leaves the packed weight as it was",
+        old="(self.weight, self.w_log_step),",
+        new="(self.weight,),",
+        tests=("test_a_new_step_packs_again",),
+    ),
+    Mutant(
+        "the shift of activations is lost",
+        old="x = x if self.shift is None else x + self.shift.to(x.dtype)",
+        new="x = x if self.shift is None else x + self.shift.detach().to(x.dtype)",
+        tests=("test_shift_gets_the_column_sum_of_dx",),
+    ),
+    Mutant(
+        "binary weights beyond the clip get gradients",
+        old=" * x_scale * (weight.abs() <= CLIP)",
+        new=" * x_scale",
+        tests=("test_weights_beyond_the_clip_get_no_gradient",),
+    ),
+    Mutant(
+        "a binary weight has a scale for each row, whatever its axes",
+        old="mean = size.mean(1) if axes == PER_ROW else size.mean().expand(weight.shape[0])",
+        new="mean = size.mean(1)",
+        tests=("test_output_is_the_exact_sum_of_signs_scaled",),
+    ),
+    Mutant(
+        "binary activations get gradients where they are clipped",
+        old="dx = dx_hat * (x_mk.abs() <= x_scale)",
+        new="dx = dx_hat * (x_mk.abs() >= x_scale)",
+        tests=("test_gradients_equal_the_oracle[nn_binary]",),
+    ),
+    Mutant(
+        "quantize_ ignores skip",
+        old="and not any(fits(p, [name]) for p in config.skip)",
+        new="",
+        tests=("test_patterns[nn_linear]",),
+    ),
+    Mutant(
+        "torch's encoders read past the modules",
+        old="module.activation_relu_or_gelu = 0",
+        new="pass",
+        tests=("test_encoders_of_torch_do_not_read_past_the_modules",),
+    ),
+    Mutant(
+        "a shared module is replaced under one of its names",
+        old="modules = model.named_modules(remove_duplicate=False)",
+        new="modules = model.named_modules()",
+        tests=("test_a_module_with_two_names_stays_one",),
+    ),
+    Mutant(
+        "modules that did not run are forgotten",
+        old="            missed.discard(module)\n",
+        new="            missed.clear()\n",
+        tests=("test_errors[test_nn.py]",),
+    ),
+    Mutant(
+        "columns come back in the order of rows",
+        old="return rows.t().reshape(like.shape)",
+        new="return rows.reshape(like.shape)",
+        tests=(
+            "test_each_part_is_quantized_by_the_definition",
+            "test_error_is_at_most_half_a_step",
+        ),
+    ),
+    Mutant(
+        "quantize takes a zero point that it then ignores",
+        old="or (zero_point is not None and not spec.static):",
+        new=":",
+        tests=("test_errors[test_functions.py]",),
+    ),
+)

@@ -1,0 +1,182 @@
+"""Defects of policy: patterns, gains, break-even, costs, the values that say how."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PLANNING = (
+    Mutant(
+        "skip is ignored",
+        old="    for pattern in config.skip:\n",
+        new="    for pattern in ():\n",
+        tests=("test_patterns[plan]",),
+    ),
+    Mutant(
+        "only keeps the others",
+        old="if config.only and not any(fits(p, names(match))",
+        new="if config.only and any(fits(p, names(match))",
+        tests=("test_patterns[plan]",),
+    ),
+    Mutant(
+        "the least gain itself is too little",
+        old="if estimate.gain < config.minimum_gain:",
+        new="if estimate.gain <= config.minimum_gain:",
+        tests=("test_the_least_gain_is_enough",),
+    ),
+    Mutant(
+        "products become int8 without a gain",
+        old="max(config.minimum_gain, 1.0)",
+        new="config.minimum_gain",
+        tests=("test_products_have_to_gain",),
+    ),
+    Mutant(
+        "a weight that trains is priced as if it did not",
+        old="    if not site.weight_trains:\n        return found",
+        new="    if site.weight_trains:\n        return found",
+        tests=("test_training_turns_the_weight_and_both_gradients", "test_patterns[plan]"),
+    ),
+    Mutant(
+        "a pattern fits the end of a name's part",
+        old='shapes = (pattern, f"*.{pattern}",',
+        new='shapes = (pattern, f"*{pattern}",',
+        tests=("test_fits",),
+    ),
+    Mutant(
+        "all calls of a module follow the recipe of the first",
+        old="calls[site.name] += 1",
+        new="calls[site.name] += 0",
+        tests=("test_calls_of_one_module_have_their_own_recipes",),
+    ),
+    Mutant(
+        "a recipe of another shape is taken",
+        old="if (site.n or named.n, site.k or named.k) != (named.n, named.k):",
+        new="if (site.n or named.n) != named.n:",
+        tests=("test_a_recipe_of_another_model_is_an_error",),
+    ),
+    Mutant(
+        "break-even is one too low",
+        old="else (below, middle)\n    return above",
+        new="else (below, middle)\n    return below",
+        tests=("test_condition",),
+    ),
+    Mutant(
+        "int8 also where it has just ceased to gain",
+        old="sympy.Lt(expression, edges[i])",
+        new="sympy.Le(expression, edges[i])",
+        tests=("test_condition",),
+    ),
+    Mutant(
+        "the sizes of a decision are not guarded",
+        old="    guard_sizes(plan)\n    added",
+        new="    added",
+        tests=("test_both_sides_occur",),
+    ),
+    Mutant(
+        "a panel that is not full costs nothing",
+        old="whole = -(-n // PANEL) * PANEL",
+        new="whole = max(n // PANEL, 1) * PANEL",
+        tests=("test_uneven_sizes_cost_what_was_measured",),
+    ),
+    Mutant(
+        "rotation costs nothing",
+        old="max(int8_s - self._saving(m, k, scheme), int8_s / 2) + self.transform(m, k, scheme)",
+        new="max(int8_s - self._saving(m, k, scheme), int8_s / 2)",
+        tests=("test_rotation_costs_its_rows_and_elements_where_a_block_fits",),
+    ),
+    Mutant(
+        "training turns the weight once less",
+        old="2 * self.turn.over(n, k)",
+        new="self.turn.over(n, k)",
+        tests=("test_training_turns_the_weight_and_both_gradients",),
+    ),
+    Mutant(
+        "the elements of a pass are counted for one row",
+        old="return m * (self.row_s + k * self.element_s)",
+        new="return m * self.row_s + k * self.element_s",
+        tests=("test_rotation_costs_its_rows_and_elements_where_a_block_fits",),
+    ),
+    Mutant(
+        "a batch costs what the measured one did",
+        old="return call + matrices * batch / BATCH",
+        new="return call + matrices",
+        tests=("test_a_batch_takes_a_call_and_the_time_of_its_matrices",),
+    ),
+    Mutant(
+        "weights with zero points are priced as one GEMM",
+        old='return "groups" if scheme.grouped else None',
+        new='return "groups" if scheme.w.group else None',
+        tests=("test_forms_have_tables_of_their_own",),
+    ),
+    Mutant(
+        "instruction sets share a table of costs",
+        old='build, isa, f"{threads}t"',
+        new='build, f"{threads}t"',
+        tests=("test_tables_of_other_types_threads_and_instruction_sets_are_apart",),
+    ),
+    Mutant(
+        "a kept time of zero is believed",
+        old="if not all(t > 0 for plane in grid for row in plane for t in row):",
+        new="if not all(t >= 0 for plane in grid for row in plane for t in row):",
+        tests=("test_a_kept_time_that_is_none_is_measured_anew",),
+    ),
+    Mutant(
+        "outliers cost nothing",
+        old="return Estimate(found.float_s, found.int8_s + beside)",
+        new="return found",
+        tests=("test_outliers_are_a_float_linear_beside_the_others",),
+    ),
+    Mutant(
+        "on a GPU scales per token are priced as one",
+        old='"tensor" if scheme.x.axes == PER_TENSOR else "quantize"',
+        new='"quantize" if scheme.x.axes == PER_TENSOR else "tensor"',
+        tests=("test_a_scheme_is_a_product_and_a_pass",),
+    ),
+    Mutant(
+        "on a GPU a rotated weight that trains turns once less",
+        old="seconds += 3 * turn.at(n, k)",
+        new="seconds += 2 * turn.at(n, k)",
+        tests=("test_a_rotated_weight_that_trains_costs_its_rotations",),
+    ),
+    Mutant(
+        "a block that does not divide K is rotated",
+        old="b <= self.rotation and k and k % b == 0",
+        new="b <= self.rotation and k and k >= b",
+        tests=("test_the_default_rotates_the_largest_block_that_fits",),
+    ),
+    Mutant(
+        "a preset forgets the int8 backward",
+        old="return replace(PRESETS[self.scheme], backward=self.backward)",
+        new="return PRESETS[self.scheme]",
+        tests=("test_the_int8_backward_depends_on_the_seed_alone",),
+    ),
+    Mutant(
+        "a factor of another length is taken",
+        old="if self.factor is not None and len(self.factor) != self.k:",
+        new="if self.factor is not None and len(self.factor) > self.k:",
+        tests=("test_what_does_not_fit_together",),
+    ),
+    Mutant(
+        "a recipe of a later version is read",
+        old="    if version != VERSION:\n",
+        new="    if version < VERSION:\n",
+        tests=("test_text_that_is_no_recipe",),
+    ),
+    Mutant(
+        "an asymmetric weight without groups is called one of a single scale",
+        old="return bool(self.w.group) or not self.w.symmetric",
+        new="return bool(self.w.group)",
+        tests=(
+            "test_forms_have_the_same_bits_within_the_bound",
+            "test_forms_have_tables_of_their_own",
+        ),
+    ),
+    Mutant(
+        "a guard of static scales is promised",
+        old='    if scheme.x.static:\n        return "its',
+        new='    if scheme.grouped:\n        return "its',
+        tests=(
+            "test_static_sites_of_a_recipe_and_sites_that_train_are_not_guarded",
+            "test_schemes_without_a_guard_say_so",
+        ),
+    ),
+)

@@ -1,0 +1,242 @@
+"""Defects of the extension's products and attention, and of what it knows of weights."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MATMULS = (
+    Mutant(
+        "a second block of K begins anew",
+        old="tiles[height_here - 1](a, rows.stride, b, groups, ahead, tile, k > 0);",
+        new="tiles[height_here - 1](a, rows.stride, b, groups, ahead, tile, false);",
+        tests=("test_kernel_equals_reference[int8_mm]",),
+    ),
+    Mutant(
+        "a K of whole blocks is never finished",
+        old="const bool last = k + block >= depth;",
+        new="const bool last = k + block > depth;",
+        tests=("test_kernel_equals_reference[int8_mm]",),
+    ),
+    Mutant(
+        "the last block of rows takes one row more",
+        old="std::min(rows_, (block + 1) * kRowsPerBlock)",
+        new="std::min(rows_ - 1, (block + 1) * kRowsPerBlock)",
+        tests=("test_kernel_equals_reference[int8_mm]",),
+    ),
+    Mutant(
+        "a second chunk of rows is written over the first",
+        old="const {\n  char* out = to.data + ((first + m) * w.n",
+        new="const {\n  char* out = to.data + (m * w.n",
+        tests=("test_kernel_equals_reference[int8_linear-]",),
+    ),
+    Mutant(
+        "codes of -65 are called narrow",
+        old="static_cast<uint8_t>(q[j] + 64) & 0x80",
+        new="static_cast<uint8_t>(q[j] + 65) & 0x80",
+        tests=("test_extremes_are_exact", "test_every_pair_of_bits_is_exact"),
+        isa="avx2",
+    ),
+    Mutant(
+        "a batched product reads b transposed",
+        old="size.n, size.k, b.row_stride, b.column_stride,\n         packed);",
+        new="size.n, size.k, b.column_stride, b.row_stride,\n         packed);",
+        tests=("test_batched_product_is_exact",),
+    ),
+    Mutant(
+        "a batched product per tensor reads rows that lie apart as if they did not",
+        old="a = spec.per_tensor ? made_contiguous(a) : with_contiguous_rows(a);",
+        new="a = with_contiguous_rows(a);",
+        tests=("test_where_the_operands_lie_changes_nothing",),
+    ),
+    Mutant(
+        "a group's zero points are added",
+        old="acc -= sum * static_cast<uint32_t>(zero[n]);",
+        new="acc += sum * static_cast<uint32_t>(zero[n]);",
+        tests=("test_kernel_equals_reference[int8_linear_groups]",),
+    ),
+    Mutant(
+        "a last group that is not whole is never added",
+        old="const bool complete = k == depth_ || k == (g + groups) * w_.group;",
+        new="const bool complete = k == (g + groups) * w_.group;",
+        tests=("test_kernel_equals_reference[int8_linear_groups]",),
+    ),
+    Mutant(
+        "float activations lose what is beyond the first chunk",
+        old="to.data = out + first * w.n * to.element();",
+        new="to.data = out;",
+        tests=("test_kernel_equals_reference[int8_weight_linear]",),
+    ),
+    Mutant(
+        "the guard's bound forgets the weight's error",
+        old="(bound.step * scale * bound.alpha + transformed * bound.beta) / size",
+        new="bound.step * scale * bound.alpha / size",
+        tests=("test_kernel_equals_reference[int8_linear_guarded]",),
+    ),
+    Mutant(
+        "the guard lets rows with a NaN run in int8",
+        old="above[m] = !(bound_of(bound, row, x.columns, scales[m * scale_stride]) <= guard);",
+        new="above[m] = bound_of(bound, row, x.columns, scales[m * scale_stride]) > guard;",
+        tests=("test_faulty_rows_are_those_of_float",),
+    ),
+    Mutant(
+        "every guarded call counts as one with rows in float",
+        old="counts.float_calls += float_rows > 0;",
+        new="counts.float_calls += float_rows >= 0;",
+        tests=("test_counts",),
+    ),
+    Mutant(
+        "binary products forget the blocks of K before",
+        old="kernels.tiles[here - 1](a, rows.stride, b, groups, tile, g > 0);",
+        new="kernels.tiles[here - 1](a, rows.stride, b, groups, tile, false);",
+        tests=("test_kernel_equals_reference[binary_mm]",),
+    ),
+    Mutant(
+        "a NaN has a sign",
+        old="row_scale[m] = nan ? std::numeric_limits<float>::quiet_NaN() : 1.f;",
+        new="row_scale[m] = 1.f;",
+        tests=("test_nan_stays_in_its_row[op_binary]",),
+    ),
+    Mutant(
+        "zero is negative to the binary kernels of AVX2",
+        old="_mm256_cmp_ps(v, zero, _CMP_GE_OQ)",
+        new="_mm256_cmp_ps(v, zero, _CMP_GT_OQ)",
+        tests=("test_sign_of_zero_nan_and_infinity",),
+        isa="avx2",
+    ),
+    Mutant(
+        "binary kernels of AVX-512 count the left columns twice",
+        old="count[r][1] = _mm512_add_epi32(count[r][1], _mm512_popcnt_epi32(differ1));",
+        new="count[r][1] = _mm512_add_epi32(count[r][1], _mm512_popcnt_epi32(differ0));",
+        tests=("test_kernel_equals_reference[binary_mm]",),
+        isa="amx",  # whose processors count bits: not all with AVX-512 do
+    ),
+)
+INSTRUCTION_SETS = (
+    Mutant(
+        "AMX multiplies the left columns twice",
+        old="_tile_loadd(7, b + kStride / 2, kStride);",
+        new="_tile_loadd(7, b, kStride);",
+        tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="amx",
+    ),
+    Mutant(
+        "AVX-512 drops all but the first of its sums",
+        old="      acc[0][r][1] = _mm512_add_epi32(acc[0][r][1], acc[s][r][1]);\n",
+        new="",
+        tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avx512vnni",
+    ),
+    Mutant(
+        "AVX-VNNI forgets what was summed before",
+        old="return _mm256_dpbusd_avx_epi32(acc, code, load(w));",
+        new="return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), code, load(w));",
+        tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avxvnni",
+    ),
+    Mutant(
+        "AVX2 adds two pairs that do not fit into 16 bits",
+        old='offset_format<OffsetTwice, 64>("s7s7")',
+        new='offset_format<OffsetTwice, 128>("s7s7")',
+        tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avx2",
+    ),
+    Mutant(
+        "AVX2 forgets the sign of the last codes",
+        old="    add += code < 0 ? size : 0;\n",
+        new="",
+        tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="avx2",
+    ),
+    Mutant(
+        "the portable kernel leaves out the last of four",
+        old="      for (int i = 0; i < kGroup; ++i) {\n        tile[n] +=",
+        new="      for (int i = 0; i + 1 < kGroup; ++i) {\n        tile[n] +=",
+        tests=("test_kernel_equals_reference[int8_mm]",),
+    ),
+    Mutant(
+        "a kernel is used although it computes wrong",
+        old="if (found != static_cast<uint32_t>(problem.expected[begin + m][n])) return {m, n};",
+        new="if (found != found) return {m, n};",
+        tests=("test_kernels_agree_with_their_definition_between_pages_that_fault",),
+    ),
+)
+ATTENTION = (
+    Mutant(
+        "a causal row does not see its own key",
+        old="a_.causal ? std::min(a_.k.rows, m + 1) : a_.k.rows,",
+        new="a_.causal ? std::min(a_.k.rows, m) : a_.k.rows,",
+        tests=("test_kernel_equals_reference[int8_attention]",),
+    ),
+    Mutant(
+        "a mask takes away the keys that count",
+        old="out[n] = *row != 0 ? 0.f",
+        new="out[n] = *row == 0 ? 0.f",
+        tests=("test_kernel_equals_reference[int8_attention]",),
+    ),
+    Mutant(
+        "all queries have the mask of none",
+        old="if (a_.mask.kind != Mask::Kind::kNone && a_.mask.row_stride != 0) {",
+        new="if (a_.mask.kind != Mask::Kind::kNone && a_.mask.row_stride < 0) {",
+        tests=("test_kernel_equals_reference[int8_attention]",),
+    ),
+    Mutant(
+        "keys lose their sum, not their mean",
+        old="mean[d] /= static_cast<float>(k.rows);",
+        new="mean[d] /= 1.f;",
+        tests=(
+            "test_kernel_equals_reference[int8_attention]",
+            "test_within_the_bound_of_exact_attention[test_attention.py]",
+        ),
+    ),
+    Mutant(
+        "one query ignores its mask's rows",
+        old="load_mask(a.mask, m, keys, scores + width);",
+        new="load_mask(a.mask, 0, keys, scores + width);",
+        tests=("test_kernel_equals_reference[attention_decode]",),
+    ),
+    Mutant(
+        "new keys are written over the past",
+        old="copy(added_, i, out + past_.rows * bytes);",
+        new="copy(added_, i, out);",
+        tests=("test_kernel_equals_reference[attention_append]",),
+    ),
+    Mutant(
+        "a score leaves out the last feature",
+        old="for (int rest = 0; i < d; ++i, ++rest)",
+        new="for (int rest = 0; i + 1 < d; ++i, ++rest)",
+        tests=("test_kernel_equals_reference[attention_decode]",),
+    ),
+    Mutant(
+        "the low byte of a probability is lost",
+        old="static_cast<float>(static_cast<int32_t>(low));\n    y[n]",
+        new="0.f * static_cast<float>(static_cast<int32_t>(low));\n    y[n]",
+        tests=("test_kernel_equals_reference[int8_attention]",),
+    ),
+)
+STAMPS = (
+    Mutant(
+        "the wrapper does not look at versions",
+        old="(!stamp.version || reader_.version(weight) == *stamp.version) &&",
+        new="",
+        tests=("test_a_changed_weight_is_noticed",),
+    ),
+    Mutant(
+        "the wrapper does not look at addresses",
+        old="weight == stamp.tensor && reader_.address(weight) == stamp.address &&",
+        new="weight == stamp.tensor &&",
+        tests=("test_a_changed_weight_is_noticed",),
+    ),
+    Mutant(
+        "the wrapper takes another tensor for the weight",
+        old="return weight == stamp.tensor &&",
+        new="return",
+        tests=("test_another_tensor_with_the_same_storage_is_another",),
+    ),
+    Mutant(
+        "the wrapper takes a new storage for a dead one",
+        old="reader_.storage(weight).is(referent(stamp.storage));",
+        new="true;",
+        tests=("test_a_storage_in_the_place_of_a_dead_one_is_another",),
+    ),
+)
+PRODUCTS = (*MATMULS, *INSTRUCTION_SETS, *ATTENTION, *STAMPS)

@@ -1,0 +1,144 @@
+"""Plants each defect, runs its tests and says what became of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.mutant import Mutant, TestFiles, expression, sources
+from tests.mutants.tree import Failed, Tree
+
+LIMIT = 240  # seconds for the tests of one defect, which may make them run without end
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (?:\S*/)?([^/\s]+\.py::.*?)(?: - .*)?$", re.MULTILINE)
+_QUIET = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests said. `status`: caught, survived, broken or left out; `by` which, or why."""
+
+    status: str
+    by: str
+
+
+@dataclass(frozen=True)
+class Result:
+    mutant: Mutant
+    where: str
+    outcome: Outcome
+    seconds: float
+
+
+def outcome_of(
+    tree: Path, tests: Sequence[str], environment: dict[str, str], *more: str, limit: float = LIMIT
+) -> Outcome:
+    """Runs these tests in a tree until one fails."""
+    known = TestFiles(tree)
+    files = dict.fromkeys(str(path) for test in tests for path in known.defining(test))
+    words = [sys.executable, "-m", "pytest", *_QUIET, *more, "-k", expression(tests)]
+    code, output = _ended([*words, *files], tree, environment, limit)
+    if code is None:
+        return Outcome("caught", f"no end after {limit:.0f} s")
+    if code < 0:
+        return Outcome("caught", f"the process died of {signal.Signals(-code).name}")
+    if code == 1 and (found := _FAILED.search(output)):
+        return Outcome("caught", found[1])
+    return Outcome("survived", "") if code == 0 else Outcome("broken", output[-3000:])
+
+
+def _ended(
+    words: Sequence[str], tree: Path, environment: dict[str, str], limit: float
+) -> tuple[int | None, str]:
+    """Exit status, None for none in time, and what was printed."""
+    process = subprocess.Popen(
+        words,
+        cwd=tree,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the processes that tests have started
+        process.communicate()
+        return None, ""
+
+
+def survey(root: Path, folder: Path, mutants: Sequence[Mutant]) -> list[Result]:
+    """Plants all of them, in two copies side by side, one of which begins with those in C++.
+
+    Raises Failed where the tests fail without a defect, ValueError for a row that fits nothing.
+    """
+    texts = sources(root)
+    places = {mutant: mutant.place(texts) for mutant in mutants}
+    trees = [Tree(root, folder / name) for name in ("one", "two")]
+    for tree in trees:
+        tree.copy()
+    _say("compiling the tree without a defect")
+    trees[0].build()
+    for tree in trees:
+        tree.install()
+        isas = tree.check()
+    here = [m for m in mutants if not m.isa or m.isa in isas]
+    _check_without_defects(trees[0], here)
+    native = deque(m for m in here if not places[m].endswith(".py"))
+    others = deque(m for m in here if places[m].endswith(".py"))
+    results = {m: Result(m, places[m], Outcome("left out", f"no {m.isa} here"), 0) for m in mutants}
+
+    def lane(tree: Tree, *queues: deque[Mutant]) -> None:
+        for queue in queues:
+            while queue:
+                with suppress(IndexError):  # the other lane took the last one
+                    mutant = queue.popleft()
+                    results[mutant] = _result(tree, mutant, places[mutant])
+
+    with ThreadPoolExecutor(2) as pool:
+        lanes = [pool.submit(lane, trees[0], native, others), pool.submit(lane, trees[1], others)]
+        try:
+            for each in lanes:
+                each.result()
+        finally:  # also after Ctrl-C each lane ends what it has begun, and the copies are clean
+            native.clear()
+            others.clear()
+    return [results[mutant] for mutant in mutants]
+
+
+def _check_without_defects(tree: Tree, mutants: Iterable[Mutant]) -> None:
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    _say(f"running their {len(tests)} tests without a defect")
+    start, together = time.monotonic(), ("-n", "2", "--dist", "worksteal")
+    outcome = outcome_of(tree.path, tests, tree.environment, *together, limit=10 * LIMIT)
+    if outcome.status != "survived":
+        raise Failed(f"without a defect the tests fail: {outcome.by}")
+    _say(f"they pass, in {time.monotonic() - start:.0f} s")
+
+
+def _result(tree: Tree, mutant: Mutant, where: str) -> Result:
+    start = time.monotonic()
+    try:
+        with tree.planted(mutant, where):
+            outcome = outcome_of(tree.path, mutant.tests, tree.environment, "-x")
+    except Failed as why:
+        outcome = Outcome("broken", str(why)[-3000:])
+    seconds = time.monotonic() - start
+    _say(f"{outcome.status:8} {seconds:4.0f} s  {where}: {mutant.name}: {outcome.by}")
+    return Result(mutant, where, outcome, seconds)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
