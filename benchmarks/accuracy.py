@@ -30,11 +30,11 @@ import qfx
 from benchmarks.common import compiled_apart, machine, merge
 from benchmarks.judged import JUDGED, Judged
 from benchmarks.models import names
-from qfx.capture import clone
-from qfx.config import parse_options
-from qfx.dynamo import plan_of
-from qfx.plan import Plan
-from qfx.scheme import Scheme
+from qfx.dynamo_backend import plan_of
+from qfx.graph.capture import clone
+from qfx.plan.policy import Plan
+from qfx.values.config import parse_options
+from qfx.values.scheme import Scheme
 
 FLOAT = "float"
 ALL = {"minimum_gain": 0, "inner": "eager"}  # the numbers are the operators', whoever calls them

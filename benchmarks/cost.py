@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from tabulate import tabulate
 
 from benchmarks.common import keep_memory, machine, save
-from qfx import _C, cost
-from qfx.packing import Packing
-from qfx.scheme import QSpec, Scheme
-from qfx.timing import fastest
-from qfx.weights import pack
+from qfx import _C
+from qfx.cost.machine import MachineCost
+from qfx.cost.timing import fastest
+from qfx.ops.packing import Packing
+from qfx.values.scheme import QSpec, Scheme
+from qfx.weights.cache import pack
 
 LIMITS = ((1, 512), (32, 4096), (16, 4096))  # of M, K, N
 BAR = 0.2
@@ -61,7 +62,7 @@ def measure(shape: Shape) -> dict[str, Any]:
         ),
         rounds=9,
     )
-    predicted = cost.MachineCost().estimate(shape.m, shape.k, shape.n, torch.float32, SCHEME)
+    predicted = MachineCost().estimate(shape.m, shape.k, shape.n, torch.float32, SCHEME)
     errors = {
         "float_error": predicted.float_s / float_s - 1,
         "int8_error": predicted.int8_s / int8_s - 1,

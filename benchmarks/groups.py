@@ -18,9 +18,9 @@ from torch import Tensor
 from benchmarks.common import Candidate, interleaved, keep_memory, machine, save
 from benchmarks.linear import LARGEST_FOR_REF, Shape, arguments
 from qfx import _C
-from qfx.packing import Packing
-from qfx.scheme import QSpec
-from qfx.weights import pack
+from qfx.ops.packing import Packing
+from qfx.values.scheme import QSpec
+from qfx.weights.cache import pack
 
 SHAPES = [Shape(m, k, n) for k, n in ((768, 3072), (4096, 4096)) for m in (1, 16, 128)]
 BASELINE = "one scale a row"

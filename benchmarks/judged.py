@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks import digits, smollm
 from examples import minilm
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 
 Figures = dict[str, float]
 WORDS = {

@@ -17,9 +17,10 @@ from torch import Tensor, fx, nn
 
 import qfx
 from benchmarks.zoo_kinds import Inputs
-from qfx.match import match
-from qfx.plan import Plan
-from qfx.report import Report, sqnr
+from qfx.match.matching import match
+from qfx.ops.single_tensors import sqnr
+from qfx.plan.policy import Plan
+from qfx.report.report import Report
 
 SQNR_BAR, COSINE_BAR = 25.0, 0.99
 NOISE_DRAWS = 5
@@ -211,7 +212,7 @@ def plans() -> Iterator[dict[Any, Plan]]:
             which = torch._guards.CompileContext.current_compile_id()
             seen.update((which, a) for a in record.args or () if isinstance(a, Plan))
 
-    log, handler = logging.getLogger("qfx.dynamo"), Collect()
+    log, handler = logging.getLogger("qfx.dynamo_backend"), Collect()
     level, propagate = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)

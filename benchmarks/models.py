@@ -35,7 +35,7 @@ from benchmarks.common import (
 )
 from benchmarks.peers import PEERS, Prepare, Run
 from benchmarks.subjects import TABLE, Inputs, Outputs, Sizes, Subject
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 
 BASELINE = "float32 eager"
 KEY = ("model", "candidate", "threads")

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import qfx
 from benchmarks.common import Candidate, Timing, interleaved, machine, save
-from qfx.feed import Feed, Part, Source, with_packed_weights
-from qfx.packing import Packing
+from qfx.ops.packing import Packing
+from qfx.weights.feed import Feed, Part, Source, with_packed_weights
 
 WIDTH = 64  # small: a layer's arithmetic is far below the cost of a call
 MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
@@ -141,7 +141,7 @@ def taken_apart(model: nn.Module, x: torch.Tensor) -> dict[str, Calls]:
         return outer
 
     torch._dynamo.reset()
-    with patch("qfx.dynamo.with_packed_weights", wrap):
+    with patch("qfx.dynamo_backend.with_packed_weights", wrap):
         f = torch.compile(model, backend="qfx", options={"minimum_gain": 0})
         f(x)
     with Recorded() as recorded:

@@ -15,7 +15,7 @@ import qfx
 from benchmarks.measures import Row, compiled, main_output, merged, plans
 from benchmarks.zoo import Architecture, build
 from benchmarks.zoo_kinds import SECOND, Inputs
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 
 
 def symbolic(row: Architecture, inner: str) -> Row:

@@ -16,10 +16,10 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx.match import match
+from qfx.match.kinds import Site
+from qfx.match.matching import match
 from qfx.ops import REFERENCES
-from qfx.plan import decide
-from qfx.site import Site
+from qfx.plan.policy import decide
 
 TOUR = Path(__file__).with_name("tour.md")
 TEMPLATE = Path(__file__).with_name("tour.template.md")

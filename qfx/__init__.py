@@ -3,26 +3,27 @@
 import torch  # noqa: F401  (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
-from qfx.api import rewrite
-from qfx.calibration.calibrate import calibrate
-from qfx.capture import trace
-from qfx.config import Config
-from qfx.dynamo import qfx as backend
-from qfx.functions import (
+from qfx.calibration.calibrating import calibrate
+from qfx.dynamo_backend import qfx as backend
+from qfx.graph.capture import trace
+from qfx.match.spellings import register_matmul
+from qfx.nn import prepare_binary, prepare_qat, quantize_
+from qfx.ops.guard_counts import GuardCount, guard_counts
+from qfx.ops.single_tensors import (
     Quantized,
     dequantize,
     quantization_error,
     quantize,
     quantize_dequantize_,
+    sqnr,
 )
-from qfx.guard import GuardCount, guard_counts
-from qfx.nn import prepare_binary, prepare_qat, quantize_
-from qfx.plan import Plan
-from qfx.recipe import Recipe, SiteRecipe
-from qfx.report import Report, explain, sqnr
-from qfx.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
-from qfx.spellings import register_matmul
-from qfx.weights import invalidate
+from qfx.pipeline import rewrite
+from qfx.plan.policy import Plan
+from qfx.report.report import Report, explain
+from qfx.values.config import Config
+from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.weights.cache import invalidate
 
 __all__ = [
     "PER_COLUMN",

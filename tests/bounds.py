@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from qfx.ops.heads import added, matched
-from qfx.scheme import PER_TENSOR, QSpec
+from qfx.values.scheme import PER_TENSOR, QSpec
 from tests.strategies import step_error
 
 U32 = 2.0**-24

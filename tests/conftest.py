@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import qfx._C as _C
@@ -13,12 +14,15 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from qfx.batch_cost import ATTENTION_AXES, BMM_AXES, DECODE_AXES, BatchTable
-from qfx.cost import AXES, BLOCK, CostTable
-from qfx.form_cost import AXES as FORM_AXES
-from qfx.form_cost import FormTable
-from qfx.grid import Axes, Grid
-from qfx.pass_cost import Pass
+from qfx.cost.batched import ATTENTION_AXES, BMM_AXES, DECODE_AXES, BatchTable
+from qfx.cost.chosen import costs_from
+from qfx.cost.gpu import cost_of
+from qfx.cost.interpolation import Axes, Grid
+from qfx.cost.machine import AXES, BLOCK, CostTable, MachineCost, Tables
+from qfx.cost.model import CostModel, Costs
+from qfx.cost.quantizing import Pass
+from qfx.cost.weight_storage import AXES as FORM_AXES
+from qfx.cost.weight_storage import FormTable
 
 THREADS = 2
 torch.set_num_threads(THREADS)
@@ -127,15 +131,36 @@ FIXED_BMM_COST, FIXED_ATTENTION_COST = _batches(BMM_AXES), _batches(ATTENTION_AX
 FIXED_DECODE_COST = _batches(DECODE_AXES)
 
 
+FIXED_TABLES = Tables(
+    linears=lambda *machine: FIXED_COST,
+    forms=lambda name, *machine: FIXED_FORM_COST,
+    products=lambda *machine: FIXED_BMM_COST,
+    attentions=lambda *machine: FIXED_ATTENTION_COST,
+    decodes=lambda *machine: FIXED_DECODE_COST,
+)
+FIXED_COSTS = Costs(MachineCost(FIXED_TABLES), cost_of)
+
+
 @pytest.fixture(autouse=True)
-def fixed_cost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def fixed_cost(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compiler tests never measure: float takes 2.5 times as long per multiply-accumulate, and half
     as long for products of two activations and attentions."""
-    if "real_cost" not in request.keywords:
-        monkeypatch.setattr("qfx.cost.table", lambda dtype, threads, isa: FIXED_COST)
-        monkeypatch.setattr("qfx.cost.bmm_table", lambda dtype, threads, isa: FIXED_BMM_COST)
-        monkeypatch.setattr("qfx.cost.form_table", lambda name, *machine: FIXED_FORM_COST)
-        monkeypatch.setattr(
-            "qfx.cost.attention_table", lambda dtype, threads, isa: FIXED_ATTENTION_COST
-        )
-        monkeypatch.setattr("qfx.cost.decode_table", lambda dtype, threads, isa: FIXED_DECODE_COST)
+    costs = None if "real_cost" in request.keywords else FIXED_COSTS
+    with costs_from(costs) if costs else nullcontext():
+        yield
+
+
+UseCosts = Callable[[CostModel], None]
+
+
+@pytest.fixture
+def use_costs(fixed_cost: None) -> Iterator[UseCosts]:
+    """Has the rest of the test decide by this cost model."""
+    with ExitStack() as stack:
+        yield lambda cost: stack.enter_context(costs_from(Costs(cost, cost_of)))
+
+
+def fixed_tables(**others: Any) -> MachineCost:
+    """The fixed cost model with other tables."""
+    tables = {name: lambda *machine, of=table: of for name, table in others.items()}
+    return MachineCost(FIXED_TABLES._replace(**tables))

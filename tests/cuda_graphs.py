@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
-from qfx.capture import value
+from qfx.graph.capture import value
 
 
 def on_cuda(gm: fx.GraphModule) -> fx.GraphModule:

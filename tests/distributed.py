@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 import qfx
 from qfx import PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
-from qfx.plan import Plan
-from qfx.weights import CACHE
+from qfx.plan.policy import Plan
+from qfx.weights.cache import CACHE
 from tests.ranks import RANKS
 
 FEATURES, HIDDEN, ROWS = 16, 32, 8  # powers of two: a mean over half the rows is exact
@@ -220,5 +220,5 @@ def _recorded_plans(found: dict[str, str]) -> Iterator[None]:
     def recorded(plan: Plan, gm: Any) -> None:
         found.update((e.match.name, str(e.scheme or e.reason)) for e in plan.entries)
 
-    with mock.patch("qfx.dynamo._record", recorded):
+    with mock.patch("qfx.dynamo_backend._record", recorded):
         yield

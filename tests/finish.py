@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from qfx.scheme import PER_TENSOR, QSpec, Scheme
+from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
 from tests.graphs import Chosen, Program
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qfx.scheme import QSpec, Scheme
+from qfx.values.scheme import QSpec, Scheme
 from tests.bounds import UNIT, Attention, Known, product, turned, widened
 from tests.changes import CHANGES
 from tests.grammar import LEFT, Op, Product

@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import qfx  # noqa: F401
-from qfx.scheme import PER_ROW, PER_TENSOR
+from qfx.values.scheme import PER_ROW, PER_TENSOR
 from tests.rows import BUILDERS, Row
 
 HUGE = 2**40

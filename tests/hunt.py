@@ -10,7 +10,8 @@ import warnings
 
 import torch
 
-import qfx.dynamo
+from qfx.cost.chosen import costs_from
+from qfx.cost.model import Costs
 from tests.draft import program
 from tests.fuzz import Mismatch, Seen, check
 from tests.test_fuzz import Gains
@@ -35,6 +36,6 @@ def main(first: int, last: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    qfx.dynamo.MachineCost = Gains  # type: ignore[misc, assignment]
     warnings.simplefilter("ignore")
-    sys.exit(bool(main(*map(int, sys.argv[1:]))))
+    with costs_from(Costs(Gains())):
+        sys.exit(bool(main(*map(int, sys.argv[1:]))))

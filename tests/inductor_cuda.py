@@ -38,7 +38,7 @@ from triton.backends.compiler import GPUTarget
 
 import qfx
 from qfx import _C
-from qfx.inductor import inductor, settings
+from qfx.host.inductor import inductor, settings
 from tests import cuda_objects
 from tests.cuda_graphs import fake, on_cuda
 

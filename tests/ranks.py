@@ -10,10 +10,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
+
+from qfx.cost.chosen import costs_from
 
 RANKS = 2
 
@@ -92,10 +93,9 @@ class Ranks:
 
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
-    from tests.conftest import FIXED_COST
+    from tests.conftest import FIXED_COSTS
 
     torch.set_num_threads(1)
-    mock.patch("qfx.cost.table", lambda *arguments: FIXED_COST).start()
     store = dist.TCPStore("127.0.0.1", port)
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
@@ -105,7 +105,8 @@ def _serve(rank: int, port: int, connection: Connection) -> None:
         except EOFError:  # the tests are over
             return dist.destroy_process_group()
         try:
-            answer = (function(*arguments), "")
+            with costs_from(FIXED_COSTS):
+                answer = (function(*arguments), "")
         except BaseException:
             answer = (None, traceback.format_exc())
         torch._dynamo.reset()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from qfx.ops.guard import relative_bound
-from qfx.scheme import PER_ROW, PER_TENSOR
+from qfx.values.scheme import PER_ROW, PER_TENSOR
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
 SHORT[torch.float64] = "f64"

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import qfx
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.fuzz import counting
 from tests.models import compiled
 

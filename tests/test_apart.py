@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.recipe import Recipe, SiteRecipe
-from qfx.scheme import Scheme
+from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.scheme import Scheme
 from tests.fuzz import counting
 from tests.models import compiled
 from tests.test_names import ALL, K, X, in_turn, int8, linear, weight

@@ -13,7 +13,7 @@ from benchmarks.measures import COSINE_BAR, PARTS, SQNR_BAR, Row, coverage, trai
 from benchmarks.survey_page import DYNAMIC_NOTES, NOTES, lost, missed, page
 from benchmarks.symbolic import symbolic
 from benchmarks.zoo import TABLE, build
-from qfx.report import Report
+from qfx.report.report import Report
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,21 @@ from torch import Tensor, fx, nn
 
 import qfx
 from qfx import _C
-from qfx.attention import Attention
-from qfx.batch_cost import ATTENTION_AXES, BatchTable
-from qfx.capture import value
-from qfx.match import match
-from qfx.site import Unmatched
+from qfx.cost.batched import ATTENTION_AXES, BatchTable
+from qfx.graph.capture import value
+from qfx.match.attention import Attention
+from qfx.match.kinds import Unmatched
+from qfx.match.matching import match
 from tests import bounds
 from tests.bounds import Known
-from tests.conftest import FIXED_ATTENTION_COST, on_isa, on_threads, same_bits
+from tests.conftest import (
+    FIXED_ATTENTION_COST,
+    UseCosts,
+    fixed_tables,
+    on_isa,
+    on_threads,
+    same_bits,
+)
 from tests.strategies import ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -148,11 +155,11 @@ class Block(nn.Module):
 
 
 @pytest.fixture
-def gaining(monkeypatch: pytest.MonkeyPatch) -> None:
+def gaining(use_costs: UseCosts) -> None:
     """A cost model that sees a gain in int8 attention."""
     fixed = FIXED_ATTENTION_COST
     fast = BatchTable(ATTENTION_AXES, fixed.int8_s, fixed.float_s, fixed.int8_call_s, 1e-6)
-    monkeypatch.setattr("qfx.cost.attention_table", lambda dtype, threads, isa: fast)
+    use_costs(fixed_tables(attentions=fast))
 
 
 def _sqnr(exact: Tensor, found: Tensor) -> float:

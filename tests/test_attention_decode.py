@@ -17,7 +17,7 @@ import qfx
 from qfx import _C
 from qfx.ops.attention_decode import attention_decode
 from tests import bounds
-from tests.conftest import FIXED_DECODE_COST, on_isa, on_threads, same_bits
+from tests.conftest import FIXED_DECODE_COST, UseCosts, fixed_tables, on_isa, on_threads, same_bits
 from tests.strategies import ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -123,11 +123,11 @@ def inputs(tokens: int = 1, heads: int = 4) -> tuple[Tensor, ...]:
 
 
 @pytest.fixture
-def gaining(monkeypatch: pytest.MonkeyPatch) -> None:
+def gaining(use_costs: UseCosts) -> None:
     """A cost model that sees a gain in `attention_decode`."""
     slow = FIXED_DECODE_COST
     fast = type(slow)(slow.axes, slow.int8_s, slow.float_s, slow.int8_call_s, 1e-6)
-    monkeypatch.setattr("qfx.cost.decode_table", lambda dtype, threads, isa: fast)
+    use_costs(fixed_tables(decodes=fast))
 
 
 def operators(model: nn.Module, *arguments: Tensor) -> tuple[Any, list[str]]:

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import backend as compile_with_qfx
-from qfx.report import sqnr
-from qfx.weights import CACHE
+from qfx.cost.machine import MachineCost
+from qfx.cost.model import Estimate
+from qfx.ops.single_tensors import sqnr
+from qfx.weights.cache import CACHE
+from tests.conftest import UseCosts
 from tests.models import FEATURES, Block, compiled
 
 X = torch.randn(2, 5, FEATURES, generator=torch.Generator().manual_seed(0))
@@ -203,16 +206,21 @@ def test_a_fault_of_the_pass_leaves_the_graph_float(monkeypatch: pytest.MonkeyPa
     def broken(*args: object) -> None:
         raise KeyError("what was that")
 
-    monkeypatch.setattr("qfx.fuse.emit", broken)
+    monkeypatch.setattr("qfx.rewriting.fusion.emit", broken)
     model = Block()
     phrase = "left it float, at node linear_dequantize: KeyError: 'what was that'"
     with torch.no_grad(), pytest.warns(UserWarning, match=phrase):
         assert torch.equal(compiled(model)(X), model(X))
 
 
-def test_a_fault_of_the_plan_names_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_plan_names_its_node(use_costs: UseCosts) -> None:
     """Also one of arithmetic, which a cost model may make."""
-    monkeypatch.setattr("qfx.cost.MachineCost.estimate", lambda *problem: 1 // 0)
+
+    class Broken(MachineCost):
+        def estimate(self, *problem: Any) -> Estimate:
+            return 1 // 0  # type: ignore[return-value]
+
+    use_costs(Broken())
     model = nn.Linear(8, 8)
     phrase = "left it float, at node .*: ZeroDivisionError"
     with torch.no_grad(), pytest.warns(UserWarning, match=phrase):
@@ -223,7 +231,7 @@ def test_faults_of_the_inner_compiler_pass_through(monkeypatch: pytest.MonkeyPat
     def broken(gm: object, inputs: object) -> None:
         raise RuntimeError("inner trouble")
 
-    monkeypatch.setattr("qfx.dynamo._run_as_it_is", broken)
+    monkeypatch.setattr("qfx.dynamo_backend._run_as_it_is", broken)
     with torch.no_grad(), pytest.raises(Exception, match="inner trouble"):
         compiled(Block())(X)
 

@@ -14,11 +14,11 @@ from torch._higher_order_ops.scan import scan
 from torch.utils.checkpoint import checkpoint
 
 import qfx
-from qfx.capture import graphs
-from qfx.match import match
-from qfx.plan import decide
-from qfx.report import sqnr
-from qfx.weights import CACHE
+from qfx.graph.capture import graphs
+from qfx.match.matching import match
+from qfx.ops.single_tensors import sqnr
+from qfx.plan.policy import decide
+from qfx.weights.cache import CACHE
 from tests.models import compiled
 from tests.versions import trains_scans
 

@@ -16,10 +16,11 @@ from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import counters
 
 import qfx
-from qfx.breakeven import condition
-from qfx.capture import value
-from qfx.plan import Plan
-from qfx.prices import Estimate
+from qfx.cost.model import Estimate
+from qfx.graph.capture import value
+from qfx.plan.breakeven import condition
+from qfx.plan.policy import Plan
+from tests.conftest import UseCosts
 from tests.test_backend import _int8_calls
 
 
@@ -87,10 +88,10 @@ EXPRESSIONS: dict[str, tuple[Callable[[int], int], int]] = {
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_both_sides_of_an_expression(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_both_sides_of_an_expression(use_costs: UseCosts, name: str) -> None:
     """Whatever its range is: not all of them have a lower end."""
     size, start = EXPRESSIONS[name]
-    monkeypatch.setattr("qfx.dynamo.MachineCost", lambda: Step(start))
+    use_costs(Step(start))
     counters.clear()
     linear = nn.Linear(8, 8)
     f = torch.compile(
@@ -110,18 +111,18 @@ def test_both_sides_of_an_expression(monkeypatch: pytest.MonkeyPatch, name: str)
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     found: list[Plan] = []
-    monkeypatch.setattr("qfx.dynamo._record", lambda plan, gm: found.append(plan))
+    monkeypatch.setattr("qfx.dynamo_backend._record", lambda plan, gm: found.append(plan))
     return found
 
 
 def _run(
-    monkeypatch: pytest.MonkeyPatch,
+    use_costs: UseCosts,
     cost: Step,
     sizes: list[int],
     mark: Callable[[Tensor], Any] | None = None,
 ) -> list[int]:
     """int8 calls at each size, all by one compiled function."""
-    monkeypatch.setattr("qfx.dynamo.MachineCost", lambda: cost)
+    use_costs(cost)
     counters.clear()
     model, dynamic = nn.Sequential(nn.Linear(8, 8)), None if mark else True
     f = torch.compile(model, backend=qfx.backend, dynamic=dynamic, options={"inner": "eager"})
@@ -135,24 +136,22 @@ def _run(
     return calls
 
 
-def test_both_sides_occur(monkeypatch: pytest.MonkeyPatch, plans: list[Plan]) -> None:
+def test_both_sides_occur(use_costs: UseCosts, plans: list[Plan]) -> None:
     """One graph for each side of the break-even, and each size runs on its own."""
-    assert _run(monkeypatch, Step(10), [4, 20, 5, 9, 10, 300]) == [0, 1, 0, 0, 1, 1]
+    assert _run(use_costs, Step(10), [4, 20, 5, 9, 10, 300]) == [0, 1, 0, 0, 1, 1]
     assert counters["stats"]["unique_graphs"] == 2
     assert ["int8 where" in str(plan) and ">= 10" in str(plan) for plan in plans] == [True, True]
     assert all(isinstance(p.entries[0].where, sympy.Basic) for p in plans)
 
 
 @pytest.mark.parametrize(("start", "calls"), [(0, 1), (10**6, 0)])
-def test_no_guard_where_one_side_cannot_occur(
-    monkeypatch: pytest.MonkeyPatch, start: int, calls: int
-) -> None:
-    assert _run(monkeypatch, Step(start), [4, 20, 300, 5000]) == [calls] * 4
+def test_no_guard_where_one_side_cannot_occur(use_costs: UseCosts, start: int, calls: int) -> None:
+    assert _run(use_costs, Step(start), [4, 20, 300, 5000]) == [calls] * 4
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_two_sides_of_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run(monkeypatch, Step(10, 30), [4, 20, 50, 9, 10, 29, 30]) == [0, 1, 0, 0, 1, 1, 0]
+def test_two_sides_of_a_range(use_costs: UseCosts) -> None:
+    assert _run(use_costs, Step(10, 30), [4, 20, 50, 9, 10, 29, 30]) == [0, 1, 0, 0, 1, 1, 0]
     assert counters["stats"]["unique_graphs"] == 2
 
 
@@ -180,11 +179,9 @@ PROMISES: dict[str, tuple[Callable[[Tensor], Any], int, list[int], list[int], in
 
 
 @pytest.mark.parametrize("name", PROMISES)
-def test_no_guard_breaks_a_promise(
-    monkeypatch: pytest.MonkeyPatch, plans: list[Plan], name: str
-) -> None:
+def test_no_guard_breaks_a_promise(use_costs: UseCosts, plans: list[Plan], name: str) -> None:
     mark, start, sizes, calls, graphs, reason = PROMISES[name]
-    assert _run(monkeypatch, Step(start), sizes, mark) == calls
+    assert _run(use_costs, Step(start), sizes, mark) == calls
     assert counters["stats"]["unique_graphs"] == graphs
     assert reason in plans[0].entries[0].reason
 
@@ -197,14 +194,14 @@ def test_no_guard_breaks_a_promise(
     ],
 )
 def test_a_size_that_depends_on_data_is_decided_by_its_range(
-    monkeypatch: pytest.MonkeyPatch,
+    use_costs: UseCosts,
     plans: list[Plan],
     least: int,
     most: int,
     int8: int,
     reason: str,
 ) -> None:
-    monkeypatch.setattr("qfx.dynamo.MachineCost", lambda: Step(10))
+    use_costs(Step(10))
     linear = nn.Linear(8, 8)
 
     def run(x: Tensor) -> Tensor:

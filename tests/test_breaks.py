@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx.html import page
+from qfx.report.html import page
 from tests.models import FEATURES, Block
 
 X = torch.randn(2, 5, FEATURES)

@@ -24,7 +24,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from qfx import version
 from tests.damaged_package import check_refused
 from tests.models import compiled
 from tests.versions import packages, several_passes
@@ -39,9 +38,11 @@ sys.meta_path[:] = [f for f in sys.meta_path if f not in editable]
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-import qfx, qfx.dynamo
+import qfx
+from qfx.cost.chosen import costs_from
+from qfx.cost.model import Costs
 assert qfx.__file__.startswith(package), qfx.__file__
-qfx.dynamo.MachineCost = lambda: None  # nothing is measured
+costs_from(Costs()).__enter__()  # nothing is measured
 torch.set_num_threads(1)
 if load:
     assert torch.compiler.load_cache_artifacts(open(load, "rb").read()) is not None
@@ -219,16 +220,16 @@ def test_the_plan_is_in_the_log_and_in_the_structured_trace(place: Place, first:
 # --- what is in the keys ---
 
 
-@pytest.mark.parametrize("changed", ["ops/ste.py", "scheme.py", Path(_C.__file__).name])
+@pytest.mark.parametrize("changed", ["ops/ste.py", "values/scheme.py", Path(_C.__file__).name])
 def test_the_digest_covers_sources_and_kernels(
     changed: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(place.root / "old" / "qfx", tmp_path / "qfx")
 
     def digest() -> str:
-        return version.digest.__wrapped__()
+        return digest.digest.__wrapped__()
 
-    monkeypatch.setattr("qfx.version.__file__", str(tmp_path / "qfx/version.py"))
+    monkeypatch.setattr("qfx.values.digest.__file__", str(tmp_path / "qfx/values/digest.py"))
     monkeypatch.setattr(_C, "__file__", str(tmp_path / "qfx" / Path(_C.__file__).name))
     before = digest()
     assert before == digest()

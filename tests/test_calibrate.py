@@ -15,9 +15,9 @@ import qfx
 from qfx.calibration import OBSERVERS
 from qfx.calibration.record import Group, Session
 from qfx.calibration.search import STRENGTHS, _factors, rounded_activation
-from qfx.calibration.trial import quantized
-from qfx.report import sqnr
-from qfx.watch import watch
+from qfx.calibration.with_recipe import quantized
+from qfx.captured_graphs import watch
+from qfx.ops.single_tensors import sqnr
 from tests.models import compiled
 
 ALL = qfx.Config(minimum_gain=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qfx.calibration.choose import Choice, by_error, by_metric
 from qfx.calibration.record import Transform
 from qfx.calibration.search import Candidate
-from qfx.scheme import Scheme
+from qfx.values.scheme import Scheme
 
 Groups = list[list[Candidate]]
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.match import match
-from qfx.report import sqnr
-from qfx.site import Site, Unmatched
+from qfx.match.kinds import Site, Unmatched
+from qfx.match.matching import match
+from qfx.ops.single_tensors import sqnr
 from tests.models import compiled
 
 K, N = 8, 6

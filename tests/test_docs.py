@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import qfx
-from qfx.config import INNER, PRESETS
-from qfx.report import Report, Row
+from qfx.report.report import Report, Row
+from qfx.values.config import INNER, PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

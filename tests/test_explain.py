@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx.row import Row, range_of
+from qfx.report.report_row import Row, range_of
 from tests.models import FEATURES, Block, compiled
 
 X = torch.randn(2, 5, FEATURES)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
-from tests.conftest import same_bits
+from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
+from tests.conftest import UseCosts, same_bits
 from tests.models import compiled
 from tests.test_products import Prices
 
@@ -146,9 +146,9 @@ def test_a_linear(name: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w8a8-tensor"])
 @torch.no_grad()
-def test_a_product(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product(scheme: str, use_costs: UseCosts) -> None:
     """(F9) in a compiled graph; tests/test_op_bmm.py has the operators."""
-    monkeypatch.setattr("qfx.dynamo.MachineCost", lambda: Prices(2.0))
+    use_costs(Prices(2.0))
     a, b = torch.randn(2, M, K, generator=G), torch.randn(2, N, K, generator=G)
     f = compiled(lambda a, b: a @ b.mT, inner="aot_eager", scheme=scheme)
     for bad in BAD:

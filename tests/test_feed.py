@@ -18,9 +18,9 @@ from torch._subclasses import FakeTensorMode
 
 import qfx
 from qfx import _C
-from qfx.feed import Feed, Part, Source, with_packed_weights
-from qfx.packing import Constant, Packing
-from qfx.weights import CACHE
+from qfx.ops.packing import Constant, Packing
+from qfx.weights.cache import CACHE
+from qfx.weights.feed import Feed, Part, Source, with_packed_weights
 
 X = torch.randn(3, 8)
 SPEC = Packing(qfx.QSpec())
@@ -346,7 +346,7 @@ def test_packed_weights_die_with_the_weight_not_with_the_wrapper() -> None:
     len(CACHE)  # forgets the dead
     assert [r() for r in packed] == [None, None]
     other = torch.randn(8, 8)
-    assert torch.equal(f(X, other)[1], qfx.weights.pack(other, (), SPEC).blocks)
+    assert torch.equal(f(X, other)[1], qfx.weights.cache.pack(other, (), SPEC).blocks)
 
 
 def test_fake_arguments_are_packed_as_fakes_and_forgotten() -> None:
@@ -370,7 +370,7 @@ def test_threads_that_change_weights_and_call() -> None:
         for _ in range(20):
             weight.mul_(1.5)
             blocks, scale = f(X, weight)[1:]
-            expected = qfx.weights.pack(weight, (), SPEC)
+            expected = qfx.weights.cache.pack(weight, (), SPEC)
             if not (torch.equal(blocks, expected.blocks) and torch.equal(scale, expected.scale)):
                 return False
         return True

@@ -12,8 +12,8 @@ import pytest
 
 import qfx
 from qfx import QSpec, Recipe, Scheme, SiteRecipe
-from qfx.atomic_write import write_text
-from qfx.row import Row
+from qfx.report.report_row import Row
+from qfx.values.atomic_write import write_text
 from tests.mutations import mutated
 from tests.test_schemes import STATIC_ASYMMETRIC
 

@@ -17,9 +17,13 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx import _C, canonical, coded, dynamo, match, plan, weights
-from qfx.prices import Estimate
-from tests.conftest import on_threads
+from qfx import _C, dynamo_backend
+from qfx.cost.model import Estimate
+from qfx.match import matching
+from qfx.plan import policy
+from qfx.rewriting import canonical, codes
+from qfx.weights import cache
+from tests.conftest import UseCosts, on_threads
 from tests.draft import Draft, program, shortest
 from tests.finish import finish
 from tests.fuzz import Mismatch, Seen, check, counting
@@ -54,8 +58,8 @@ class Gains:
 
 
 @pytest.fixture(autouse=True)
-def int8_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfx.dynamo.MachineCost", Gains)
+def int8_gains(use_costs: UseCosts) -> None:
+    use_costs(Gains())
 
 
 def check_all(seeds: Iterable[int], **how: Any) -> Seen:
@@ -159,29 +163,29 @@ def test_found_by_random_programs(name: str) -> None:
 
 def _scale_too_large(patch: pytest.MonkeyPatch) -> None:
     """The first scale of every packed weight is 1.5 times too large."""
-    pack = weights.pack
+    pack = cache.pack
 
-    def wrong(*arguments: Any) -> weights.Packed:
+    def wrong(*arguments: Any) -> cache.Packed:
         packed = pack(*arguments)
         first = torch.arange(len(packed.scale)) == 0
         return packed._replace(scale=(packed.scale.t() * torch.where(first, 1.5, 1)).t())
 
-    patch.setattr(weights, "pack", wrong)
+    patch.setattr(cache, "pack", wrong)
 
 
 def _writes_unseen(patch: pytest.MonkeyPatch) -> None:
     """Codes are shared across writes to what they are codes of."""
-    patch.setattr(coded, "writes", lambda node: False)
+    patch.setattr(codes, "writes", lambda node: False)
 
 
 def _written_weights_unseen(patch: pytest.MonkeyPatch) -> None:
     """Weights that the graph changes are packed before it does."""
-    patch.setattr(match, "written_roots", lambda graph: set())
+    patch.setattr(matching, "written_roots", lambda graph: set())
 
 
 def _stale_weights(patch: pytest.MonkeyPatch) -> None:
     """A packed weight does not notice that its weight changed."""
-    patch.setattr(weights._Entry, "knows", lambda *_: True)
+    patch.setattr(cache._Entry, "knows", lambda *_: True)
 
 
 def _unseen_writes(patch: pytest.MonkeyPatch) -> None:
@@ -191,11 +195,11 @@ def _unseen_writes(patch: pytest.MonkeyPatch) -> None:
 
 def _without(part: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
     """Sites lose a part of their epilogue."""
-    grow = match.with_epilogue
+    grow = matching.with_epilogue
 
     def mutant(patch: pytest.MonkeyPatch) -> None:
         lossy = lambda *a: dataclasses.replace(grow(*a), **{part: instead})  # noqa: E731
-        patch.setattr(match, "with_epilogue", lossy)
+        patch.setattr(matching, "with_epilogue", lossy)
 
     return mutant
 
@@ -220,12 +224,12 @@ def _attends_twice_as_sharply(patch: pytest.MonkeyPatch) -> None:
 
 def _patterns_unread(patch: pytest.MonkeyPatch) -> None:
     """Nothing is skipped."""
-    patch.setattr(plan, "left_out", lambda *a: None)
+    patch.setattr(policy, "left_out", lambda *a: None)
 
 
 def _layers_share_decisions(patch: pytest.MonkeyPatch) -> None:
     """What is decided for a module holds for all that share its code."""
-    patch.setattr(dynamo, "compile_apart", lambda *a: None)
+    patch.setattr(dynamo_backend, "compile_apart", lambda *a: None)
 
 
 class Mutant(NamedTuple):

@@ -18,8 +18,8 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import check, correctness, cost_table, kernels, peak, summary, sweep
 from benchmarks.gpu.session import Session
-from qfx.gpu.cost import GpuCost, GpuTable
-from qfx.scheme import QSpec, Scheme
+from qfx.cost.gpu import GpuCost, GpuTable
+from qfx.values.scheme import QSpec, Scheme
 from tests import cuda_emulator, cuda_objects
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import _C
-from qfx.gpu import cost
-from qfx.gpu.cost import BATCHED, HERE, PASSES, PRODUCTS, GpuCost, GpuTable, parts, slug
-from qfx.match import match
-from qfx.plan import Plan, decide
-from qfx.prices import GpuCosts
+from qfx.cost import gpu
+from qfx.cost.gpu import BATCHED, HERE, PASSES, PRODUCTS, GpuCost, GpuTable, parts, slug
+from qfx.cost.model import GpuCosts
+from qfx.match.matching import match
+from qfx.plan.policy import Plan, decide
 from tests.cuda_graphs import on_cuda
 
 NAME = "Synthetic GPU of tests/test_gpu_plan.py"
@@ -52,7 +52,7 @@ def raw_table() -> dict[str, Any]:
         what: _nested(lambda *sizes, what=what: _seconds(what, *sizes), axes[what]) for what in axes
     }
     return {
-        "schema": cost.SCHEMA,
+        "schema": gpu.SCHEMA,
         "gpu": NAME,
         "batch": BATCH,
         "axes": {"mkn": MKN, "batched": BATCHED_MKN, "mk": MK},
@@ -76,7 +76,7 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _plan(
-    module: nn.Module, x: Tensor, config: qfx.Config, gpu_costs: GpuCosts = cost.cost_of
+    module: nn.Module, x: Tensor, config: qfx.Config, gpu_costs: GpuCosts = gpu.cost_of
 ) -> Plan:
     with torch.no_grad():
         return decide(match(on_cuda(qfx.trace(module, x))), config, None, gpu_costs)
@@ -250,8 +250,8 @@ def test_a_table_that_is_none_is_an_error(
 
 def test_a_table_is_found_by_its_gpu(tmp_path: Path) -> None:
     (tmp_path / f"{slug(NAME)}.json").write_text(json.dumps(raw_table()))
-    assert cost.table_of(NAME, tmp_path) == TABLE
-    assert cost.table_of("another", tmp_path) is None
+    assert gpu.table_of(NAME, tmp_path) == TABLE
+    assert gpu.table_of("another", tmp_path) is None
     assert slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
 
 

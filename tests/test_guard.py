@@ -16,12 +16,12 @@ from torch._inductor.utils import fresh_cache
 
 import qfx
 from qfx import _C
-from qfx.guard import GuardCount, taken
 from qfx.ops.guard import relative_bound
+from qfx.ops.guard_counts import GuardCount, taken
+from qfx.ops.packing import Packing
 from qfx.ops.quantize import ACTIVATIONS
-from qfx.packing import Packing
-from qfx.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
-from qfx.weights import pack
+from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.weights.cache import pack
 from tests.conftest import same_bits
 from tests.models import FEATURES, Block, compiled
 from tests.strategies import BITS, ISAS, SEEDS, filled

@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 
 import qfx
-from qfx.charts import charts
-from qfx.html import _facts, page
-from qfx.printable import printable
-from qfx.report import Report
-from qfx.row import Row
+from qfx.report.charts import charts
+from qfx.report.html import _facts, page
+from qfx.report.report import Report
+from qfx.report.report_row import Row
+from qfx.values.printable import printable
 from tests.models import FEATURES, Block
 
 X = torch.randn(2, 5, FEATURES)
@@ -218,11 +218,11 @@ def test_a_missing_package_is_named(
     package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "qfx.charts")
+    monkeypatch.delitem(sys.modules, "qfx.report.charts")
     with pytest.raises(ImportError, match=rf'{package} is not installed: pip install "qfx\[report'):
         qfx.Report((), 0).save_html(tmp_path / "report.html")
 
 
 def test_qfx_itself_needs_neither() -> None:
-    code = "import sys, qfx; assert not {'matplotlib', 'qfx.charts'} & set(sys.modules)"
+    code = "import sys, qfx; assert not {'matplotlib', 'qfx.report.charts'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 import qfx
 from qfx import _C
-from qfx.inline import quantize_parts, quantize_static_parts
+from qfx.rewriting.aten_quantization import quantize_parts, quantize_static_parts
 from tests import cuda_emulator
 from tests import strategies as more
 from tests.cuda_graphs import on_cuda

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx import spellings
-from qfx.match import match
-from qfx.site import Match, Site, Unmatched
-from qfx.views import T
+from qfx.graph.views import T
+from qfx.match import spellings
+from qfx.match.kinds import Match, Site, Unmatched
+from qfx.match.matching import match
 
 K, N = 8, 6
 W_NK, W_KN = nn.Parameter(torch.randn(N, K)), nn.Parameter(torch.randn(K, N))
@@ -241,7 +241,7 @@ def _library_operator() -> torch.library.CustomOpDef:
 
 
 def test_a_registered_operator_is_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfx.spellings.TABLE", dict(spellings.TABLE))
+    monkeypatch.setattr("qfx.match.spellings.TABLE", dict(spellings.TABLE))
     project = _library_operator()
     gm = _dynamo_graph(Holder(lambda s, x: F.relu(project(s.b, x, s.kn))), X2)
     (unmatched,) = match(gm)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.capture import Named, named_by_text
+from qfx.graph.capture import Named, named_by_text
 from tests.fuzz import counting
 from tests.models import compiled
 

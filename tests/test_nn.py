@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.nn import LSQLinear
 from qfx.nn import functional as QF
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 
 TENSOR4 = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR), w=qfx.QSpec(bits=4, axes=qfx.PER_TENSOR))
 ROW4 = qfx.Scheme(w=qfx.QSpec(bits=4))

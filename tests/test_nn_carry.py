@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.nn.carry import CALL_HOOKS, STATE_HOOKS
-from qfx.row import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.prepared import BY_ALL, NEW, PREPARE, K, X, model
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import qfx
-from qfx.row import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.prepared import BY_ALL, NEW, PREPARE, K, X
 
 

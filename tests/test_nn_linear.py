@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 import qfx
 from qfx.ops import REFERENCES
 from qfx.ops.rotation import transformed_weight
-from qfx.row import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.strategies import POSITIVE, SEEDS, SIZES
 
 ops = torch.ops.qfx

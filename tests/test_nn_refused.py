@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 import qfx
 from qfx.nn.carry import STATE_HOOKS
-from qfx.row import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.prepared import BY_ALL, NEW, PREPARE, K, X, model
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import qfx
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.models import compiled
 from tests.test_backend import _int8_calls
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx.dynamo import plan_of
-from qfx.html import page
+from qfx.dynamo_backend import plan_of
+from qfx.report.html import page
 
 COARSE = qfx.Scheme(x=qfx.QSpec(bits=5), w=qfx.QSpec(bits=4))
 ops = torch.ops.qfx

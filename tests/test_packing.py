@@ -8,8 +8,8 @@ import torch
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec
 from qfx.ops import REFERENCES
-from qfx.packing import Packing, parts_of
-from qfx.weights import Packed, pack
+from qfx.ops.packing import Packing, parts_of
+from qfx.weights.cache import Packed, pack
 from tests.bounds import U32
 from tests.conftest import same_bits
 from tests.models import compiled

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import qfx
-from qfx.config import parse_options
-from qfx.match import match
-from qfx.patterns import check_names, fits
-from qfx.plan import Plan, decide
-from qfx.prices import Estimate
+from qfx.cost.model import Estimate
+from qfx.match.matching import match
+from qfx.match.selection import check_names, fits
+from qfx.plan.policy import Plan, decide
+from qfx.values.config import parse_options
 from tests.models import FEATURES, Block
 
 

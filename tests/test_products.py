@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, fx
 
 import qfx
-from qfx.canonical import rewrite
-from qfx.fuse import fuse
-from qfx.match import match
-from qfx.plan import decide
-from qfx.prices import Estimate
-from qfx.products import Product
-from qfx.provide import as_constants
-from qfx.report import sqnr
-from qfx.site import Unmatched
+from qfx.cost.model import Estimate
+from qfx.match.kinds import Unmatched
+from qfx.match.matching import match
+from qfx.match.products import Product
+from qfx.ops.single_tensors import sqnr
+from qfx.plan.policy import decide
+from qfx.rewriting.canonical import rewrite
+from qfx.rewriting.constants import as_constants
+from qfx.rewriting.fusion import fuse
+from tests.conftest import UseCosts
 from tests.models import Block
 
 G = torch.Generator().manual_seed(0)
@@ -88,10 +89,9 @@ def test_products_have_to_gain(gain: float, minimum: float, int8: int) -> None:
     assert int8 or f"int8 would be {gain:.2f}x float, below" in plan.entries[0].reason
 
 
-def test_attention_of_a_block_through_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_a_block_through_the_backend(use_costs: UseCosts) -> None:
     """Scores and values beside the seven linears, names and times in explain."""
-    monkeypatch.setattr("qfx.dynamo.MachineCost", lambda: Prices(2.0))
-    monkeypatch.setattr("qfx.report.MachineCost", lambda: Prices(2.0))
+    use_costs(Prices(2.0))
     model, x = Block(), torch.randn(2, 5, 32)
     options = {"scheme": "w8a8-asymmetric", "inner": "eager"}
     with torch.no_grad():

@@ -18,8 +18,8 @@ from torch._inductor.utils import fresh_cache
 
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
-from qfx.config import parse_options
-from qfx.weights import CACHE
+from qfx.values.config import parse_options
+from qfx.weights.cache import CACHE
 from tests.models import compiled
 from tests.test_schemes import STATIC, STATIC_ASYMMETRIC, Chain, X, chain_recipe
 
@@ -249,7 +249,7 @@ def test_two_recipes_share_compiled_code_but_not_numbers() -> None:
             recipe = chain_recipe(Scheme(x=STATIC_ASYMMETRIC, rotation=16), 0.03 * factor, factor)
             gm, _ = qfx.rewrite(qfx.trace(model, X), qfx.Config(recipe=recipe))
             y = compiled(model, recipe=recipe, inner="inductor")(X)
-            assert qfx.report.sqnr(gm(X), y) > 100  # Inductor may round the product otherwise
+            assert qfx.sqnr(gm(X), y) > 100  # Inductor may round the product otherwise
             assert counters["inductor"]["fxgraph_cache_hit"] == i
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
-from qfx.config import PRESETS
+from qfx.values.config import PRESETS
 from tests.bounds import U32, UNIT, Known, product, quantization_error, rotation
 from tests.conftest import same_bits
 from tests.models import compiled
@@ -447,5 +447,5 @@ def test_explain_runs_the_same_operators(row: Row) -> None:
     (found,) = qfx.explain(model, case.x, options={"minimum_gain": 0, **case.options}).rows
     with torch.no_grad():
         noisy = compiled(model, **case.options)(case.x)
-        assert found.sqnr_db == qfx.report.sqnr(model(case.x), noisy)
+        assert found.sqnr_db == qfx.report.report.sqnr(model(case.x), noisy)
     assert found.scheme == str(row.scheme) and found.measured

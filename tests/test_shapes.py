@@ -23,7 +23,7 @@ from torch.export import Dim, export
 from torch.overrides import TorchFunctionMode
 
 import qfx
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.models import compiled, int8_by_hand
 from tests.test_backend import _int8_calls
 
@@ -311,7 +311,7 @@ def test_what_stays_float_says_why(name: str, caplog: pytest.LogCaptureFixture) 
     with (
         torch.no_grad(),
         dynamo_config.patch(**UNBACKED),
-        caplog.at_level("INFO", logger="qfx.dynamo"),
+        caplog.at_level("INFO", logger="qfx.dynamo_backend"),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("error", message="qfx")

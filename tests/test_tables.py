@@ -16,25 +16,25 @@ from typing import Any
 import pytest
 import torch
 
-from qfx import batch_cost, cost, form_cost, tables
-from qfx.gpu.cost import GpuTable
+from qfx.cost import batched, machine, tables, weight_storage
+from qfx.cost.gpu import GpuTable
 from tests.conftest import FIXED_BMM_COST, FIXED_COST, FIXED_FORM_COST
 from tests.mutations import mutated
 from tests.test_gpu_plan import raw_table
 
 MACHINE = (torch.float32, 1, "ref")
 READERS: dict[str, tuple[Callable[[str], Any], Any, tuple[Any, ...]]] = {
-    "cost": (cost._from_json, asdict(FIXED_COST), ("float_s", 1, 2, 3)),
-    "columns": (cost._from_json, asdict(FIXED_COST), ("columns", 1, 2)),
-    "pass": (cost._from_json, asdict(FIXED_COST), ("rotation", 1)),
-    "form": (form_cost._from_json, asdict(FIXED_FORM_COST), ("int8_s", 1, 2, 1)),
+    "cost": (machine._from_json, asdict(FIXED_COST), ("float_s", 1, 2, 3)),
+    "columns": (machine._from_json, asdict(FIXED_COST), ("columns", 1, 2)),
+    "pass": (machine._from_json, asdict(FIXED_COST), ("rotation", 1)),
+    "form": (weight_storage._from_json, asdict(FIXED_FORM_COST), ("int8_s", 1, 2, 1)),
     "batch": (
-        partial(batch_cost._from_json, axes=batch_cost.BMM_AXES),
+        partial(batched._from_json, axes=batched.BMM_AXES),
         asdict(FIXED_BMM_COST),
         ("float_s", 1, 2, 3),
     ),
     "call": (
-        partial(batch_cost._from_json, axes=batch_cost.BMM_AXES),
+        partial(batched._from_json, axes=batched.BMM_AXES),
         asdict(FIXED_BMM_COST),
         ("int8_call_s",),
     ),
@@ -65,7 +65,7 @@ def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
     for text in mutated(json.dumps(small | {"float_s": [[[1.0]]]})):
         try:
             found = json.loads(text)
-            read = cost._from_json(json.dumps({**whole, **found, "float_s": whole["float_s"]}))
+            read = machine._from_json(json.dumps({**whole, **found, "float_s": whole["float_s"]}))
         except (ValueError, TypeError, RecursionError):
             continue
         count += 1
@@ -90,7 +90,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ask(kind: str = "cost", measured: Any = FIXED_FORM_COST) -> tuple[Any, bool]:
     """The table, and whether it had to be measured."""
     calls: list[int] = []
-    table = tables.kept(kind, MACHINE, form_cost._from_json, lambda: calls.append(1) or measured)
+    table = tables.kept(
+        kind, MACHINE, weight_storage._from_json, lambda: calls.append(1) or measured
+    )
     return table, bool(calls)
 
 

@@ -13,8 +13,8 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 import qfx
-from qfx.batch_cost import BatchTable
-from tests.conftest import FIXED_BMM_COST
+from qfx.cost.batched import BatchTable
+from tests.conftest import FIXED_BMM_COST, UseCosts, fixed_tables
 from tests.models import compiled
 from tests.training import (
     BATCH,
@@ -141,13 +141,13 @@ def test_accumulated_gradients_are_the_sum() -> None:
     assert same(accumulated, {n: parts[0][n] + parts[1][n] for n in accumulated})
 
 
-def test_the_compiled_backward_keeps_its_products_float(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_backward_keeps_its_products_float(use_costs: UseCosts) -> None:
     """Also where int8 would gain: `backward` says how gradients are computed, nothing else does."""
     fixed = FIXED_BMM_COST
     fast = BatchTable(
         fixed.axes, fixed.int8_s, fixed.float_s, fixed.int8_call_s, fixed.float_call_s
     )
-    monkeypatch.setattr("qfx.cost.bmm_table", lambda dtype, threads, isa: fast)
+    use_costs(fixed_tables(products=fast))
     assert same(_reference(), _whole_step_compiled(new(Language), "eager"))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 from tests.models import compiled
 from tests.training import Function, Two, X, new
 

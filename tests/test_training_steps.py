@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from qfx.weights import CACHE
+from qfx.weights.cache import CACHE
 from tests.models import compiled
 from tests.training import BATCH, Language, Two, X, loss_of, near, new, of_x_too, same
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import _C
-from qfx.packing import Packing
-from qfx.weights import CACHE
+from qfx.ops.packing import Packing
+from qfx.weights.cache import CACHE
 from tests.models import compiled, int8_by_hand
 
 X = torch.randn(3, 8)
@@ -300,7 +300,7 @@ def test_the_cache_does_not_hinder_swap_tensors() -> None:
     spec = Packing(qfx.QSpec())
     CACHE.get(weight, (), spec)
     torch.utils.swap_tensors(weight, other)
-    expected = qfx.weights.pack(weight, (), spec)
+    expected = qfx.weights.cache.pack(weight, (), spec)
     assert torch.equal(CACHE.get(weight, (), spec).blocks, expected.blocks)
 
 
@@ -394,7 +394,7 @@ def test_parameters_that_share_memory_but_count_versions_apart() -> None:
         second.mul_(2)
         CACHE.get(second, (), spec)
         first.mul_(-3)  # its first version, as `second` is at its first
-    expected = qfx.weights.pack(first, (), spec).blocks
+    expected = qfx.weights.cache.pack(first, (), spec).blocks
     assert torch.equal(CACHE.get(first, (), spec).blocks, expected)
     packs = CACHE.packs
     for weight in 3 * (first, second):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qfx.report import sqnr
+from qfx.ops.single_tensors import sqnr
 
 WORDS, FEATURES = 32, 16
 Gradients = dict[str, Tensor | None]

@@ -1,4 +1,4 @@
-"""The cost table of this GPU: the grids that qfx/gpu/cost.py reads."""
+"""The cost table of this GPU: the grids that qfx/cost/gpu.py reads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from benchmarks.gpu.kernels import forced
 from benchmarks.gpu.operands import GROUPS, OPS, ROWS, Linear, calls, copies
 from benchmarks.gpu.session import Row, Session
 from benchmarks.gpu.sweep import nearest
-from qfx.atomic_write import write_text
-from qfx.gpu.cost import BATCHED, PASSES, PRODUCTS, SCHEMA, slug
-from qfx.inline import quantize_parts, quantize_static_parts
-from qfx.weights import pack
+from qfx.cost.gpu import BATCHED, PASSES, PRODUCTS, SCHEMA, slug
+from qfx.rewriting.aten_quantization import quantize_parts, quantize_static_parts
+from qfx.values.atomic_write import write_text
+from qfx.weights.cache import pack
 
 M, K, N = (1, 8, 16, 64, 256, 1024, 8192), (512, 2048, 4096, 14336), (256, 1024, 4096, 14336)
 M_OF_PASSES = (16, 256, 1024, 8192)  # one row would be compiled for itself

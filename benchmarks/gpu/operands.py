@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks.gpu.clock import Call
 from benchmarks.gpu.session import Session
-from qfx.packing import Packing
-from qfx.scheme import QSpec
-from qfx.weights import Packed, pack
+from qfx.ops.packing import Packing
+from qfx.values.scheme import QSpec
+from qfx.weights.cache import Packed, pack
 
 OPS = torch.ops.qfx
 GROUPS = Packing(QSpec(bits=4, group=64))

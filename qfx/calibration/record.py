@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, fx
 
 from qfx.calibration.observers import Observer
-from qfx.capture import attribute
-from qfx.match import match
+from qfx.graph.capture import attribute
+from qfx.graph.views import View, apply
+from qfx.match.kinds import Match, Site
+from qfx.match.selection import names
 from qfx.ops.rotation import transformed_weight
-from qfx.patterns import names
-from qfx.site import Match, Site
-from qfx.views import View, apply
+from qfx.pipeline import Context, run_passes
+from qfx.values.config import Config
 
 ROWS = 256  # of a sample, at most
 SiteKey = tuple[str, int]  # its name, and which of the sites of that name in the graph it is
@@ -165,7 +166,8 @@ class Session:
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         """One call of a captured graph, its sites' inputs recorded."""
-        matches = match(gm, prefixes)
+        context = Context(Config(), prefixes=prefixes, around=None)
+        matches = run_passes(gm, context, "match").matches
         self.names.update(name for m in matches for name in names(m))
         return _Recorder(gm, keyed_sites(matches), self).run(*arguments)
 

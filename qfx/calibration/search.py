@@ -16,10 +16,10 @@ from torch import Tensor
 
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import Group, Transform
-from qfx.functions import dequantize, quantize
-from qfx.prices import CostModel
-from qfx.recipe import LEAST_INT8
-from qfx.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
+from qfx.cost.model import CostModel
+from qfx.ops.single_tensors import dequantize, quantize
+from qfx.values.recipe import LEAST_INT8
+from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
 STRENGTHS = (0.35, 0.5, 0.65, 0.8)  # of smoothing
 WEIGHT_ROWS = 2048

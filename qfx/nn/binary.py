@@ -13,8 +13,8 @@ from qfx.nn.dtypes import casting_all_but, output_dtype
 from qfx.nn.functional import first_order, scaled_gradient
 from qfx.nn.scheme_tensor import written
 from qfx.nn.trained_state import TrainedState
-from qfx.scheme import PER_ROW, PER_TENSOR
-from qfx.weights import Memo
+from qfx.values.scheme import PER_ROW, PER_TENSOR
+from qfx.weights.cache import Memo
 
 ops = torch.ops.qfx
 CLIP = 1.0  # weights beyond it get no gradient

@@ -6,7 +6,7 @@ What would be lost or go stale is a reason, with what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from types import MethodType
 from typing import Any
 
@@ -16,23 +16,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-# Of all modules. A handle refers to the very dicts, so these go over and not what is in them.
-CALL_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-)
-STATE_HOOKS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+from qfx.host.modules import has_old_backward_hook, pre_hooks, registries, share_hooks, state_hooks
+
 _OF_ALL = frozenset(vars(nn.Linear(1, 1, device="meta")))  # attributes of any nn.Linear
 _OWN_TENSORS = ("weight", "bias")
 # What computes a parameter before each call: its hook, name, what ends it.
@@ -45,13 +30,12 @@ _MAKERS: tuple[tuple[type, str, str], ...] = (
 
 def carry(linear: nn.Linear, module: nn.Module) -> None:
     """Gives `module` what users gave `linear`: hooks, attributes, tensors, children, its mode."""
-    for name in ("training", *CALL_HOOKS):
-        setattr(module, name, getattr(linear, name))
+    module.training = linear.training
+    share_hooks(linear, module)
     for name, value in _own_attributes(linear).items():
         vars(module)[name] = value
-    for of, to in zip(_registries(linear), _registries(module), strict=True):
+    for of, to in zip(registries(linear), registries(module), strict=True):
         to.update({n: v for n, v in of.items() if n not in _OWN_TENSORS})
-    module._non_persistent_buffers_set |= linear._non_persistent_buffers_set
 
 
 def obstacles(linear: nn.Linear, names: Collection[str]) -> Iterator[str]:
@@ -61,14 +45,14 @@ def obstacles(linear: nn.Linear, names: Collection[str]) -> Iterator[str]:
     """
     yield from computed_weights(linear)
     yield from _own_methods(linear)
-    if any(_of_user(hook) for name in STATE_HOOKS for hook in getattr(linear, name).values()):
+    if any(map(_of_user, state_hooks(linear))):
         yield "it has hooks on its state dict, which will have other keys: remove them"
-    if linear._backward_hooks and not linear._is_full_backward_hook:
+    if has_old_backward_hook(linear):
         yield (
             "register_backward_hook gave it a hook, which sees the gradients of nn.Linear's own "
             "node: use register_full_backward_hook"
         )
-    own = {*_own_attributes(linear), *(n for r in _registries(linear) for n in r)}
+    own = {*_own_attributes(linear), *(n for r in registries(linear) for n in r)}
     for name in sorted((own - {*_OWN_TENSORS}) & {*names} - {*dir(nn.Linear)}):
         yield f"its attribute {name!r} would hide that of the module in its place: rename it"
 
@@ -96,7 +80,7 @@ def computed_weights(linear: nn.Linear) -> Iterator[str]:
 def _computed(linear: nn.Linear, name: str) -> str:
     if parametrize.is_parametrized(linear, name):
         return parametrized(linear, name)
-    for hook in linear._forward_pre_hooks.values():
+    for hook in pre_hooks(linear):
         of = getattr(hook, "name", getattr(hook, "_tensor_name", None))
         for kind, what, end in _MAKERS:
             if isinstance(hook, kind) and of == name:
@@ -148,7 +132,3 @@ def _is_plain(linear: nn.Linear, name: str) -> bool:
 def _own_attributes(linear: nn.Linear) -> dict[str, Any]:
     own = {n: v for n, v in vars(linear).items() if n not in _OF_ALL | {*_OWN_TENSORS}}
     return {n: v for n, v in own.items() if not _is_plain(linear, n)}
-
-
-def _registries(module: nn.Module) -> Sequence[dict[str, Any]]:
-    return module._parameters, module._buffers, module._modules

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from qfx.config import Config
+from qfx.host.fsdp import is_sharded
+from qfx.host.tensors import wraps_tensors
+from qfx.match.selection import check_names, fits
 from qfx.nn.carry import obstacles, parametrized
 from qfx.nn.loading import FLOATS
-from qfx.patterns import check_names, fits
-from qfx.sharding import is_sharded
+from qfx.values.config import Config
 
 _SHOWN = 20  # names in an error or a warning
 
@@ -86,7 +86,7 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
         return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
     if type(module) is not nn.Linear:
         return f"{type(module).__name__}, a subclass of nn.Linear"
-    if isinstance(weight, Tensor) and is_traceable_wrapper_subclass(weight):
+    if isinstance(weight, Tensor) and wraps_tensors(weight):
         return f"its weight is a {type(weight).__name__}, a tensor subclass"
     if isinstance(weight, Tensor) and weight.dtype not in FLOATS:
         return f"its weight is {weight.dtype}; int8 serves float32, bfloat16 and float16"

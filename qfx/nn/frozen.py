@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.functions import Quantized, dequantize
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.functional import first_order
+from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
-from qfx.packing import Packing
-from qfx.recipe import SiteRecipe
-from qfx.scheme import PER_TENSOR, QSpec, Scheme
-from qfx.weights import pack
+from qfx.ops.single_tensors import Quantized, dequantize
+from qfx.values.recipe import SiteRecipe
+from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
+from qfx.weights.cache import pack
 
 ops = torch.ops.qfx
 

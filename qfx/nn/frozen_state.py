@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.nn.loading import State, check_kind, check_positive, check_range, has_values
+from qfx.host.tensors import has_values
+from qfx.nn.loading import State, check_kind, check_positive, check_range
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
 from qfx.ops.quantize import code_range
-from qfx.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
+from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
 TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point")
 PARTS = (KEY, *TENSORS)

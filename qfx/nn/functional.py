@@ -11,7 +11,7 @@ from torch import Tensor
 from qfx.nn.dtypes import output_dtype
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import WHY_FIRST_ORDER
-from qfx.scheme import PER_TENSOR, QSpec, Scheme
+from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
 _DEFAULT = Scheme()  # Dynamo traces the use of one, not the making

@@ -13,8 +13,8 @@ from qfx.nn.frozen import Frozen, freeze, linear, weight_values
 from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, taken_from
 from qfx.nn.loading import Checked, State, check_bias, check_place
 from qfx.nn.scheme_tensor import KEY
-from qfx.recipe import SiteRecipe
-from qfx.scheme import Scheme
+from qfx.values.recipe import SiteRecipe
+from qfx.values.scheme import Scheme
 
 ops = torch.ops.qfx
 _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
+
+from qfx.host.modules import register_once
+from qfx.host.tensors import has_values
 
 State = Mapping[str, Any]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,9 +38,7 @@ def check_first(model: nn.Module) -> None:
     Without that each module refuses by itself, when those before it are loaded. What torch finds
     itself, missing and unexpected keys and sizes of other modules, it tells when all is loaded.
     """
-    hooks = model._load_state_dict_pre_hooks.values()
-    if not any(getattr(hook, "hook", None) is _check for hook in hooks):
-        model.register_load_state_dict_pre_hook(_check)
+    register_once(model, _check)
 
 
 def _check(model: nn.Module, state: State, prefix: str, *_: Any) -> None:
@@ -92,7 +92,3 @@ def check_place(value: Any, name: str, held: Tensor, assign: bool) -> None:
     if isinstance(value, Tensor) and not assign and value.is_meta != held.is_meta:
         where = "the file is" if value.is_meta else "the module is"
         raise ValueError(f"{name}: {where} on the meta device; load_state_dict with assign=True")
-
-
-def has_values(value: Tensor) -> bool:
-    return not (value.is_meta or isinstance(value, FakeTensor))

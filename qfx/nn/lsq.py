@@ -13,8 +13,8 @@ from qfx.nn.dtypes import casting_all_but
 from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
 from qfx.nn.scheme_tensor import fields_of, written
 from qfx.nn.trained_state import TrainedState
-from qfx.scheme import PER_TENSOR, Scheme
-from qfx.weights import Memo
+from qfx.values.scheme import PER_TENSOR, Scheme
+from qfx.weights.cache import Memo
 
 
 class LSQLinear(TrainedState):

@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from qfx.config import Config
+from qfx.graph.unchanged import unchanged
 from qfx.nn.binary import BinaryLinear
 from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.functional import specs
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
-from qfx.scheme import PER_TENSOR
-from qfx.unchanged import unchanged
+from qfx.values.config import Config
+from qfx.values.scheme import PER_TENSOR
 
 Learned: TypeAlias = LSQLinear | BinaryLinear
 

@@ -8,12 +8,12 @@ from dataclasses import replace as changed
 
 from torch import nn
 
-from qfx.config import Config
 from qfx.nn.chosen import chosen, refuse
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
-from qfx.recipe import SiteRecipe
-from qfx.scheme import Scheme
+from qfx.values.config import Config
+from qfx.values.recipe import SiteRecipe
+from qfx.values.scheme import Scheme
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:

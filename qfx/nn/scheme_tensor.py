@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
-from qfx.scheme import BACKWARD, PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.host.tensors import has_values
+from qfx.values.scheme import BACKWARD, PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 
 FORMAT = 1
 LENGTH = 32
@@ -78,7 +78,7 @@ def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
 def _numbers(tensor: Any, name: str) -> list[int]:
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} is of type {type(tensor).__name__}, expected a tensor")
-    if tensor.is_meta or isinstance(tensor, FakeTensor):
+    if not has_values(tensor):
         raise ValueError(f"{name} has no values, so nothing says what the codes mean")
     usual = tensor.dtype == torch.int32 and tensor.layout == torch.strided and tensor.dim() == 1
     numbers = tensor.tolist() if usual else []

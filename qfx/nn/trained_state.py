@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.loading import FLOATS, Checked, State, check_kind, fault_of, has_values
+from qfx.host.tensors import has_values
+from qfx.nn.loading import FLOATS, Checked, State, check_kind, fault_of
 from qfx.nn.scheme_tensor import KEY, of_earlier, read
 
 

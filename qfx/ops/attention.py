@@ -13,7 +13,7 @@ from torch import Tensor
 from qfx.ops.heads import added, batch_of, matched
 from qfx.ops.quantize import SMALLEST_SCALE, quantize, rotate
 from qfx.ops.registry import fake, no_gradient, reference
-from qfx.scheme import PER_ROW
+from qfx.values.scheme import PER_ROW
 
 PROBABILITY_MAX = 65535  # of the integers that stand for probabilities
 SMALLEST_WEIGHT = -60.0  # its logarithm

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qfx.ops.quantize import dequantize, quantize
 from qfx.ops.registry import fake, no_gradient, reference
-from qfx.scheme import PER_ROW
+from qfx.values.scheme import PER_ROW
 
 
 @reference

@@ -24,7 +24,7 @@ def relative_bound(
 ) -> Tensor:
     """g_m for each row of x [..., K], float64 [M]: what int8 may be off by, |x_m| |w_n| being 1.
 
-    `error` float32 [2]: alpha and beta of the weight, as `qfx.packing` makes them. (B5)
+    `error` float32 [2]: alpha and beta of the weight, as `qfx.ops.packing` makes them. (B5)
     """
     k, (qmin, qmax) = x.shape[-1], code_range(bits, symmetric)
     rows = x.reshape(x.shape[:-1].numel(), k).double()

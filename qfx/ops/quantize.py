@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.rotation import rotate
-from qfx.scheme import PER_TENSOR
+from qfx.values.scheme import PER_TENSOR
 
 SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
 ACTIVATIONS = {

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import qfx._C  # noqa: F401  (loading the extension registers the operators)
+from qfx.host.autograd import any_requires_grad, in_forward_mode, redispatch_below
+from qfx.host.operators import schema
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
 FAKES: dict[str, Callable[..., Any]] = {}
@@ -55,11 +57,10 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     for each input. As `torch.library.register_autograd`, which would lose tangents without a word.
     """
     op = getattr(torch.ops.qfx, name).default
-    defaults = [argument.default_value for argument in op._schema.arguments]
+    defaults = [argument.default_value for argument in schema(op).arguments]
 
     def below(keyset: Any, args: Sequence[Any]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        return redispatch_below(op, keyset, args)
 
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         output = below(keyset, args)
@@ -79,9 +80,9 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     function: Any = type(f"BackwardOf_{name}", (torch.autograd.Function,), parts)
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        if forward_ad._current_level >= 0:
+        if in_forward_mode():
             refuse_tangents(f"qfx::{name}", args)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if torch.is_grad_enabled() and any_requires_grad(args):
             return function.apply(keyset, *args)
         return below(keyset, args)
 

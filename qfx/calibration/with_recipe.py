@@ -1,0 +1,47 @@
+"""A model with a recipe, at once: nothing is compiled, so that many recipes can be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from qfx.captured_graphs import watch
+from qfx.cost.model import Costs
+from qfx.graph.capture import clone
+from qfx.pipeline import Context, run_passes
+from qfx.plan.policy import Plan
+from qfx.rewriting.constants import NewInputs, as_placeholders
+from qfx.rewriting.inputs import drop_unused_inputs
+from qfx.values.config import Config
+from qfx.weights.feed import with_packed_weights
+
+
+def quantized(model: Callable[..., Any], config: Config) -> Callable[..., Any]:
+    """`model` with the sites of `config.recipe` in int8 and all else in float, for inference."""
+    made: dict[Any, Callable[..., Any]] = {}
+
+    def run(gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
+        key = gm, tuple(here.items())
+        if key not in made:
+            made[key] = _int8(gm, here, config)
+        return made[key](*arguments)
+
+    return lambda *inputs, **keywords: watch(model, run, *inputs, **keywords)
+
+
+def _int8(gm: fx.GraphModule, here: Mapping[str, str], config: Config) -> Callable[..., Any]:
+    copy, added = clone(gm), NewInputs()
+    provide = partial(as_placeholders, added=added)
+    run_passes(copy, Context(config, Costs(), here, None, provide, decided=_by_recipe))
+    if not added:
+        return copy.forward
+    feed = drop_unused_inputs(copy, added)  # before `forward` is read: it recompiles
+    return with_packed_weights(copy.forward, feed)
+
+
+def _by_recipe(plan: Plan) -> Plan:
+    return Plan(tuple(e if e.recipe else replace(e, scheme=None) for e in plan.entries))

@@ -1,0 +1,66 @@
+"""Watch: run a model with every graph that Dynamo captures handed to a watcher, in float.
+
+The watcher is a function (graph, prefixes, arguments) -> outputs; prefixes as for `match`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.graph.capture import clone, trace
+from qfx.graph.decomposition import open_operators
+from qfx.graph.unchanged import keep_written
+from qfx.host.dynamo import uncompiled
+from qfx.host.frame import Frame, surroundings
+from qfx.match.apart import capture_apart
+from qfx.match.naming import name_nodes
+from qfx.weights.repacked import mark_repacked
+
+Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
+_WATCHER: ContextVar[Watcher] = ContextVar("watcher")
+
+
+def watch(
+    model: Callable[..., Any],
+    watcher: Watcher,
+    *inputs: Any,
+    dynamic: bool | None = None,
+    **keyword_inputs: Any,
+) -> Any:
+    """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph."""
+    token = _WATCHER.set(watcher)
+    try:
+        with torch.no_grad():
+            if isinstance(model, fx.GraphModule):
+                return _watched(trace(model, *inputs), Frame())(*inputs)
+            plain = uncompiled(model)
+            return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
+    finally:
+        _WATCHER.reset(token)
+
+
+def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The backend. One function for all calls: a second one reuses Dynamo's code."""
+    graph, here = clone(gm), surroundings()
+    mark_repacked(graph, here)
+    name_nodes(graph, example_inputs, here)
+    capture_apart(graph)
+    return torch.compiler.disable(_watched(graph, Frame(here.code, here.prefixes())))
+
+
+def _watched(graph: fx.GraphModule, frame: Frame) -> Callable[..., Any]:
+    """Runs a graph of its own by the watcher of the call."""
+    open_operators(graph)  # before it runs node by node
+    keep = keep_written(graph)
+
+    def run(*arguments: Any) -> Any:
+        # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
+        keep(arguments)
+        return _WATCHER.get()(graph, frame.prefixes(), arguments)
+
+    return run

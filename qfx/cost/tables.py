@@ -1,0 +1,151 @@
+"""Tables of times: measured once on this machine, kept on disk in a folder of the user's own.
+
+`<cache>/qfx/<kind><FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, MOST of
+them: beyond, those that were not read for the longest time go. Nothing is read that another user
+could have written, and nothing written where one could: without a folder for that nothing is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+import qfx._C as _C
+from qfx.values.atomic_write import write_text
+
+log = logging.getLogger(__name__)
+
+FORMAT = 11  # of the files, and of what is measured
+MOST = 256  # tables of a few kB
+LONGEST = 3600.0  # seconds that anything measured may have taken
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_OURS = re.compile(r"[a-z_]+\d+-.*|\.[0-9a-f]{16}\.partial")  # a partial one is a process that died
+Table = TypeVar("Table")
+Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
+
+
+def kept(
+    kind: str, machine: Machine, read: Callable[[str], Table], measure: Callable[[], Table]
+) -> Table:
+    """The table of this kind from the user's folder, or measured now and kept there.
+
+    `read` raises ValueError, KeyError or TypeError for a text that is no table.
+    """
+    folder = _folder()
+    if folder is None:
+        return measure()
+    path = folder / _name(kind, *machine)
+    try:
+        return read(_text_of(path))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
+        log.info("measuring the cost model: %s", why)
+    measured = measure()
+    try:
+        if path.is_symlink() or not path.is_file():
+            path.unlink(missing_ok=True)  # the table is not for whatever it leads to
+        write_text(path, json.dumps(asdict(cast(Any, measured))), mode=0o600)
+        _forget(folder)
+    except OSError as why:
+        log.warning("the cost model cannot be kept in %s: %s", path, why)
+    return measured
+
+
+def _folder() -> Path | None:
+    """Where tables are kept, or None, which the log says once."""
+    home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
+    cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
+    if not cache:
+        return _none("the user has no home directory, and XDG_CACHE_HOME is not set")
+    folder = Path(cache) / "qfx"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if {folder.lstat().st_uid, folder.stat().st_uid} != {os.geteuid()}:
+            return _none(f"{folder} belongs to another user")
+        if folder.stat().st_mode & _OTHERS:
+            folder.chmod(0o700)
+    except OSError as why:
+        return _none(str(why))
+    return folder
+
+
+@lru_cache
+def _none(why: str) -> None:
+    log.warning("the cost model is measured in each process, and not kept: %s", why)
+
+
+def _name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:
+    build = f"{Path(_C.__file__).stat().st_mtime_ns:x}"  # another build has other kernels
+    key = (cpu_name(), torch.__version__, build, isa, f"{threads}t", str(dtype)[len("torch.") :])
+    name = "-".join("".join(c if c.isalnum() else "_" for c in part) for part in key)
+    return f"{kind}{FORMAT}-{name}.json"
+
+
+def cpu_name() -> str:
+    """The processor's model name, for file names and reports."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    wanted = ("model name", "cpu family", "model\t", "CPU part")
+    seen = {line.split(":")[1].strip(): None for line in lines if line.startswith(wanted)}
+    return " ".join(seen) or platform.processor() or platform.machine()
+
+
+def _text_of(path: Path) -> str:
+    """Raises ValueError for what another user could have written, and never waits for a pipe."""
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(opened, encoding="utf-8") as file:
+        about = os.fstat(opened)
+        own = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
+        if not own or about.st_mode & _OTHERS:
+            raise ValueError(f"{path} could have been written by another user")
+        with suppress(OSError):  # as on a disk that is only read
+            os.utime(opened)  # when it was last of use
+        return file.read()
+
+
+def _forget(folder: Path) -> None:
+    """Removes the tables that were not of use for longest; other processes may do so at once."""
+    for _, path in sorted(_ages(folder))[:-MOST]:
+        path.unlink(missing_ok=True)
+
+
+def _ages(folder: Path) -> Iterator[tuple[float, Path]]:
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            about = path.lstat()
+            if _OURS.fullmatch(path.name) and not stat.S_ISDIR(about.st_mode):
+                yield about.st_mtime, path
+
+
+def nested(raw: Any, sizes: Sequence[int], leaf: Callable[[Any], Any]) -> Any:
+    """Nested lists as long as `sizes` say, as tuples of what `leaf` makes; else ValueError."""
+    if not sizes:
+        return leaf(raw)
+    if not isinstance(raw, list) or len(raw) != sizes[0]:
+        raise ValueError(f"a table has no list of {sizes[0]} where one belongs")
+    return tuple(nested(inner, sizes[1:], leaf) for inner in raw)
+
+
+def seconds(raw: Any, least: float = 0.0, most: float = LONGEST) -> float:
+    """A number from `least` to `most`; ValueError for anything else, NaN among it."""
+    if type(raw) not in (int, float) or not least <= raw <= most:
+        raise ValueError(f"a table holds {str(raw)[:40]}, which is not from {least} to {most}")
+    return float(raw)
+
+
+def positive(raw: Any) -> float:
+    """Seconds above 0."""
+    return seconds(raw, least=2.0**-1022)

@@ -1,0 +1,151 @@
+"""The Dynamo backend: `torch.compile(model, backend="qfx", options={...})`.
+
+A clone of the captured graph goes through the passes of `qfx.pipeline` and then to the inner
+compiler; a wrapper feeds the packed weights. The Python stack is read here, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.cost.chosen import chosen_costs
+from qfx.graph.capture import clone, targets
+from qfx.graph.faults import is_fault
+from qfx.host.autograd import below_autograd
+from qfx.host.dynamo import aot_eager
+from qfx.host.frame import Surroundings, surroundings
+from qfx.host.inductor import inductor
+from qfx.host.logs import trace_artifact
+from qfx.match.apart import compile_apart
+from qfx.match.naming import name_nodes
+from qfx.ops import FAKES
+from qfx.pipeline import Context, run_passes
+from qfx.plan.policy import Plan, guard_sizes
+from qfx.rewriting.constants import NewInputs, as_placeholders
+from qfx.rewriting.inputs import drop_unused_inputs
+from qfx.values.config import Config, parse_options
+from qfx.values.digest import digest
+from qfx.values.printable import printable
+from qfx.weights.feed import example_inputs as fed_examples
+from qfx.weights.feed import with_packed_weights
+from qfx.weights.repacked import forget, mark_repacked, reporter
+
+log = logging.getLogger(__name__)
+Compiled = Callable[..., Any]
+
+
+def qfx(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Compiles one captured graph with its matmuls in int8 where that is legal and faster.
+
+    `options`: the fields of `qfx.Config` (`scheme`, `recipe`, `skip`, `only`, `minimum_gain`...);
+    other names go to Inductor. `mode`: as for Inductor. Raises ValueError for an unknown option,
+    and for a pattern or a recipe that does not match the model. What stays float is reported by
+    `qfx.explain` with its reason.
+    """
+    config, inner_options = parse_options(options)
+    inner = _inner_compiler(config, inner_options, mode)
+    copy, added, here = clone(gm), NewInputs(), surroundings()
+    try:
+        plan = _int8(copy, config, example_inputs, here, added)
+    except Exception as error:
+        if not is_fault(error):
+            raise
+        _warn_of_fault(error)
+        return inner(clone(gm), example_inputs)
+    _record(plan, copy)
+    if not added:
+        return inner(copy, example_inputs)
+    feed = drop_unused_inputs(copy, added)
+    below = config.inner == "inductor" and not _switches_gradients(copy)
+    compiled = inner(copy, fed_examples(feed, example_inputs))
+    compiled = _below_autograd(compiled) if below else compiled
+    return with_packed_weights(compiled, feed, reporter(gm, here.code))
+
+
+qfx.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+
+
+def _int8(
+    gm: fx.GraphModule,
+    config: Config,
+    examples: Sequence[Any],
+    here: Surroundings,
+    added: NewInputs,
+) -> Plan:
+    wanted = config.recipe_names
+    mark_repacked(gm, here)
+    name_nodes(gm, examples, here, wanted)
+
+    def decided(plan: Plan) -> Plan:
+        guard_sizes(plan)
+        compile_apart([entry.match for entry in plan.entries], config, here)
+        return plan
+
+    provide = partial(as_placeholders, added=added)
+    context = Context(
+        config, chosen_costs(), here.prefixes(wanted), here.modules, provide, decided=decided
+    )
+    return run_passes(gm, context).plan
+
+
+def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -> Compiled:
+    if config.inner == "eager":
+        return _run_as_it_is
+    if config.inner == "aot_eager":
+        return aot_eager()
+    operators = [getattr(torch.ops.qfx, name) for name in FAKES]
+    return inductor(options, mode, operators, f"qfx-{digest()}")
+
+
+def _below_autograd(compiled: Compiled) -> Compiled:
+    """Where no gradients are recorded, a compiled graph runs without autograd's kernels: those of
+    our operators are Python functions, which take longer than many a call."""
+
+    def run(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            return compiled(*arguments)
+        with below_autograd():
+            return compiled(*arguments)
+
+    return run
+
+
+def _switches_gradients(gm: fx.GraphModule) -> bool:
+    """Whether the graph, or a body in it, turns the recording of gradients on or off itself."""
+    names = map(str, targets(gm))
+    return any("grad_enabled" in name or "inference_mode" in name for name in names)
+
+
+def _run_as_it_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+    for node in gm.graph.nodes:
+        node.meta.clear()  # what Dynamo recorded refers to the parameters
+    return gm.forward
+
+
+def _warn_of_fault(fault: BaseException) -> None:
+    log.debug("the int8 pass failed", exc_info=fault)
+    what, *_ = str(fault).splitlines() or [type(fault).__name__]
+    warnings.warn(
+        f"qfx failed on a graph and left it float, {printable(what)}. "
+        'Please report it with the output of TORCH_LOGS="+qfx".',
+        stacklevel=2,
+    )
+
+
+def _record(plan: Plan, gm: fx.GraphModule) -> None:
+    log.info("plan\n%s", plan)
+    log.debug("graph\n%s", gm.graph)
+    trace_artifact("qfx_graph", lambda: f"{plan}\n\n{gm.graph}")

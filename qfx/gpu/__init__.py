@@ -1,1 +1,0 @@
-"""GPUs: what this build can run on one, and what it is known to cost there."""

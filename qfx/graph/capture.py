@@ -1,0 +1,197 @@
+"""Capture: an nn.Module, FX GraphModule or Dynamo graph -> a GraphModule that qfx may edit.
+
+A Dynamo graph is cloned, never edited in place: Dynamo reads the metadata of its own placeholders
+after the backend returns.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from qfx.host import nodes
+from qfx.host.tensors import propagate_shapes
+
+NAMED = "qfx_named"  # metadata: the name found for a constant, or for who calls
+SCHEME = "qfx_scheme"  # metadata: that of the module of `qfx.nn` which makes the call
+OUTER = "qfx_outer"  # metadata of a body's placeholder: the constants it stands for
+REPACKED = "qfx_repacked"  # of a graph input: why the graph packs it at every call
+_NO_PREFIXES: Mapping[str, str] = {}
+_ROOT = re.compile(r"[LG]\['([^']*)'\]")
+_PART = re.compile(r"""(\.?)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+)(\(?)""")
+_BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # a holder and what it holds
+
+
+class Tracer(fx.Tracer):
+    """Symbolic tracer that opens nn.Linear and activations: each becomes one function node."""
+
+    opened = (nn.Linear, nn.ReLU, nn.GELU, nn.SiLU)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not isinstance(m, self.opened) and super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module, *example_inputs: Any) -> fx.GraphModule:
+    """The graph of `model` by symbolic tracing; with example inputs every node knows its shape.
+
+    Returns an `fx.GraphModule` that shares the parameters of `model`. Raises what `torch.fx` raises
+    for Python that cannot be traced symbolically; `torch.compile(model, backend="qfx")` has no such
+    limit. Source: `torch.fx.Tracer`, `torch.fx.passes.fake_tensor_prop`.
+    """
+    gm = clone(model) if isinstance(model, fx.GraphModule) else _symbolic_trace(model)
+    if example_inputs:
+        with torch.no_grad():
+            propagate_shapes(gm, example_inputs)
+    return gm
+
+
+def _symbolic_trace(model: nn.Module) -> fx.GraphModule:
+    tracer = Tracer()
+    graph = tracer.trace(model)
+    return fx.GraphModule(tracer.root, graph, type(model).__name__)
+
+
+def clone(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of `gm` with its own graph and bodies; parameters and other submodules, and the
+    values of metadata, are shared."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result: Any = graph.graph_copy(gm.graph, copies, return_output_node=True)
+    if result is not None:
+        value, old_output = result
+        graph.output(value).meta = dict(old_output.meta)
+    nodes.copy_signature(gm.graph, graph)
+    copy = fx.GraphModule(gm, graph, type(gm).__name__)
+    for name, child in gm.named_children():
+        if isinstance(child, fx.GraphModule) and hasattr(copy, name):
+            setattr(copy, name, clone(child))  # the body of a higher-order operator
+    copy.meta = dict(gm.meta)
+    nodes.copy_annotations(gm, copy, copies)
+    return copy
+
+
+def graphs(gm: fx.GraphModule) -> list[fx.Graph]:
+    """Its graph, and those of the bodies in it."""
+    return [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+
+
+def targets(gm: fx.GraphModule) -> Iterator[Any]:
+    """What the nodes of all of them call."""
+    return (node.target for graph in graphs(gm) for node in graph.nodes)
+
+
+def value(node: fx.Node) -> Any:
+    """What the capture recorded for the node, usually a FakeTensor; None when nothing is known."""
+    recorded = node.meta.get("example_value", node.meta.get("val"))
+    if recorded is None and node.op == "get_attr":
+        return attribute(node)
+    return recorded
+
+
+def device(node: fx.Node) -> torch.device:
+    """Of the node's tensor, or of the first one it is made from; the CPU where none is known."""
+    while not isinstance(value(node), torch.Tensor) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    recorded = value(node)
+    return recorded.device if isinstance(recorded, torch.Tensor) else torch.device("cpu")
+
+
+def attribute(node: fx.Node) -> Any:
+    """What a get_attr node stands for; None when the graph's module lacks it."""
+    owner: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether the node is a parameter, a buffer or a tensor attribute of the captured module."""
+    recorded = value(node)
+    if node.op == "get_attr":
+        return isinstance(recorded, torch.Tensor)
+    if node.op != "placeholder":
+        return False
+    if OUTER in node.meta:
+        return bool(node.meta[OUTER])
+    return nodes.is_static_input(node) or isinstance(recorded, nn.Parameter)
+
+
+def roots(node: fx.Node) -> list[fx.Node]:
+    """The constants of the outermost graph that a constant of a body stands for; else itself."""
+    if not node.meta.get(OUTER):
+        return [node]
+    return [root for given in node.meta[OUTER] for root in roots(given.operand)]
+
+
+class Named(NamedTuple):
+    """A name below a module that the compiled frame can name: `L['self']` and `layers.0.fc`."""
+
+    root: str
+    path: str
+
+    def under(self, prefixes: Mapping[str, str]) -> str:
+        return f"{prefixes.get(self.root, '')}.{self.path}".strip(".")
+
+
+class Caller(NamedTuple):
+    """The module whose forward called a node: its id while it lives, and its name by the code."""
+
+    id: int | None
+    named: Named
+
+
+def called_by(node: fx.Node) -> Caller | None:
+    stack = list((node.meta.get("nn_module_stack") or {}).items())
+    if not stack:
+        return None
+    key, (source, *_) = stack[-1]
+    number = str(key).partition("@")[0]  # behind it, which of several calls
+    return Caller(int(number) if number.isdigit() else None, named_by_text(str(source)))
+
+
+def module_path(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
+    """Dotted path of the module whose forward called the node; '' outside any module."""
+    caller = called_by(node)
+    named = node.meta.get(NAMED) or (caller.named if caller else None)
+    return named.under(prefixes) if named else ""
+
+
+def parameter_name(node: fx.Node, prefixes: Mapping[str, str] = _NO_PREFIXES) -> str:
+    """Dotted name of a parameter or buffer node."""
+    if node.op == "get_attr":
+        return str(node.target)
+    if node.meta.get(OUTER):
+        return parameter_name(roots(node)[0], prefixes)
+    named = node.meta.get(NAMED) or named_by_source(node)
+    return named.under(prefixes) if named else node.name
+
+
+def named_by_source(node: fx.Node) -> Named | None:
+    """What Dynamo says of where an input of its graph comes from; None outside Dynamo."""
+    source = nodes.source_text(node)
+    if source is None:
+        return None
+    found = named_by_text(source)
+    return found if found.path else Named("", _ROOT.sub(r"\1", found.root))
+
+
+def named_by_text(source: str) -> Named:
+    """What an expression or a path of Dynamo's names, where the object itself is not known.
+
+    `L['self']._modules['a'].b[0]`, `getattr(L['self'].a, '0')`, `L['d']['a']` -> `a.b.0` and `a.0`
+    below `L['self']`, `d.a`.
+    """
+    root = _ROOT.search(source)
+    if root is None:
+        return Named("", source)
+    rest = source[root.end() :]
+    words = [word for dot, word, call in _PART.findall(rest) if dot or not call]
+    plain = [str(ast.literal_eval(w)) if w[0] in "'\"" else w for w in words]
+    held = [root.group(1)] if rest.startswith("[") else []  # by a container, not by a module
+    shown = [w for w in plain if w not in _BETWEEN and not w.startswith("__")]
+    return Named(root.group(), ".".join([*held, *shown]))

@@ -1,0 +1,35 @@
+"""Defects of a pass: they name the node they happened at, and are told from what users did wrong.
+
+Where a pass fails, whatever it raises, the graph stays float. Let through are the user's errors and
+what PyTorch raises to be caught by Dynamo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import fx
+
+from qfx.host.dynamo import control_flow
+from qfx.values.errors import UserError
+
+
+class PassFault(RuntimeError):
+    """A defect of a pass, at a node."""
+
+
+@contextmanager
+def at(node: fx.Node) -> Iterator[None]:
+    """Names `node` in whatever goes wrong inside."""
+    name = node.name
+    try:
+        yield
+    except Exception as error:
+        if is_fault(error) and not isinstance(error, PassFault):
+            raise PassFault(f"at node {name}: {type(error).__name__}: {error}") from error
+        raise
+
+
+def is_fault(error: Exception) -> bool:
+    return not isinstance(error, (UserError, *control_flow()))

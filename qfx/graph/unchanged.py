@@ -1,0 +1,103 @@
+"""Unchanged: a model and the default random generators are left as they were by what runs inside.
+
+The generators are those of torch on CPUs and CUDA, of Python and of numpy; what is put back of a
+model says `Snapshot`. Inputs and other generators are not.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from qfx.graph.capture import attribute, is_constant
+from qfx.graph.model_snapshot import Snapshot
+from qfx.graph.writes import written_roots
+
+_KEPT: ContextVar[Snapshot] = ContextVar("kept")
+
+
+@contextmanager
+def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
+    """Puts back what runs inside changes, also where it raises. Memory: the buffers, once more.
+
+    Warns, in the name of `who`, of parameters that code outside any captured graph wrote to: they
+    keep what it wrote. Copies of all parameters would double the memory of a model. Such writes
+    through `.data` are not seen.
+    """
+    kept, generators = Snapshot(module_of(model)), _generators()
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+        written = kept.restore()
+        for put_back in generators:
+            put_back()
+        if written:
+            warnings.warn(
+                f"qfx.{who}: the forward of the model wrote to its parameters "
+                f"{', '.join(written)}, which could not be undone: they keep what it wrote",
+                stacklevel=4,
+            )
+
+
+def keep_written(gm: fx.GraphModule) -> Callable[[Sequence[Any]], None]:
+    """For a captured graph a function of its arguments, to be called before it runs: parameters and
+    buffers that the graph may write will be put back."""
+    written = written_roots(gm.graph)
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    at = [i for i, n in enumerate(inputs) if n in written and is_constant(n)]
+    held = [attribute(n) for n in written if n.op == "get_attr"]
+
+    def keep(arguments: Sequence[Any]) -> None:
+        kept = _KEPT.get(None)
+        for tensor in (*held, *(arguments[i] for i in at)):
+            if kept is not None and isinstance(tensor, Tensor):
+                kept.keep(tensor)
+
+    return keep
+
+
+def in_training(model: Callable[..., Any]) -> str:
+    """Which modules of the model are in training mode, as words; '' where none is."""
+    module = module_of(model)
+    each = [m for m in module.modules() if not isinstance(m, fx.GraphModule)] if module else []
+    count = sum(m.training for m in each)
+    if not count:
+        return ""
+    return (
+        "the model is" if count == len(each) else f"{count} of the model's {len(each)} modules are"
+    )
+
+
+def module_of(model: Any) -> nn.Module | None:
+    """The module that is called; None for a function."""
+    while isinstance(model, partial):
+        model = model.func
+    owner = getattr(model, "__self__", None)
+    for found in (getattr(model, "_orig_mod", None), model, owner):
+        if isinstance(found, nn.Module):
+            return found
+    return None
+
+
+def _generators() -> list[Callable[[], None]]:
+    """What puts the default generators back to where they are now."""
+    found: list[Callable[[], None]] = [
+        partial(torch.set_rng_state, torch.get_rng_state()),
+        partial(random.setstate, random.getstate()),
+    ]
+    if torch.cuda.is_initialized():
+        found.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    if numpy := sys.modules.get("numpy.random"):
+        found.append(partial(numpy.set_state, numpy.get_state()))
+    return found

@@ -1,0 +1,40 @@
+"""Autograd's dispatch: kernels below it, forward mode, the recording of gradients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Inside, operators run without autograd's kernels."""
+    return torch._C._AutoDispatchBelowAutograd()  # type: ignore[no-any-return]
+
+
+def redispatch_below(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
+    """From an operator's kernel for autograd: the operator's kernel behind it."""
+    with below_autograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def any_requires_grad(arguments: Sequence[Any]) -> bool:
+    return torch._C._any_requires_grad(*arguments)
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open, so that tensors may be duals."""
+    return forward_ad._current_level >= 0
+
+
+def in_compiled_backward() -> bool:
+    """Whether the graph that is compiled is that of compiled autograd."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and module.in_compiled_autograd_region
+
+
+SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled  # what `torch.no_grad` calls in a graph

@@ -1,0 +1,80 @@
+"""Inductor as the compiler of rewritten graphs: what it is told, and what its code need not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.host.cache_keys import in_cache_keys
+from qfx.host.operators import OpOverload, OpOverloadPacket
+
+Compiled = Callable[..., Any]
+
+
+def inductor(
+    options: Mapping[str, Any], mode: str | None, operators: Sequence[Any], digest: str
+) -> Compiled:
+    """Inductor with the user's options and those of `mode`.
+
+    `operators`: packets of the operators whose inputs are computed into memory once, and whose
+    results are as their fake implementations promise. `digest`: of the code that is compiled with
+    the graph.
+    """
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    given = {**(list_mode_options(mode) if mode else {}), **options}
+    _read_inputs_where_they_are(operators)
+    known = {"aten", "prims", *(str(each).partition(".")[0] for each in operators)}
+
+    def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        with in_cache_keys(digest):
+            patches = {**settings(gm, known), **given}
+            return compile_fx(gm, inputs, config_patches=patches)  # type: ignore[return-value]
+
+    return compile_graph
+
+
+def settings(gm: fx.GraphModule, known: set[str]) -> dict[str, Any]:
+    """Inductor's options for a graph, where the user has said nothing else."""
+    found: dict[str, Any] = {"size_asserts": _has_foreign_operators(gm, known)}
+    if _takes_addcdiv_apart():
+        found["eager_numerics.division_rounding"] = True
+    return found
+
+
+def known_options() -> Mapping[str, Any]:
+    """Inductor's options and their values."""
+    import torch._inductor.config
+
+    return torch._inductor.config.get_config_copy()
+
+
+def _read_inputs_where_they_are(operators: Sequence[Any]) -> None:
+    """What several operators read is computed into memory once. Inductor would do so by itself, but
+    for operators that it meets for the first time: those get a copy each, computed anew. Edits
+    global state: Inductor's set of such operators, to which nothing but ours is added."""
+    from torch._inductor.lowering import add_needs_realized_inputs
+
+    add_needs_realized_inputs([*operators])
+
+
+def _takes_addcdiv_apart() -> bool:
+    """Whether the divisions of a quantization are ordinary ones to Inductor, as in PyTorch 2.11: on
+    a GPU it rounds those to nearest only if told to."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return torch.ops.aten.addcdiv.default in select_decomp_table()
+
+
+def _has_foreign_operators(gm: fx.GraphModule, known: set[str]) -> bool:
+    """Inductor checks sizes and strides of each input and of each operator's result at every call.
+    Dynamo has guarded the inputs, and for PyTorch's operators and ours what is promised while
+    compiling is tested; other libraries' may break that promise."""
+    bodies = (m for m in gm.modules() if isinstance(m, fx.GraphModule))
+    targets = (node.target for body in bodies for node in body.graph.nodes)
+    operators = (t for t in targets if isinstance(t, OpOverload | OpOverloadPacket))
+    return bool({str(t).partition(".")[0] for t in operators} - known)

@@ -1,0 +1,61 @@
+"""Where nn.Module keeps hooks and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+# Of all modules. A handle refers to the very dicts, so these go over and not what is in them.
+CALL_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def share_hooks(of: nn.Module, to: nn.Module) -> None:
+    """Hooks on calls of `of` become those of `to`; so does which buffers are not saved."""
+    for name in CALL_HOOKS:
+        setattr(to, name, getattr(of, name))
+    to._non_persistent_buffers_set |= of._non_persistent_buffers_set
+
+
+def state_hooks(module: nn.Module) -> Iterable[Any]:
+    """Hooks on saving and loading."""
+    return chain.from_iterable(getattr(module, name).values() for name in STATE_HOOKS)
+
+
+def pre_hooks(module: nn.Module) -> Iterable[Any]:
+    """What runs before each call."""
+    return module._forward_pre_hooks.values()
+
+
+def has_old_backward_hook(module: nn.Module) -> bool:
+    """Whether `register_backward_hook` gave it one, and not `register_full_backward_hook`."""
+    return bool(module._backward_hooks and not module._is_full_backward_hook)
+
+
+def register_once(module: nn.Module, check: Callable[..., None]) -> None:
+    """Gives `load_state_dict` of the module this hook before it, if it has it not."""
+    hooks = module._load_state_dict_pre_hooks.values()
+    if not any(getattr(hook, "hook", None) is check for hook in hooks):
+        module.register_load_state_dict_pre_hook(check)
+
+
+def registries(module: nn.Module) -> Sequence[dict[str, Any]]:
+    """Its parameters, buffers and children by name."""
+    return module._parameters, module._buffers, module._modules

@@ -1,0 +1,51 @@
+"""What FX and Dynamo keep at nodes and graphs beside what `torch.fx` documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+_OF_GRAPHS = ("_param_name_to_source", "_source_to_user_stacks")
+
+
+def is_erased(node: fx.Node) -> bool:
+    return node._erased
+
+
+def source(node: fx.Node) -> Any:
+    """Dynamo's source of an input of its graph: the way by which it reached the value."""
+    return getattr(node, "_dynamo_source", None)
+
+
+def source_text(node: fx.Node) -> str | None:
+    """The Python expression of that way; None outside Dynamo."""
+    found = source(node)
+    return None if found is None else str(found.name() if callable(found.name) else found.name)
+
+
+def mark_as_new_input(node: fx.Node) -> None:
+    """AOTAutograd reads a source from every input of a graph, and what is known of it."""
+    node._dynamo_source = None  # type: ignore[attr-defined]
+    node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+
+
+def is_static_input(node: fx.Node) -> bool:
+    """Whether Dynamo says that an input stays the same tensor from call to call."""
+    return (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
+
+
+def copy_signature(of: fx.Graph, to: fx.Graph) -> None:
+    """Exported programs keep that of their call with the graph."""
+    to.set_codegen(of._codegen)
+
+
+def copy_annotations(of: fx.GraphModule, to: fx.GraphModule, nodes: Mapping[Any, Any]) -> None:
+    """Gives a copy what Dynamo keeps at a graph module and at its nodes (old -> new)."""
+    for old, new in nodes.items():
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    for name in _OF_GRAPHS:
+        if hasattr(of, name):
+            setattr(to, name, getattr(of, name))

@@ -1,0 +1,21 @@
+"""Steps of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def after_each_step(act: Callable[[Iterable[Tensor]], None]) -> None:
+    """Calls `act` with the parameters that may have changed, after each step of any optimizer of
+    the process. Edits global state: PyTorch's list of such hooks. Without it steps of fused
+    optimizers would not be seen, which change weights without counting a write."""
+
+    def stepped(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        act(p for p in parameters if p.requires_grad or p.grad is not None)
+
+    register_optimizer_step_post_hook(stepped)

@@ -1,0 +1,62 @@
+"""Symbolic sizes: what was seen of one, its range, and conditions on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+
+def hint(size: Any) -> int | None:
+    """The size a symbolic dimension had in the captured call; adds no guard. None where that is not
+    known: sizes that depend on data, and the uneven ones of nested tensors."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    seen = size.node.hint
+    return seen if isinstance(seen, int) else None
+
+
+def expression(size: torch.SymInt) -> Any:
+    return size.node.expr
+
+
+def ends(size: torch.SymInt) -> tuple[int | None, int | None]:
+    """The least and the greatest value of a size, None where the range has no such end: sympy has
+    several infinities there. Also sizes that are never below 0, as 100 // n, may have no lower end.
+    """
+    node: Any = size.node
+    bounds = node.shape_env.bound_sympy(node.expr)
+    low, high = (
+        int(end) if isinstance(end, sympy.Integer) else None for end in (bounds.lower, bounds.upper)
+    )
+    return low, high
+
+
+def holds_now(size: torch.SymInt, condition: sympy.Basic) -> bool:
+    """Whether it holds for the captured sizes; other sizes will be captured anew."""
+    return bool(size.node.shape_env.evaluate_expr(condition))
+
+
+def marked(size: torch.SymInt) -> Iterator[tuple[torch.SymInt, tuple[Any, Any] | None]]:
+    """The sizes of inputs that it is made of and that the user marked as dynamic, each with the
+    ends of the range that one graph has to serve, if the user gave one."""
+    from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
+
+    symbols = size.node.expr.free_symbols
+    for tracked in size.node.shape_env.tracked_fakes or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        for each, constraint in zip(getattr(tracked.fake, "shape", ()), constraints, strict=False):
+            symbolic = isinstance(each, torch.SymInt) and constraint is not None
+            if symbolic and each.node.expr.free_symbols & symbols:
+                strict = isinstance(constraint, StrictMinMaxConstraint)
+                yield each, (constraint.vr.lower, constraint.vr.upper) if strict else None
+
+
+def compute(formula: Any, symbols: Mapping[Any, Any]) -> Any:
+    """The formula on these values of its symbols, which may be proxies of graph nodes."""
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return sympy_interp(PythonReferenceAnalysis, {**symbols}, formula)

@@ -1,0 +1,85 @@
+"""Tensors that hold no values, tensors that wrap others, and trees of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils import _pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = [
+    "FakeMode",
+    "FakeTensor",
+    "fake_mode_of",
+    "is_fake",
+    "propagate_shapes",
+    "symbolic_dispatch",
+    "tree_leaves",
+    "tree_map",
+    "wraps_tensors",
+]
+
+FakeMode: TypeAlias = FakeTensorMode
+
+
+def is_fake(value: Any) -> TypeGuard[FakeTensor]:
+    return isinstance(value, FakeTensor)
+
+
+def has_values(tensor: Tensor) -> bool:
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def fake_mode_of(arguments: Sequence[Any]) -> FakeMode | None:
+    """The mode that made the fake tensors among these, or that tracing has opened."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(arguments)
+
+
+def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Records at each node of the graph the fake tensor that it gives for these inputs."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    FakeTensorProp(gm, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
+
+
+def symbolic_dispatch() -> AbstractContextManager[Any]:
+    """Inside, operators that C++ refuses symbolic sizes run their Python definitions."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
+def wraps_tensors(tensor: Tensor) -> bool:
+    """Whether it is of a subclass that holds other tensors, as DTensor and NestedTensor do."""
+    return is_traceable_wrapper_subclass(tensor)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """Whatever containers hold, in their order."""
+    return _pytree.tree_leaves(tree)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    return _pytree.tree_map(function, tree)
+
+
+def version(tensor: Tensor) -> int:
+    """How often it was written in place; 0 of inference tensors, which do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def statically(condition: Any) -> bool:
+    """Whether a condition on symbolic sizes holds for all of them; adds no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return condition if isinstance(condition, bool) else statically_known_true(condition)
+
+
+SymbolicNumbers = (torch.SymInt, torch.SymFloat)

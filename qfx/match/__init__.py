@@ -1,0 +1,1 @@
+"""The matmuls of a graph: how they are spelled, what they multiply, what they are called."""

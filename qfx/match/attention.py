@@ -1,0 +1,151 @@
+"""scaled_dot_product_attention: two products of activations with a softmax between.
+
+attention: out = softmax(q [*B, M, D] @ k [*B, N, D].T * scale + mask) @ v [*B, N, E]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from qfx.graph.capture import value
+from qfx.graph.writes import writes
+from qfx.host.autograd import in_compiled_backward
+from qfx.host.tensors import statically, wraps_tensors
+from qfx.match.repeated_heads import repeated
+from qfx.values.gpu_build import has_kernel
+
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+Size = int | torch.SymInt
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention. Its sizes as those of a matmul: M queries, K = D features, N keys."""
+
+    node: fx.Node
+    query: fx.Node
+    key: fx.Node
+    val: fx.Node
+    mask: fx.Node | None
+    scale: float
+    causal: bool
+    batch: Size
+    m: Size
+    k: Size
+    n: Size
+    dtype: torch.dtype
+    path: str
+    gqa: bool = False  # heads of queries share keys in groups
+
+    @property
+    def name(self) -> str:
+        return self.path or self.node.name
+
+    @property
+    def out(self) -> fx.Node:
+        return self.node
+
+
+def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
+    """The attention of a node, or why int8 does not serve it."""
+    q, k, v, mask = (arguments.get(name) for name in NAMES[:4])
+    values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (q, k, v, node)]
+    if not all(isinstance(t, Tensor) for t in values):
+        return "an attention whose shapes are not known"
+    refusal = _refusal(values, arguments) or _mask_refusal(mask)
+    if refusal is not None:
+        return refusal
+    seen_query, seen_key, _, seen_result = values
+    scale = arguments.get("scale")
+    if scale is None:
+        scale = 1 / math.sqrt(seen_query.shape[-1])
+    batch = math.prod(seen_result.shape[:-2])
+    sizes = (batch, seen_query.shape[-2], seen_query.shape[-1], seen_key.shape[-2])
+    causal, gqa = (bool(arguments.get(name, False)) for name in ("is_causal", "enable_gqa"))
+    assert isinstance(q, fx.Node) and isinstance(k, fx.Node) and isinstance(v, fx.Node)
+    found = Attention(node, q, k, v, mask, float(scale), causal, *sizes, seen_query.dtype, "", gqa)
+    return _of_sources(found)
+
+
+def _of_sources(attention: Attention) -> Attention:
+    """The attention of the keys and values whose heads the graph repeats, if it does."""
+    (key, groups), (val, same) = repeated(attention.key), repeated(attention.val)
+    if attention.gqa or groups == 1 or groups != same or _written(attention, key, val):
+        return attention
+    return replace(attention, key=key, val=val, gqa=True)
+
+
+def _written(attention: Attention, *sources: fx.Node) -> bool:
+    """Whether something may be written between the sources and the attention."""
+    node = attention.node.prev
+    waiting = set(sources)
+    while waiting:
+        waiting.discard(node)
+        if waiting and writes(node):
+            return True
+        node = node.prev
+    return False
+
+
+def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:
+    query, key, val, result = values
+    if any(map(wraps_tensors, values)):
+        return "an attention of a tensor subclass"
+    types = {t.dtype for t in values}
+    if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
+        return "an attention that is not of one float type up to 32 bits"
+    for device in (t.device for t in values):
+        if not has_kernel("int8_attention", device):
+            return f"an attention on {device.type}, for which int8_attention has no kernel"
+    if in_compiled_backward():
+        return "an attention of a backward pass"
+    if result.requires_grad:
+        return "an attention whose gradient is recorded: it is not int8 yet"
+    if arguments.get("dropout_p", 0.0) != 0:
+        return "an attention with dropout"
+    if not isinstance(arguments.get("scale", 1.0), float | int | type(None)):
+        return "an attention whose scale is not a number"
+    if not isinstance(arguments.get("is_causal", False), bool):
+        return "an attention that is causal or not only at run time"
+    if not isinstance(arguments.get("enable_gqa", False), bool):
+        return "an attention whose heads share keys or not only at run time"
+    if not isinstance(query.shape[-1], int):
+        return "an attention whose feature size is not known"
+    if not _batches_fit(query, key, val, bool(arguments.get("enable_gqa", False))):
+        return "an attention with different batches of queries and keys"
+    return None
+
+
+def _batches_fit(query: Tensor, key: Tensor, val: Tensor, gqa: bool) -> bool:
+    """Batch axes are known to be alike, or 1; with `gqa`, heads of queries may be in groups."""
+    batches = [list(t.shape[:-2]) for t in (query, key, val)]
+    if len({len(batch) for batch in batches}) > 1:
+        return False
+    if gqa and batches[0]:
+        heads, *others = (batch.pop() for batch in batches)
+        if not all(isinstance(h, int) for h in (heads, *others)):
+            return False
+        if others[0] != others[1] or others[0] == 0 or heads % others[0]:
+            return False
+    return all(_broadcasts(sizes) for sizes in zip(*batches, strict=True))
+
+
+def _broadcasts(sizes: tuple[Size, ...]) -> bool:
+    large = [size for size in sizes if not statically(size == 1)]
+    return all(statically(size == large[0]) for size in large)
+
+
+def _mask_refusal(mask: Any) -> str | None:
+    if mask is None:
+        return None
+    known = value(mask) if isinstance(mask, fx.Node) else None
+    if not isinstance(known, Tensor):
+        return "an attention whose mask is not known"
+    if known.dtype not in (torch.bool, torch.float32):
+        return f"an attention whose mask is {str(known.dtype).removeprefix('torch.')}"
+    return None

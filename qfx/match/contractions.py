@@ -1,0 +1,181 @@
+"""Matmuls in other clothes: einsum, convolutions without overlap, a weight as the left operand.
+
+Each becomes y = y_view(x_view(x) @ w_view(weight).T + bias), or a reason why it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.graph.capture import value
+from qfx.graph.views import Step, T, View, constant_behind
+from qfx.host.tensors import statically
+from qfx.match.products import Product, einsum_product
+
+
+@dataclass(frozen=True)
+class Operands:
+    """y_view(x_view(x) @ w_view(right).T + bias), with `right` a constant for a site."""
+
+    x: fx.Node
+    right: fx.Node
+    w_view: View  # of right, to [N, K]
+    bias: fx.Node | None = None
+    x_view: View = ()  # to [..., K]
+    y_view: View = ()  # from [..., N]
+
+
+def is_weight(node: Any) -> bool:
+    """Whether the operand is a constant of the model, through views."""
+    return isinstance(node, fx.Node) and not isinstance(constant_behind(node), str)
+
+
+_SWAP: Step = ("transpose", (-1, -2))
+
+
+def left(node: fx.Node, weight: fx.Node, x: fx.Node) -> Operands | str:
+    """W @ x = (x.T @ W.T).T"""
+    if getattr(value(x), "ndim", 0) < 2:
+        return "a weight times a vector"
+    return Operands(x, weight, (), None, (_SWAP,), _as_recorded(node, _SWAP))
+
+
+def _as_recorded(node: fx.Node, *steps: Step) -> View:
+    """The steps, and a copy where the graph expects the result to be contiguous."""
+    recorded = value(node)
+    strided = recorded is not None and not recorded.is_contiguous()
+    return steps if strided else (*steps, ("contiguous", ()))
+
+
+# --- einsum ---
+
+
+def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands | Product | str:
+    """The contractions that are a single matmul, with a weight or of two activations."""
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if len(operands) != 2 or not isinstance(equation, str):
+        return f"einsum of {len(operands)} operands, not two"
+    weights = [is_weight(o) for o in operands]
+    if not any(weights):
+        return einsum_product(node, equation, *operands)
+    if all(weights):
+        return "einsum of two constants"
+    at = weights.index(True)
+    x, weight = operands[1 - at], operands[at]
+    parsed = _labels(equation, operands)
+    if isinstance(parsed, str):
+        return parsed
+    sides, output = parsed
+    return _contraction(node, x, weight, sides[1 - at], sides[at], output)
+
+
+def _labels(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str] | str:
+    """A letter for each axis of both operands and of the output; '...' becomes letters too."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    sides = inputs.split(",")
+    if not arrow or len(sides) != 2:
+        return f"einsum {equation!r} without an explicit output"
+    spare = "".join(c for c in map(chr, range(ord("\u03b1"), ord("\u03c9"))) if c not in equation)
+    for i, side in enumerate(sides):
+        if "..." in side:
+            rank = getattr(value(operands[i]), "ndim", None)
+            if rank is None or "..." in sides[1 - i]:
+                return f"einsum {equation!r} with an ellipsis of unknown or shared axes"
+            letters = spare[: rank - len(side) + 3]
+            sides[i], output = side.replace("...", letters), output.replace("...", letters)
+    return sides, output
+
+
+def _contraction(
+    node: fx.Node, x: fx.Node, weight: fx.Node, x_axes: str, w_axes: str, out: str
+) -> Operands | str:
+    repeated = any(len(set(axes)) != len(axes) for axes in (x_axes, w_axes, out))
+    summed = [a for a in x_axes if a in w_axes and a not in out]
+    shared = [a for a in x_axes if a in w_axes and a in out]
+    rows, columns = ([a for a in out if a in axes and a not in shared] for axes in (x_axes, w_axes))
+    shape = getattr(value(weight), "shape", None)
+    if repeated or shared or not summed or not columns:
+        return "an einsum that is no matmul with a weight"
+    if set(x_axes) != {*rows, *summed} or set(w_axes) != {*columns, *summed}:
+        return "an einsum that sums an axis of one operand"
+    if shape is None or len(shape) != len(w_axes) or getattr(value(x), "ndim", -1) != len(x_axes):
+        return "an einsum of operands whose shapes are not known"
+    x_shape = value(x).shape
+    both = [(x_shape[x_axes.index(a)], shape[w_axes.index(a)]) for a in summed]
+    if not all(statically(p == q) for p, q in both):
+        return "an einsum that may broadcast an axis that it sums"
+    sizes = tuple(int(shape[w_axes.index(a)]) for a in columns)
+    k = math.prod(int(shape[w_axes.index(a)]) for a in summed)
+    x_view = _ordered(x_axes, [*rows, *summed], flat_from=len(rows))
+    w_view: View = _ordered(w_axes, [*columns, *summed], flat_from=len(w_axes))
+    if len(w_axes) > 2:
+        w_view = (*w_view, ("reshape", ((math.prod(sizes), k),)))
+    y_view: View = (("unflatten", (-1, sizes)),) if len(sizes) > 1 else ()
+    moved = _ordered("".join([*rows, *columns]), list(out), flat_from=len(out))
+    back = _as_recorded(node, *y_view, *moved) if moved else y_view
+    return Operands(x, weight, w_view, None, x_view, back)
+
+
+def _ordered(axes: str, wanted: list[str], flat_from: int) -> View:
+    """Axes in the wanted order, those from `flat_from` on as one."""
+    order = tuple(axes.index(a) for a in wanted)
+    view: View = () if order == tuple(range(len(order))) else (("permute", (order,)),)
+    view = (T,) if order == (1, 0) else view
+    return (*view, ("flatten", (flat_from, -1))) if flat_from < len(wanted) - 1 else view
+
+
+# --- convolution ---
+
+
+def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
+    """A convolution whose windows do not overlap is a matmul of them: kernel 1, or patches."""
+    x, weight, bias = a.get("x"), a.get("w"), a.get("bias")
+    shape, rank = getattr(value(weight), "shape", None), getattr(value(x), "ndim", None)  # type: ignore[arg-type]
+    if shape is None or rank != len(shape):
+        return "a convolution of unknown or unbatched shapes"
+    kernel = tuple(int(s) for s in shape[2:])
+    stride, padding, dilation = (
+        _each(a.get(name, default), len(kernel))
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    if any(isinstance(size, fx.Node) for size in (*stride, *padding, *dilation)):
+        return "a convolution whose stride, padding or dilation is computed"
+    if a.get("groups", 1) != 1 or a.get("transposed"):
+        return "a grouped or transposed convolution"
+    if padding not in (_each(0, len(kernel)), "valid"):
+        return f"a convolution with padding {a.get('padding')}"
+    if any(d != 1 and k != 1 for d, k in zip(dilation, kernel, strict=True)):
+        return "a dilated convolution"
+    if any(s < k for s, k in zip(stride, kernel, strict=True)):
+        return f"a convolution whose windows of {list(kernel)} overlap"
+    view: View = (("flatten", (1,)),)
+    last: Step = ("movedim", (-1, 1))
+    return Operands(x, weight, view, bias, _windows(kernel, stride), _as_recorded(node, last))  # type: ignore[arg-type]
+
+
+def _each(setting: Any, count: int) -> Any:
+    if isinstance(setting, str):
+        return setting
+    values = tuple(setting) if isinstance(setting, list | tuple) else (setting,)
+    return values * count if len(values) == 1 else values
+
+
+def _windows(kernel: tuple[int, ...], stride: tuple[int, ...]) -> View:
+    """[B, C, *sizes] -> [B, *windows, C * kernel]"""
+    spatial = len(kernel)
+    if all(n == 1 for n in (*kernel, *stride)):
+        return (("movedim", (1, -1)),)
+    cut = tuple(("unfold", (2 + i, kernel[i], stride[i])) for i in range(spatial))
+    places = (0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial))
+    return (*cut, ("permute", (places,)), ("flatten", (1 + spatial, -1)))
+
+
+CONVOLUTION_NAMES = ("x", "w", "bias", "stride", "padding", "dilation", "groups")
+ATEN_CONVOLUTION_NAMES = (*CONVOLUTION_NAMES[:-1], "transposed", "output_padding", "groups")
+FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)

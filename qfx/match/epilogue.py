@@ -1,0 +1,80 @@
+"""Epilogue: bias and activation that follow a matmul along single-user edges become part of it."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from qfx.graph.bodies import RECORDS
+from qfx.graph.capture import is_constant, value
+from qfx.match.kinds import Site
+
+
+def _gelu(node: fx.Node) -> str | None:
+    approximate = node.kwargs.get("approximate", node.args[1] if len(node.args) > 1 else "none")
+    return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(approximate))
+
+
+_ACTIVATIONS: dict[Any, Any] = {
+    **dict.fromkeys(
+        (F.relu, torch.relu, ".relu", torch.ops.aten.relu.default), lambda node: "relu"
+    ),
+    **dict.fromkeys((F.silu, torch.ops.aten.silu.default), lambda node: "silu"),
+    **dict.fromkeys((F.gelu, torch.ops.aten.gelu.default), _gelu),
+}
+_ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
+
+
+def _target(node: fx.Node) -> Any:
+    return f".{node.target}" if node.op == "call_method" else node.target
+
+
+def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
+    """The site with the bias and the activation behind it, as far as they belong to it alone."""
+    grown = _grow_bias(site)
+    site = site if grown.bias in written else replace(grown, trains=trains(grown.out))
+    if site.trains:  # the gradient of an activation needs its input
+        return site
+    following = _only_user(site.out)
+    if following is None or following.args[:1] != (site.out,):
+        return site
+    name = _ACTIVATIONS.get(_target(following), lambda node: None)(following)
+    return site if name is None else replace(site, out=following, activation=name)
+
+
+def trains(node: fx.Node) -> bool:
+    """Whether gradients are recorded at the node, or around the body that it stands in."""
+    owner = node.graph.owning_module
+    inside = owner is not None and owner.meta.get(RECORDS, False)
+    return inside or bool(getattr(value(node), "requires_grad", False))
+
+
+def _grow_bias(site: Site) -> Site:
+    """x @ w + b, b one constant per output feature -> bias."""
+    add = _only_user(site.out)
+    if (
+        site.bias is not None
+        or site.y_view
+        or add is None
+        or _target(add) not in _ADDS
+        or add.kwargs
+    ):
+        return site
+    others = [a for a in add.args if a is not site.out]
+    if len(add.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):
+        return site
+    bias = value(others[0])
+    same_type = getattr(bias, "dtype", None) == site.out_dtype
+    if not is_constant(others[0]) or bias.shape != (site.n,) or not same_type:
+        return site
+    return replace(site, bias=others[0], out=add)
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].op != "output" else None

@@ -1,0 +1,227 @@
+"""Match: graph -> sites that may become int8, and a reason for every other matmul-like node.
+
+site: out = activation(x_mk @ w_nk.T + bias_n)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from qfx.graph.bodies import calls, link
+from qfx.graph.capture import is_constant, module_path, parameter_name, value
+from qfx.graph.faults import at
+from qfx.graph.views import T, View, apply, constant_behind, then
+from qfx.graph.writes import transformed, without_gradients, written_roots
+from qfx.host.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
+from qfx.host.tensors import is_fake, wraps_tensors
+from qfx.match.attention import Attention
+from qfx.match.contractions import Operands, is_weight
+from qfx.match.epilogue import trains, with_epilogue
+from qfx.match.kinds import Match, Site, Unmatched
+from qfx.match.own_calls import OwnCall, own_call
+from qfx.match.products import Product, product
+from qfx.match.spellings import operands, spelling
+from qfx.values.gpu_build import why_not
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_K = 65792  # docs/numerics.md (G1)
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+_TRANSFORMED = "inside a torch.func transform, for which the operators have no rules yet"
+
+
+def match(gm: fx.GraphModule, prefixes: Mapping[str, str] | None = None) -> tuple[Match, ...]:
+    """Every matmul-like node of `gm` and of the bodies of its higher-order operators, in order.
+
+    `prefixes`: what `qfx.graph.capture.module_path` completes names with.
+    """
+    link(gm)
+    return _matches(gm, prefixes or {})
+
+
+def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ...]:
+    editable = {call.node: call.bodies for call in calls(gm)}
+    written = written_roots(gm.graph)
+    inside_transform = transformed(gm.graph)
+    found: list[Match] = []
+    seen: set[int] = set()  # bodies that several calls share
+    for node in gm.graph.nodes:
+        row = spelling(node)
+        if row is not None:
+            with at(node):
+                operands_or_why = _TRANSFORMED if node in inside_transform else operands(node, row)
+                found.append(_matmul(node, operands_or_why, written, prefixes))
+        elif node in editable:
+            bodies = {id(body): body for body in editable[node]}
+            found += [m for i, b in bodies.items() if i not in seen for m in _matches(b, prefixes)]
+            seen.update(bodies)
+        elif isinstance(node.target, HigherOrderOperator):
+            for body in filter(_is_body, map(value, node.all_input_nodes)):
+                found += _inside_body(node, body, prefixes)
+        elif own := own_call(node, module_path(node, prefixes)):
+            found.append(own)
+        elif _takes_a_weight_elsewhere(node):
+            path = module_path(node, prefixes)
+            found.append(
+                Unmatched(node, f"{node.target} takes a weight and is not PyTorch's", path)
+            )
+        elif node.op == "call_module":
+            found += _module_call(gm, node, prefixes)
+    return tuple(found)
+
+
+_RECURRENT: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_LEAVES = (*_RECURRENT, nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str]) -> list[Match]:
+    module = gm.get_submodule(str(node.target))
+    if isinstance(module, fx.GraphModule):
+        return _inside_body(node, module, prefixes)
+    if not isinstance(module, _LEAVES):
+        return []
+    reason = f"{type(module).__name__} is a leaf module of this graph; qfx.trace opens nn.Linear"
+    return [Unmatched(node, reason, str(node.target))]
+
+
+def _takes_a_weight_elsewhere(node: fx.Node) -> bool:
+    """Another library's operator may hold a matmul; ours hold what is int8 already."""
+    if not isinstance(node.target, OpOverload | OpOverloadPacket):
+        return False
+    library = str(node.target).partition(".")[0]
+    matrices = [a for a in node.all_input_nodes if is_weight(a) and value(a).ndim >= 2]
+    return library not in ("aten", "prims", "qfx") and bool(matrices)
+
+
+def _is_body(candidate: Any) -> bool:
+    return isinstance(candidate, fx.GraphModule)
+
+
+def _inside_body(node: fx.Node, body: fx.GraphModule, prefixes: Mapping[str, str]) -> list[Match]:
+    reason = f"inside the body of {node.target}, whose bodies qfx does not edit"
+    inside = _matches(body, prefixes)
+    return [m if isinstance(m, OwnCall) else Unmatched(m.node, reason, m.path) for m in inside]
+
+
+def _matmul(
+    node: fx.Node,
+    parsed: Operands | Product | Attention | str,
+    written: set[fx.Node],
+    prefixes: Mapping[str, str],
+) -> Match:
+    path = module_path(node, prefixes)
+    if isinstance(parsed, Product | Attention):
+        return replace(parsed, path=path)
+    found = constant_behind(parsed.right) if isinstance(parsed, Operands) else parsed
+    if isinstance(found, str) and isinstance(parsed, Operands) and parsed.w_view == (T,):
+        multiplied = product(node, parsed.x, parsed.right, path, added=parsed.bias)
+        return Unmatched(node, multiplied, path) if isinstance(multiplied, str) else multiplied
+    if isinstance(parsed, str) or isinstance(found, str):
+        return Unmatched(node, str(found), path)
+    weight, view = found
+    site = Site(
+        node=node,
+        out=node,
+        x=parsed.x,
+        weight=weight,
+        view=then(_cut(node, parsed.right), *view, *parsed.w_view),
+        bias=parsed.bias,
+        activation="none",
+        m=None,
+        k=None,
+        n=None,
+        out_dtype=getattr(value(node), "dtype", None),
+        path=path,
+        parameter=parameter_name(weight, prefixes),
+        trains=trains(node),
+        x_view=parsed.x_view,
+        y_view=parsed.y_view,
+    )
+    reason = _refusal(site, written)
+    return (
+        with_epilogue(_with_shape(site), written)
+        if reason is None
+        else Unmatched(node, reason, path)
+    )
+
+
+def _cut(node: fx.Node, right: fx.Node) -> View:
+    """A weight that was viewed under no_grad gets no gradient through the view."""
+    silent = without_gradients(node.graph)
+    while not is_constant(right):
+        if right in silent and node not in silent:
+            return (("detach", ()),)
+        right = right.all_input_nodes[0]
+    return ()
+
+
+def _with_shape(site: Site) -> Site:
+    n, k = _shape_nk(site) or (None, None)
+    x, y = value(site.x), value(site.node)
+    if x is None or (site.x_view and (y is None or not n)):
+        return replace(site, m=None, k=k, n=n)
+    m = math.prod(y.shape) // n if site.x_view else math.prod(x.shape[:-1])
+    return replace(site, m=m, k=k, n=n)
+
+
+def _shape_nk(site: Site) -> tuple[int, ...] | None:
+    """The shape of the weight behind its view."""
+    w = value(site.weight)
+    if w is None:
+        return None
+    shape = apply(site.view, torch.empty(w.shape, dtype=w.dtype, device="meta")).shape
+    return tuple(int(size) for size in shape)
+
+
+def _refusal(site: Site, written: set[fx.Node]) -> str | None:
+    """Why a matmul with a constant right operand cannot be int8, or None."""
+    x, w = value(site.x), value(site.weight)
+    if wraps_tensors(x):
+        return f"the input is a {type(x).__name__}, a tensor subclass"
+    for what, tensor in (("input", x), ("weight", w)):
+        if tensor is not None and tensor.dtype not in FLOATS:
+            return (
+                f"the {what} is {_short(tensor.dtype)}; int8 serves float32, bfloat16 and float16"
+            )
+        if tensor is not None and (elsewhere := why_not(tensor.device)):
+            return f"the {what} is on {tensor.device.type}, {elsewhere}"
+    if w is not None and not isinstance(w, torch.Tensor):
+        return "the weight is not a tensor"
+    if w is not None and type(w) not in _PLAIN_TENSORS and not is_fake(w):
+        return f"the weight is a {type(w).__name__}, a tensor subclass"
+    shape = _shape_nk(site)
+    if shape is not None and len(shape) != 2:
+        return f"the weight has {len(shape)} dimensions, not 2"
+    if shape is not None and shape[1] > LARGEST_K:
+        return f"K is above {LARGEST_K}, where an int32 accumulator could overflow"
+    if site.weight in written:
+        return "the weight is modified in place inside the graph"
+    return _bias_refusal(site, shape)
+
+
+def _bias_refusal(site: Site, shape: tuple[int, ...] | None) -> str | None:
+    if site.bias is None:
+        return None
+    bias = value(site.bias) if isinstance(site.bias, fx.Node) else None
+    if not isinstance(site.bias, fx.Node):
+        return "the added term is not a tensor of the graph"
+    if bias is None or shape is None:
+        return None
+    n = shape[0]
+    if bias.ndim != 1 or not guard_or_false(bias.shape[0] == n):
+        return (
+            f"the added term has shape {list(bias.shape)}, not one bias for each of the {n} outputs"
+        )
+    return None if bias.dtype in FLOATS else f"the bias is {_short(bias.dtype)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

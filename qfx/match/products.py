@@ -1,0 +1,139 @@
+"""Products of two activations: attention scores and values, whatever multiplies two results.
+
+product: out = y_view(a_view(a) [*B, M, K] @ b_view(b) [*B, N, K].T)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from qfx.graph.capture import value
+from qfx.graph.views import Step, View, apply
+from qfx.host.autograd import in_compiled_backward
+from qfx.host.tensors import statically, wraps_tensors
+from qfx.values.gpu_build import why_not
+
+Size = int | torch.SymInt
+_SWAP: Step = ("transpose", (-1, -2))
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matmul of two activations, with the sizes of its batch, M, K and N."""
+
+    node: fx.Node
+    a: fx.Node
+    b: fx.Node
+    a_view: View
+    b_view: View
+    y_view: View
+    batch: Size
+    m: Size
+    k: Size
+    n: Size
+    dtype: torch.dtype
+    path: str
+    alpha: float = 1.0  # baddbmm: alpha * product + beta * added
+    beta: float = 1.0
+    added: fx.Node | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path or self.node.name
+
+    @property
+    def out(self) -> fx.Node:
+        return self.node
+
+
+def product(
+    node: fx.Node,
+    a: Any,
+    b: Any,
+    path: str,
+    views: tuple[View, View, View] = ((), (_SWAP,), ()),
+    added: fx.Node | None = None,
+) -> Product | str:
+    """a @ b (+ added) for matmul's arguments, or why int8 does not serve it."""
+    values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (a, b, node)]
+    x, w, y = values
+    if not all(isinstance(t, Tensor) for t in values):
+        return "a matmul of two activations whose shapes are not known"
+    if any(map(wraps_tensors, values)):
+        return "a matmul of two activations, one of them a tensor subclass"
+    types = {t.dtype for t in (x, w, y)}
+    if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
+        return "a matmul of two activations that are not of one float type up to 32 bits"
+    if x.device.type != w.device.type:
+        return "a matmul of two activations on different devices"
+    if elsewhere := why_not(x.device):
+        return f"a matmul of two activations on {x.device.type}, {elsewhere}"
+    if in_compiled_backward():
+        return "a matmul of a backward pass: `backward` says how gradients are computed"
+    if y.requires_grad:
+        return "a matmul of two activations: its gradient is not int8 yet"
+    if min(x.ndim, w.ndim) < 2:
+        return "a matmul of two activations, one of them a vector"
+    left, right = apply(views[0], x).shape, apply(views[1], w).shape
+    pairs = zip(left[:-2], right[:-2], strict=False)
+    if len(left) != len(right) or not all(statically(p == q) for p, q in pairs):
+        return "a matmul of two activations with different batches"
+    batch = math.prod(left[:-2])
+    sizes = (batch, left[-2], left[-1], right[-2])
+    return Product(node, a, b, *views, *sizes, x.dtype, path, added=added)
+
+
+def einsum_product(node: fx.Node, equation: str, a: Any, b: Any) -> Product | str:
+    """An einsum of two activations that is a batched matmul: one axis of rows, columns and sums."""
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    sides = inputs.split(",")
+    if not arrow or len(sides) != 2 or "." in equation:
+        return f"einsum {equation!r} of two activations"
+    batch = [c for c in out if c in sides[0] and c in sides[1]]
+    summed = [c for c in sides[0] if c in sides[1] and c not in out]
+    rows, columns = ([c for c in out if c in side and c not in batch] for side in sides)
+    plain = all(len(set(axes)) == len(axes) for axes in (*sides, out))
+    complete = {*sides[0]} == {*batch, *rows, *summed} and {*sides[1]} == {
+        *batch,
+        *columns,
+        *summed,
+    }
+    if not plain or not complete or (len(rows), len(columns), len(summed)) != (1, 1, 1):
+        return f"einsum {equation!r} of two activations is no batched matmul"
+    back = _order("".join([*batch, *rows, *columns]), list(out))
+    views = (
+        _order(sides[0], [*batch, *rows, *summed]),
+        _order(sides[1], [*batch, *columns, *summed]),
+        (*back, ("contiguous", ())) if back else back,
+    )
+    sizes = [_size(side, operand, summed[0]) for side, operand in zip(sides, (a, b), strict=True)]
+    if None not in sizes and not statically(sizes[0] == sizes[1]):
+        return f"einsum {equation!r} of two activations may broadcast the axis that it sums"
+    return product(node, a, b, "", views)
+
+
+def _size(axes: str, operand: Any, axis: str) -> Size | None:
+    known = value(operand) if isinstance(operand, fx.Node) else None
+    return known.shape[axes.index(axis)] if isinstance(known, Tensor) else None
+
+
+def added_product(node: fx.Node, arguments: dict[str, Any]) -> Product | str:
+    """baddbmm(added, a, b, beta, alpha)"""
+    found = product(node, arguments["x"], arguments["w"], "")
+    alpha, beta = arguments.get("alpha", 1), arguments.get("beta", 1)
+    if isinstance(found, str):
+        return found
+    if not all(isinstance(factor, int | float) for factor in (alpha, beta)):
+        return "a baddbmm whose factors are not numbers"
+    added = arguments["bias"] if beta else None
+    return replace(found, alpha=float(alpha), beta=float(beta), added=added)
+
+
+def _order(axes: str, wanted: list[str]) -> View:
+    order = tuple(axes.index(c) for c in wanted)
+    return () if order == tuple(range(len(order))) else (("permute", (order,)),)

@@ -1,0 +1,123 @@
+"""Patterns: which matmuls a `Config` means by `skip`, `only` and the sites of a recipe."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from torch import fx, nn
+
+from qfx.match.kinds import Match, Site
+from qfx.values.config import Config
+from qfx.values.errors import UserError
+from qfx.values.printable import printable
+from qfx.values.recipe import Recipe, SiteRecipe
+
+
+def names(match: Match) -> tuple[str, ...]:
+    """The names patterns are matched against: call site's module path and parameter name."""
+    if isinstance(match, Site):
+        # a tied weight has one name, but is also what the calling module calls it
+        called = f"{match.path}.{match.parameter.rpartition('.')[2]}" if match.path else ""
+        return tuple(n for n in (match.path, match.parameter, called) if n)
+    return (match.path,) if match.path else ()
+
+
+def names_in(module: nn.Module) -> set[str]:
+    """What patterns may mean in a module: its modules, parameters and buffers, by all names."""
+    named = chain(
+        module.named_modules(remove_duplicate=False),
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    )
+    return {name for name, _ in named if name}
+
+
+def fits(pattern: str, candidates: Iterable[str]) -> bool:
+    """Whether the pattern equals a run of whole components of a dotted name, wildcards allowed."""
+    shapes = (pattern, f"*.{pattern}", f"{pattern}.*", f"*.{pattern}.*")
+    return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
+
+
+def left_out(config: Config, candidates: Sequence[str]) -> str | None:
+    """Why the patterns leave a match of these names float, or None."""
+    for pattern in config.skip:
+        if fits(pattern, candidates):
+            return f"skipped by the pattern {pattern!r}"
+    if config.only and not any(fits(pattern, candidates) for pattern in config.only):
+        return f"not among only={list(config.only)}"
+    return None
+
+
+def decides_on_module(
+    config: Config, matches: Iterable[Match], path: str, others: Iterable[str]
+) -> bool:
+    """Whether what the module at `path` multiplies would be decided otherwise under another path:
+    a recipe has numbers for each, a guard counts each."""
+    if config.recipe is not None or config.guard is not None:
+        return any(isinstance(m, Site) for m in matches)
+    own = [names(m) for m in matches]
+    here = [left_out(config, candidates) for candidates in own]
+    there = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
+    return any(found != here for found in there)
+
+
+def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool:
+    """The same for the weight of a site, and the names of others."""
+    here = left_out(config, names(site))
+    called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
+    each = config.recipe is not None or config.guard is not None
+    return each or any(left_out(config, candidates) != here for candidates in called)
+
+
+def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:
+    inside = [n for n in candidates if f"{n}.".startswith(f"{path}.")]
+    outside = [n for n in candidates if n not in inside]
+    return [*outside, *(f"{other}{n.removeprefix(path)}".strip(".") for n in inside)]
+
+
+def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, SiteRecipe]:
+    """The recipe of each site it names, by the site's matmul.
+
+    Raises ValueError for a site that has another N or K in the model.
+    """
+    given = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
+    calls = Counter[str]()
+    found = {}
+    for site in (m for m in matches if isinstance(m, Site)):
+        named = given.get((site.name, calls[site.name]))
+        calls[site.name] += 1
+        if named is None:
+            continue
+        if (site.n or named.n, site.k or named.k) != (named.n, named.k):
+            raise UserError(
+                f"recipe: {named} has K={named.k} and N={named.n} there, but K={site.k} and "
+                f"N={site.n} in the model"
+            )
+        found[site.node] = named
+    return found
+
+
+def check_names(config: Config, known: Iterable[str]) -> None:
+    """Raises ValueError for a pattern or a recipe's site that fits none of the `known` names, and
+    for a scheme that lacks its recipe."""
+    known = sorted(set(known))
+    listed = ", ".join(map(printable, known[:50])) + (" ..." if len(known) > 50 else "")
+    for option in ("skip", "only"):
+        for pattern in getattr(config, option):
+            if not fits(pattern, known):
+                raise UserError(
+                    f"{option}: the pattern {pattern!r} matches nothing; there is: {listed}"
+                )
+    if config.recipe is None and config.chosen.calibrated:
+        raise UserError(
+            f"the scheme {config.scheme} has static scales, which only a recipe holds: give one, "
+            'options={"recipe": qfx.calibrate(model, batches)}'
+        )
+    missing = [s.name for s in config.recipe.sites if s.name not in known] if config.recipe else []
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        first = printable(", ".join(missing[:5]))
+        raise UserError(f"recipe: the model has no {first}{more}; there is: {listed}")

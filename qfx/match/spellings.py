@@ -1,0 +1,198 @@
+"""The ways a graph can spell a matmul, each normalised to one form.
+
+A row says: these targets, with these argument names, are `act(x @ W + bias)` with these operands,
+or a reason why qfx leaves the node alone. Nothing here edits a graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from qfx.graph.capture import value
+from qfx.graph.views import T
+from qfx.host.operators import UNNAMED_MATMULS, overloads
+from qfx.match.attention import NAMES as ATTENTION_NAMES
+from qfx.match.attention import Attention, attention
+from qfx.match.contractions import (
+    ATEN_CONVOLUTION_NAMES,
+    CONVOLUTION_NAMES,
+    FUNCTIONS,
+    Operands,
+    convolution,
+    einsum,
+    is_weight,
+    left,
+)  # fmt: skip
+from qfx.match.products import Product, added_product
+
+aten = torch.ops.aten
+
+
+Arguments = dict[str, Any]
+Parse = Callable[[fx.Node, Arguments], Operands | Product | Attention | str]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One row: call targets (functions, `.name` for a tensor method) and their argument names."""
+
+    targets: tuple[Any, ...]
+    names: tuple[str, ...]
+    parse: Parse
+
+
+def _linear(node: fx.Node, a: Arguments) -> Operands | str:
+    return Operands(a["x"], a["w"], (), a.get("bias"))
+
+
+def _matmul(node: fx.Node, a: Arguments) -> Operands | str:
+    if is_weight(a.get("x")) and not is_weight(a.get("w")) and isinstance(a["w"], fx.Node):
+        return left(node, a["x"], a["w"])
+    if is_weight(a["w"]) and (rank := getattr(value(a["w"]), "ndim", 2)) != 2:
+        return f"the weight has {rank} dimensions, not 2"
+    return Operands(a["x"], a["w"], (T,))
+
+
+def _reversed(node: fx.Node, a: Arguments) -> Operands | str:
+    return _matmul(node, {"x": a["w"], "w": a["x"]})
+
+
+def _addmm(node: fx.Node, a: Arguments) -> Operands | str:
+    if a.get("beta", 1) != 1 or a.get("alpha", 1) != 1:
+        return f"addmm with beta={a.get('beta', 1)} and alpha={a.get('alpha', 1)}, not 1 and 1"
+    return Operands(a["x"], a["w"], (T,), a["bias"])
+
+
+def _einsum(node: fx.Node, a: Arguments) -> Operands | Product | str:
+    return einsum(node, a.get("equation"), tuple(node.args[1:]) or (a.get("operands"),))
+
+
+def _not_yet(what: str) -> Parse:
+    return lambda node, a: f"{what} is not supported yet"
+
+
+_MM = ("x", "w")
+_ADDMM = ("bias", "x", "w", "beta", "alpha")
+_FUSED: tuple[Any, ...] = (
+    F.bilinear,
+    F.multi_head_attention_forward,
+    *UNNAMED_MATMULS,
+)
+_FUSED += (torch.inner, torch.tensordot, torch.addbmm)
+_FUSED += (torch.gru_cell, torch.lstm_cell, torch.lstm, torch.gru, torch.rnn_tanh, torch.mv)
+_FUSED += (torch.rnn_relu, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch.dot)
+_FUSED += (torch.chain_matmul, torch.linalg.multi_dot, torch.addmv)
+_FUSED += (F.conv_transpose1d, F.conv_transpose2d, torch.outer, torch.kron, torch.vdot, torch.cdist)
+_FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_")
+_FUSED += tuple(f for m in (torch, F) if (f := getattr(m, "grouped_mm", None)))
+_ATEN_CONVOLUTIONS: tuple[Any, ...] = (
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+)
+_ATEN_CONVOLUTIONS += (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+ROWS = (
+    # linear(x, W_nk, b)
+    Spelling((F.linear, aten.linear.default), ("x", "w", "bias"), _linear),
+    # x @ W_kn
+    Spelling(
+        (torch.matmul, operator.matmul, ".matmul", ".__matmul__", aten.matmul.default),
+        _MM,
+        _matmul,
+    ),
+    Spelling((torch.linalg.matmul, aten.linalg_matmul.default), _MM, _matmul),
+    Spelling((".__rmatmul__",), _MM, _reversed),
+    Spelling(
+        (torch.mm, ".mm", aten.mm.default),
+        _MM,
+        _matmul,
+    ),
+    # b + x @ W_kn
+    Spelling((torch.addmm, ".addmm", aten.addmm.default), _ADDMM, _addmm),
+    # a @ b, alpha a @ b + beta c, of activations
+    Spelling((torch.bmm, ".bmm", aten.bmm.default), _MM, _matmul),
+    Spelling((torch.baddbmm, ".baddbmm", aten.baddbmm.default), _ADDMM, added_product),
+    Spelling((torch.einsum, aten.einsum.default), ("equation",), _einsum),
+    # softmax(q @ k.T) @ v
+    Spelling(
+        (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default),
+        ATTENTION_NAMES,
+        attention,
+    ),
+    # windows that do not overlap, times W_ok
+    Spelling((*FUNCTIONS, *_ATEN_CONVOLUTIONS), CONVOLUTION_NAMES, convolution),
+    Spelling((aten.convolution.default,), ATEN_CONVOLUTION_NAMES, convolution),
+    Spelling(_FUSED, (), _not_yet("this operator with a matmul inside")),
+)
+TABLE = {target: row for row in ROWS for target in row.targets}
+# What the callables name their operands, in our words.
+_SYNONYMS = {
+    "input": "x",
+    "self": "x",
+    "mat1": "x",
+    "weight": "w",
+    "other": "w",
+    "mat2": "w",
+    "batch1": "x",
+    "batch2": "w",
+}
+_ADDMM_SYNONYMS = {**_SYNONYMS, "input": "bias", "self": "bias"}
+
+
+def register_matmul(
+    target: Any, names: tuple[str, ...] = ("x", "w", "bias"), *, weight: str = "nk"
+) -> None:
+    """Tells qfx that calls of `target` are linears, so that they can become int8.
+
+    `target`: a function that Dynamo leaves in the graph, such as an operator of another library,
+    `torch.ops.library.name`, all its overloads. `names`: what its arguments are, in order: "x"
+    [..., K], "w" and perhaps "bias" [N]. `weight`: the layout of w, "nk" for x @ w.T, "kn" for
+    x @ w. The call must compute just that. Raises ValueError for other names, and for a target
+    that qfx knows already.
+    """
+    if sorted(names) not in (["w", "x"], ["bias", "w", "x"]) or weight not in ("nk", "kn"):
+        raise ValueError(
+            f"register_matmul: names={names} and weight={weight!r}; expected x, w and perhaps bias "
+            "in the order of the arguments, and nk or kn"
+        )
+    targets = (target, *overloads(target))
+    if known := [t for t in targets if t in TABLE]:
+        raise ValueError(f"register_matmul: {known[0]} is known already")
+    view = (T,) if weight == "kn" else ()
+
+    def parse(node: fx.Node, a: Arguments) -> Operands | str:
+        if unknown := sorted(a.keys() - set(names)):
+            return f"an argument {unknown[0]!r} that was not registered"
+        return Operands(a["x"], a["w"], view, a.get("bias"))
+
+    TABLE.update(dict.fromkeys(targets, Spelling(targets, names, parse)))
+
+
+def spelling(node: fx.Node) -> Spelling | None:
+    """The row that describes the node, None when it is no matmul."""
+    if node.op == "call_method":
+        return TABLE.get(f".{node.target}")
+    return TABLE.get(node.target) if node.op == "call_function" else None
+
+
+def operands(node: fx.Node, row: Spelling) -> Operands | Product | Attention | str:
+    """The operands of a matmul-like node, or the reason why it stays as it is."""
+    synonyms = _ADDMM_SYNONYMS if row.names is _ADDMM else _SYNONYMS
+    arguments = dict(zip(row.names, node.args, strict=False))
+    for name, argument in node.kwargs.items():
+        if name == "out" and argument is not None:
+            return "writes its result into out="
+        arguments[synonyms.get(name, name)] = argument
+    found = row.parse(node, arguments)
+    if not isinstance(found, Operands):
+        return found
+    if not (isinstance(found.x, fx.Node) and isinstance(found.right, fx.Node)):
+        return "an operand is not a tensor of the graph"
+    return found

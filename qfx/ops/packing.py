@@ -1,0 +1,138 @@
+"""Values that say how a rewritten site's operands are made: Packing and Constant.
+
+`parts_of` is the one definition of a packed weight. It runs on tensors, and on `fx.Proxy` to emit
+the same operators into a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import SMALLEST_SCALE, code_range
+from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec
+
+ops = torch.ops.qfx
+aten = torch.ops.aten
+
+
+class Constant(NamedTuple):
+    """A vector that a recipe gives the graph: a factor, a static scale or zero point, outliers."""
+
+    values: tuple[float, ...]
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    def tensor(self) -> Tensor:
+        return torch.tensor(self.values, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`; the
+    columns that are `outliers` apart, in float."""
+
+    spec: QSpec
+    factor: tuple[float, ...] | None = None
+    rotation: int = 0
+    outliers: tuple[int, ...] = ()
+    guarded: bool = False  # with what the guard's bound (B5) needs
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of its tensors: fields of `qfx.weights.cache.Packed`."""
+        zero_point = () if self.spec.symmetric else ("zero_point",)
+        factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
+        columns = ("columns",) if self.outliers else ()
+        error = ("error",) if self.guarded else ()
+        return ("blocks", "scale", *zero_point, *factor, *columns, *error)
+
+    @property
+    def grouped(self) -> bool:
+        return bool(self.spec.group) or not self.spec.symmetric
+
+    def __str__(self) -> str:
+        transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
+        outliers = f"_o{len(self.outliers)}" if self.outliers else ""
+        return f"{self.spec}{transform}{outliers}{'_guarded' if self.guarded else ''}"
+
+    def constants(self) -> dict[str, Constant]:
+        """What `parts_of` needs beside the weight."""
+        found = {}
+        if self.factor is not None:
+            found["factor"] = Constant(self.factor)
+        if self.outliers:
+            found["outliers"] = Constant(self.outliers, torch.int64)
+        return found
+
+
+def parts_of(
+    w_nk: Any, packing: Packing, constants: dict[str, Any], k: int | None
+) -> dict[str, Any]:
+    """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)"""
+    spec, found, given = packing.spec, {}, w_nk
+    factor, outliers = constants.get("factor"), constants.get("outliers")
+    if outliers is not None:
+        columns = aten.index_select.default(w_nk, 1, outliers)
+        found["columns"] = aten.to.dtype(columns, torch.float32)
+        w_nk = aten.index_fill.int_Scalar(w_nk, 1, outliers, 0.0)
+    if spec.axes == PER_COLUMN:
+        factor = found["factor"] = _column_factor(w_nk, spec.bits)
+    if factor is not None:
+        w_nk = torch.div(aten.to.dtype(w_nk, torch.float32), factor)
+    if packing.grouped:
+        assert k is not None
+        return found | _grouped(w_nk, packing, k)
+    axes = list(PER_TENSOR if spec.axes == PER_COLUMN else spec.axes)
+    rotation = (None, packing.rotation) if packing.rotation else ()
+    triple = ops.quantize.default(w_nk, axes, spec.bits, True, *rotation)
+    scale = torch.reshape(triple[1], (-1,))
+    if packing.guarded:
+        found["error"] = _error(given, w_nk, triple, packing)
+    return {"blocks": ops.pack_weight.default(triple[0]), "scale": scale} | found
+
+
+def _error(given: Any, w_nk: Any, triple: Any, packing: Packing) -> Any:
+    """alpha and beta, float32 [2]: the norms of codes and of their error, relative to w. (B5)"""
+    wanted = aten.to.dtype(w_nk, torch.float32)
+    if packing.rotation:
+        wanted = ops.rotate.default(wanted, None, packing.rotation)
+    codes = ops.dequantize.default(triple[0], triple[1], None, None, None, "none", torch.float32)
+    size = aten.clamp_min.default(_norms(given), 2.0**-1000)
+    beta = _norms(torch.sub(wanted, codes)) + _norms(wanted) * 2.0**-16
+    parts = torch.stack([_norms(codes), beta])
+    padded = aten.constant_pad_nd.default(torch.div(parts, size), [0, 1])  # a weight without rows
+    return aten.to.dtype(torch.mul(aten.amax.default(padded, [1]), 1 + 2.0**-23), torch.float32)
+
+
+def _norms(w_nk: Any) -> Any:
+    """Of each row, in float64."""
+    return aten.linalg_vector_norm.default(w_nk, 2, [1], False, dtype=torch.float64)
+
+
+def _column_factor(w_nk: Any, bits: int) -> Any:
+    """factor_k = max_n |w_nk| / qmax: what makes the weight one of a single scale. (R2)"""
+    largest = aten.amax.default(aten.abs.default(aten.to.dtype(w_nk, torch.float32)), [0])
+    return aten.clamp_min.default(torch.div(largest, code_range(bits, True)[1]), SMALLEST_SCALE)
+
+
+def _grouped(w_nk: Any, packing: Packing, k: int) -> dict[str, Any]:
+    """One scale, and zero point, for each group of a row, [N, G] column by column. (E3)"""
+    spec = packing.spec
+    size = spec.group or k
+    padding = -k % size
+    if packing.rotation:
+        w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, packing.rotation)
+    padded = aten.constant_pad_nd.default(w_nk, [0, padding])
+    rows = torch.reshape(padded, (-1, size))
+    triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)
+    codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
+    names = ("scale",) if spec.symmetric else ("scale", "zero_point")
+    found = {"blocks": ops.pack_weight.default(codes, spec.group)}
+    for i, name in enumerate(names, 1):
+        rows_g = torch.reshape(triple[i], (-1, (k + padding) // size))
+        found[name] = torch.t(aten.contiguous.default(torch.t(rows_g)))
+    return found

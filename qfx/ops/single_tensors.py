@@ -1,0 +1,132 @@
+"""quantize, dequantize and the error between: functions of a tensor and a QSpec, for any use.
+
+A tensor [..., K] is the matrix [rows, K]. What shares a scale becomes a row of the operators:
+the matrix itself, its transpose (`PER_COLUMN`) or its groups. Equations: docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec
+
+ops = torch.ops.qfx
+
+
+class Quantized(NamedTuple):
+    """Integers and what they stand for: (codes - zero_point) * scale. (Q5)
+
+    `codes`: int8 [..., K]. `scale` float32, `zero_point` int32: [..., 1] per row and per tensor,
+    where they are the same for all rows but those with a NaN or an infinity, [1, ..., K] per
+    column, [..., ceil(K / group)] in groups.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    spec: QSpec
+
+
+def quantize(
+    x: Tensor,
+    spec: QSpec | None = None,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+) -> Quantized:
+    """The codes of x [..., K], float32, bfloat16 or float16, which stays as it is. (Q1)-(Q4), (Q6)
+
+    `scale` (float32, one, or [K] per column) and `zero_point` (int32, the same) are for a static
+    `spec`, and only for it. Constants to autograd: a backward through them is an error. Raises
+    ValueError for a scalar x and a scale that is missing or too much.
+    """
+    spec = spec or QSpec()
+    if not x.dim():
+        raise ValueError("quantize: x is a scalar, expected [..., K]")
+    if spec.static != (scale is not None) or (zero_point is not None and not spec.static):
+        wanted = "needs a scale" if spec.static else "finds its scale and zero point itself"
+        raise ValueError(f"quantize: the spec {spec} {wanted}")
+    rows = _rows(x, spec)
+    if scale is None:
+        axes = PER_TENSOR if spec.axes == PER_TENSOR else PER_ROW
+        found = ops.quantize(rows, list(axes), spec.bits, spec.symmetric)
+    else:
+        given = (scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1))
+        found = ops.quantize_static(rows, *given, spec.bits, spec.symmetric)
+    codes, row_scale, row_zero = found
+    shape = _scale_shape(x, spec)
+    return Quantized(
+        _matrix(codes, x, spec), row_scale.reshape(shape), row_zero.reshape(shape), spec
+    )
+
+
+def dequantize(
+    quantized: Quantized, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+) -> Tensor:
+    """The values [..., K] that the codes stand for, in `out` if it is given. (Q5)
+
+    Raises ValueError for an `out` of another shape.
+    """
+    codes, scale, zero_point, spec = quantized
+    rows = _rows(codes, spec)
+    per_row = (scale.reshape(-1, 1), zero_point.reshape(-1, 1))
+    x = ops.dequantize(rows, *per_row, None, None, "none", dtype)
+    x = _matrix(x, codes, spec)
+    if out is None:
+        return x
+    if out.shape != x.shape:
+        raise ValueError(f"dequantize: out has shape {list(out.shape)}, expected {list(x.shape)}")
+    return out.copy_(x)
+
+
+@torch.no_grad()
+def quantize_dequantize_(x: Tensor, spec: QSpec | None = None) -> Tensor:
+    """Replaces x [..., K], in place, by the values its codes stand for, and returns it."""
+    return dequantize(quantize(x, spec), x.dtype, out=x)
+
+
+@torch.no_grad()
+def quantization_error(x: Tensor, spec: QSpec | None = None) -> tuple[float, float]:
+    """(l2, sqnr_db) of quantizing x [..., K]: what it loses, computed in float64.
+
+    l2 = ||x - x^||, in units of x; sqnr_db = 20 log10(||x|| / l2), infinite where nothing is lost.
+    """
+    exact, values = x.double(), dequantize(quantize(x, spec))
+    return float((exact - values.double()).norm()), sqnr(exact, values)
+
+
+def _rows(x: Tensor, spec: QSpec) -> Tensor:
+    """x [..., K] so that what shares a scale is a row."""
+    if spec.axes == PER_COLUMN:
+        return x.reshape(x.shape[:-1].numel(), x.shape[-1]).t()
+    if spec.group:
+        groups = -(-x.shape[-1] // spec.group)
+        padded = F.pad(x, (0, groups * spec.group - x.shape[-1]))  # every range holds zero
+        return padded.reshape(*x.shape[:-1], groups, spec.group)
+    return x
+
+
+def _matrix(rows: Tensor, like: Tensor, spec: QSpec) -> Tensor:
+    """The inverse of `_rows`: [..., K] of the shape of `like`."""
+    if spec.axes == PER_COLUMN:
+        return rows.t().reshape(like.shape)
+    if spec.group:
+        return rows.flatten(-2)[..., : like.shape[-1]].contiguous()
+    return rows
+
+
+def _scale_shape(x: Tensor, spec: QSpec) -> tuple[int, ...]:
+    if spec.axes == PER_COLUMN:
+        return (*(1,) * (x.dim() - 1), x.shape[-1])
+    return (*x.shape[:-1], -(-x.shape[-1] // spec.group) if spec.group else 1)
+
+
+def sqnr(signal: Tensor, noisy: Tensor) -> float:
+    """Signal to quantization noise ratio in dB, 10 log10(sum s^2 / sum (s - n)^2)."""
+    s, n = signal.double(), noisy.double()
+    noise, power = (s - n).square().sum().item(), s.square().sum().item()
+    return math.inf if noise == 0 else 10 * math.log10(power / noise) if power else -math.inf

@@ -1,0 +1,143 @@
+"""The passes, in the order in which they run, and what differs between those who run them.
+
+`torch.compile`, `qfx.rewrite`, `explain`, calibration and trials of recipes all run `PASSES`, some
+of them not to the end. A pass is given everything that it needs: none reads the Python stack, the
+environment or what another call has left. Those that edit the graph say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+
+from qfx.cost.chosen import chosen_costs
+from qfx.cost.model import Costs
+from qfx.graph.capture import clone
+from qfx.graph.decomposition import open_operators
+from qfx.match.kinds import Match, Site
+from qfx.match.matching import match
+from qfx.match.naming import known_names
+from qfx.match.selection import check_names
+from qfx.plan.policy import Plan, decide
+from qfx.rewriting.canonical import rewrite as to_canonical
+from qfx.rewriting.codes import Provide
+from qfx.rewriting.constants import as_constants
+from qfx.rewriting.fusion import fuse
+from qfx.values.config import Config
+
+_NO_COSTS = Costs()
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the passes are given beside the graph.
+
+    `prefixes`: source expression of each module of the captured frame -> its path in the model;
+    `around`: modules whose names patterns may mean too, None where whoever runs the passes checks
+    the patterns itself. `costs`: of the CPU and of GPUs. `provide`: where packed weights live.
+    `training`: gradients are recorded at every site. `decided`: what becomes of a plan before the
+    graph is edited, for a runner that restricts it or ties the graph to what it depends on.
+    """
+
+    config: Config
+    costs: Costs = _NO_COSTS
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    around: Sequence[nn.Module] | None = ()
+    provide: Callable[[fx.GraphModule], Provide] = as_constants
+    training: bool = False
+    decided: Callable[[Plan], Plan] = lambda plan: plan
+
+
+@dataclass
+class Work:
+    """A graph on its way: what the passes have found, and made of it."""
+
+    gm: fx.GraphModule
+    matches: tuple[Match, ...] = ()
+    plan: Plan = field(default_factory=lambda: Plan(()))
+
+
+class Pass(NamedTuple):
+    """One step. `edits`: it changes the graph, which is the runner's own; others only read it."""
+
+    name: str
+    edits: bool
+    run: Callable[[Work, Context], Any]
+
+
+def _open(work: Work, context: Context) -> None:
+    open_operators(work.gm)
+
+
+def _match(work: Work, context: Context) -> None:
+    found = match(work.gm, context.prefixes)
+    trains = (replace(m, trains=True) if isinstance(m, Site) else m for m in found)
+    work.matches = tuple(trains) if context.training else found
+
+
+def _check_names(work: Work, context: Context) -> None:
+    if context.around is not None:
+        check_names(context.config, known_names(work.matches, context.around))
+
+
+def _decide(work: Work, context: Context) -> None:
+    work.plan = context.decided(decide(work.matches, context.config, *context.costs))
+
+
+def _to_canonical(work: Work, context: Context) -> None:
+    to_canonical(work.gm, work.plan, context.provide(work.gm))
+
+
+def _fuse(work: Work, context: Context) -> None:
+    fuse(work.gm)
+
+
+PASSES = (
+    Pass("open", True, _open),  # operators that hold several matmuls
+    Pass("match", False, _match),
+    Pass("check names", False, _check_names),
+    Pass("decide", False, _decide),
+    Pass("canonical", True, _to_canonical),
+    Pass("fuse", True, _fuse),
+)
+
+
+def run_passes(
+    gm: fx.GraphModule, context: Context, through: str = "fuse", plan: Plan | None = None
+) -> Work:
+    """Runs the passes on `gm`, which is edited, up to the one called `through`; with a `plan` only
+    those behind the decision.
+
+    Raises UserError for a pattern that matches nothing, and for a recipe of another model.
+    """
+    names = [each.name for each in PASSES]
+    first = 0 if plan is None else names.index("decide") + 1
+    work = Work(gm, plan=plan or Plan(()))
+    for each in PASSES[first : names.index(through) + 1]:
+        each.run(work, context)
+    return work
+
+
+def rewrite(
+    gm: fx.GraphModule,
+    config: Config | None = None,
+    *,
+    canonical: bool = False,
+    training: bool = False,
+) -> tuple[fx.GraphModule, Plan]:
+    """A copy of `gm` with its matmuls in int8, and the plan that says what became of each.
+
+    `gm`: from `qfx.trace`, `torch.export.export(...).module()` or any FX tool; it is not changed.
+    Its weights are quantized and packed now, so later changes to them are not seen. Where the graph
+    does not know its shapes (traced without example inputs) gains cannot be predicted and every
+    legal site is quantized. `training` keeps the float weights as parameters, quantizes them at
+    every call and gives them straight-through gradients. `canonical` keeps readable operators for
+    each site (docs/tour.md). Raises ValueError for a pattern of `config` that matches nothing and
+    for a recipe of another model.
+    """
+    context = Context(config or Config(), chosen_costs(), training=training)
+    work = run_passes(clone(gm), context, "canonical" if canonical else "fuse")
+    return clone(work.gm), work.plan  # the clone leaves behind what the graph no longer uses

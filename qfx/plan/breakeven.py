@@ -1,0 +1,82 @@
+"""Break-even: for which sizes a site gains from int8, as a condition on its symbolic M."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sympy
+import torch
+
+from qfx.host.shapes import ends, expression, hint, holds_now, marked
+
+_SAMPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
+Gains = Callable[[int], bool]
+
+
+def condition(m: torch.SymInt, gains: Gains) -> sympy.Basic:
+    """Where `gains(m)` holds within the range of m: true, false, or relations in its symbols.
+
+    The predicate is sampled at powers of two and between, and each change is located by bisection.
+    """
+    size, (low, high) = expression(m), ends(m)
+    low = max(low or 1, 1)
+    high = max(low, _SAMPLES[-1] if high is None else min(high, _SAMPLES[-1]))
+    points = sorted({low, *(s for s in _SAMPLES if low < s < high), high, max(low, hint(m) or 0)})
+    held = [gains(p) for p in points]
+    if all(held):
+        return sympy.true
+    edges = [
+        _first_change(points[i], points[i + 1], gains)
+        for i in range(len(points) - 1)
+        if held[i] != held[i + 1]
+    ]
+    starts, parts = [low, *edges], []
+    for i, start in enumerate(starts):
+        if held[0] == (i % 2 == 0):
+            after = sympy.Ge(size, start) if start > low else sympy.true
+            before = sympy.Lt(size, edges[i]) if i < len(edges) else sympy.true
+            parts.append(sympy.And(after, before))
+    return sympy.Or(*parts)
+
+
+def _first_change(below: int, above: int, gains: Gains) -> int:
+    """The first m of (below, above] that differs from `below`."""
+    at = gains(below)
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if gains(middle) == at else (below, middle)
+    return above
+
+
+# --- guards ---
+
+
+def guard_now(m: torch.SymInt, where: sympy.Basic) -> bool:
+    """Whether the condition holds for the captured sizes; other sizes will be captured anew."""
+    if where in (sympy.true, sympy.false):
+        return bool(where)
+    return holds_now(m, where)
+
+
+def why_unguarded(m: torch.SymInt, where: sympy.Basic) -> str | None:
+    """Why no guard can ask for the condition, or None. A size that depends on data is known too
+    late, and what the user said with `mark_dynamic` is an error if a guard denies it."""
+    if hint(m) is None:
+        return "it depends on data"
+    for size, range_asked in marked(m):
+        if range_asked is not None:
+            low, high = range_asked
+            return f"mark_dynamic asks for one graph from {low} to {high}"
+        if _leaves_one(size, where):
+            return f"mark_dynamic forbids a graph for {hint(size)} alone"
+    return None
+
+
+def _leaves_one(size: torch.SymInt, where: sympy.Basic) -> bool:
+    """Whether the guard would leave the size no value but the captured one."""
+    seen, (low, high) = hint(size), ends(size)
+    if seen is None or where.free_symbols != {expression(size)}:
+        return False
+    beside = [seen - 1] * (low is None or low < seen) + [seen + 1] * (high is None or seen < high)
+    here = where.subs(expression(size), seen)
+    return all(where.subs(expression(size), other) != here for other in beside)

@@ -1,0 +1,291 @@
+"""Plan: sites + config + cost -> for every matmul a scheme, or the reason why it stays float.
+
+The only place with policy. A plan is a value and prints as a table; no kernel is needed to test it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+import torch
+from tabulate import tabulate
+
+from qfx.cost.model import CostModel, Costs, Estimate, GpuCosts
+from qfx.graph.faults import at
+from qfx.host.shapes import hint
+from qfx.match.attention import Attention
+from qfx.match.kinds import Match, Site, Unmatched, device_of
+from qfx.match.own_calls import FLOAT, OwnCall
+from qfx.match.products import Product
+from qfx.match.selection import left_out, names, recipes
+from qfx.ops.guard_counts import Guard
+from qfx.plan.breakeven import condition, guard_now, why_unguarded
+from qfx.values.config import Config
+from qfx.values.gpu_build import has_kernel
+from qfx.values.printable import printable
+from qfx.values.recipe import SiteRecipe
+from qfx.values.scheme import QSpec, Scheme
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The decision on one matmul: `scheme` is None when it stays float, `reason` says why."""
+
+    match: Match
+    scheme: Scheme | None
+    reason: str
+    estimate: Estimate | None = None
+    where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
+    recipe: SiteRecipe | None = None  # what calibration found for the scheme
+    decodes: bool = False  # float, but by `attention_decode`
+    guard: Guard | None = None  # rows above its limit run in float
+
+    @property
+    def shape(self) -> str:
+        if isinstance(self.match, Unmatched):
+            return ""
+        sizes = (self.match.m, self.match.k, self.match.n)
+        each = "x".join("?" if s is None else str(s) for s in sizes)
+        batch = None if isinstance(self.match, Site) else self.match.batch
+        return each if batch is None else f"{batch}*{each}"
+
+    @property
+    def token(self) -> str:
+        """What it runs in: a scheme, by decision or because the model calls it so, or `float`."""
+        own = self.match.token if isinstance(self.match, OwnCall) else FLOAT
+        return own if self.scheme is None else str(self.scheme)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One entry for every matmul-like node of a graph, in graph order."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def quantized(self) -> int:
+        return sum(e.token != FLOAT for e in self.entries)
+
+    @property
+    def total(self) -> int:
+        return len(self.entries)
+
+    def __str__(self) -> str:
+        rows = [
+            (printable(e.match.name), e.match.node.name, e.shape, e.token, printable(e.reason))
+            for e in self.entries
+        ]
+        head = ("module", "node", "MxKxN", "scheme", "reason")
+        table = tabulate(rows, head, disable_numparse=True)
+        return f"{table}\n{self.quantized} of {self.total} matmuls in int8"
+
+
+def decide(
+    matches: Sequence[Match],
+    config: Config,
+    cost: CostModel | None,
+    gpu_costs: GpuCosts | None = None,
+) -> Plan:
+    """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
+    at hand, every legal site is int8."""
+    found, price = recipes(config.recipe, matches), Costs(cost, gpu_costs)
+    entries = (_decided(match, config, price, found.get(match.node)) for match in matches)
+    return Plan(tuple(_guarded(entry, config) for entry in entries))
+
+
+def _decided(match: Match, config: Config, costs: Costs, recipe: SiteRecipe | None) -> Entry:
+    with at(match.node):
+        return _entry(match, config, costs, recipe)
+
+
+def _entry(match: Match, config: Config, costs: Costs, recipe: SiteRecipe | None) -> Entry:
+    if isinstance(match, Unmatched):
+        return Entry(match, None, match.reason)
+    left = left_out(config, names(match))
+    if isinstance(match, OwnCall):
+        return Entry(match, None, f"{match.reason}, though {left}" if left else match.reason)
+    if left:
+        return Entry(match, None, left)
+    if isinstance(match, Product | Attention):
+        model = costs.of(match, None)
+        return _decode_by_cost(match, model) or _product_by_cost(match, config, model)
+    return _by_recipe(match, recipe) if recipe else _by_cost(match, config, costs)
+
+
+def _guarded(entry: Entry, config: Config) -> Entry:
+    """The entry with the guard that the configuration asks for, or why it has none."""
+    if config.guard is None or entry.scheme is None:
+        return entry
+    on = device_of(entry.match) if isinstance(entry.match, Site) else None
+    if on is not None and not has_kernel("int8_linear_guarded", on):
+        reason = f"guard={config.guard}: int8_linear_guarded has no kernel for {on.type}"
+        return Entry(entry.match, None, reason)
+    if why_not := _unguardable(entry, entry.scheme):
+        return replace(entry, reason=f"{entry.reason}; not guarded: {why_not}")
+    guard = Guard(float(config.guard), entry.match.name)
+    return replace(entry, reason=f"{entry.reason}; guarded", guard=guard)
+
+
+def _unguardable(entry: Entry, scheme: Scheme) -> str | None:
+    match = entry.match
+    if not isinstance(match, Site):
+        return "both operands are activations"
+    if entry.recipe is not None and entry.recipe.outliers:
+        return "some of its features are float"
+    if match.trains:
+        return "gradients are recorded"
+    if scheme.x is None:
+        return "its activations are float"
+    if scheme.x.static:
+        return "its scale is static"
+    return "its weight has groups or zero points" if scheme.grouped else None
+
+
+def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
+    if recipe.scheme is None:
+        return Entry(site, None, recipe.reason or "left float by the recipe")
+    scheme, reason = recipe.scheme.at(site.k), recipe.reason or "by the recipe"
+    if why_not := _impossible(site, scheme):
+        return Entry(site, None, why_not)
+    if recipe.outliers:
+        if site.trains:
+            return Entry(site, None, f"{scheme} with outliers in float has no gradient")
+        reason += f"; {len(recipe.outliers)} of {recipe.k} features in float"
+    return Entry(site, scheme, reason, recipe=recipe)
+
+
+def _impossible(site: Site, scheme: Scheme) -> str | None:
+    """Why this site cannot have this scheme, or None."""
+    if site.trains and scheme.why_no_gradient:
+        return scheme.why_no_gradient
+    if scheme.grouped and not site.k:
+        return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
+    return None
+
+
+def _product_by_cost(
+    match: Product | Attention, config: Config, cost: CostModel | str | None
+) -> Entry:
+    """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
+    attends, wanted = isinstance(match, Attention), max(config.minimum_gain, 1.0)
+    what = "an attention" if attends else "a matmul of two activations"
+    scheme = config.chosen
+    if not scheme.fits_activations:
+        return Entry(match, None, f"{what}, which {scheme} does not serve")
+    if isinstance(cost, str):
+        return Entry(match, None, f"{what}: {cost}")
+    batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
+    if cost is None or batch is None or m is None or k is None or n is None:
+        return Entry(match, None, f"{what} whose gain was not predicted")
+    predict = cost.estimate_attention if attends else cost.estimate_bmm
+    estimate = predict(batch, m, k, n, match.dtype)
+    if estimate.gain < wanted:
+        reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
+        return Entry(match, None, reason, estimate)
+    # Of an attention, queries and keys; whatever the scheme, this is what (A3) does to them.
+    attention = Scheme(rotation=64).at(k)
+    taken = attention if attends else Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
+    return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
+
+
+def _decode_by_cost(match: Product | Attention, cost: CostModel | str | None) -> Entry | None:
+    """One query reads keys and values once, in float as fast as int8 could quantize them."""
+    batch, k, n = (hint(size) for size in (match.batch, match.k, match.n))
+    one = isinstance(match, Attention) and type(match.m) is int and match.m == 1
+    if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:
+        return None
+    gain = cost.estimate_decode(batch, k, n, match.dtype)
+    if gain < 1:
+        return None
+    reason = f"an attention of one query: float, attention_decode predicted {gain:.2f}x PyTorch's"
+    return Entry(match, None, reason, decodes=True)
+
+
+def _by_cost(site: Site, config: Config, costs: Costs) -> Entry:
+    m, dtype = hint(site.m), site.out_dtype or torch.float32
+    scheme = config.chosen.at(site.k)
+    if why_not := _impossible(site, scheme):
+        return Entry(site, None, why_not)
+    if scheme.calibrated:
+        return Entry(site, None, f"{config.chosen}: the recipe does not name it")
+    cost = costs.of(site, scheme)
+    if isinstance(cost, str):
+        return _unpriced(site, config, scheme, cost)
+    if cost is None or site.m is None or site.k is None or site.n is None:
+        return Entry(site, scheme, "int8; its gain was not predicted")
+    where, only = _where(site, config, cost, scheme)
+    if m is None:
+        return _by_range(site, config, scheme, where, only)
+    estimate = _estimate(site, m, dtype, scheme, cost)
+    if site.repacked:
+        only += f"; its weight is packed at every call: {site.repacked}"
+    if estimate.gain < config.minimum_gain:
+        reason = (
+            f"int8 would be {estimate.gain:.2f}x float, below minimum_gain={config.minimum_gain}"
+        )
+        return Entry(site, None, reason + only, estimate, where)
+    reason = f"int8 predicted {estimate.gain:.2f}x float"
+    return Entry(site, scheme, reason + only, estimate, where)
+
+
+def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
+    """On a GPU of which nothing is measured, int8 only if it is asked for whatever it costs."""
+    if config.minimum_gain == 0:
+        return Entry(site, scheme, f"int8; {why}")
+    remedy = "run python -m benchmarks.gpu, or set minimum_gain=0"
+    return Entry(site, None, f"{why}; {remedy}")
+
+
+def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
+    """Of the forward, and of packing the weight where every call does. No row counts as one."""
+    assert site.k is not None and site.n is not None
+    m = max(m, 1)
+    found = cost.estimate(m, site.k, site.n, dtype, scheme)
+    more = 0.0
+    if site.weight_trains:
+        more = cost.training(m, site.k, site.n, dtype, scheme)
+    elif site.repacked:
+        more = cost.packing(site.k, site.n, dtype, scheme)
+    return replace(found, int8_s=found.int8_s + more)
+
+
+def _where(
+    site: Site, config: Config, cost: CostModel, scheme: Scheme
+) -> tuple[sympy.Basic | None, str]:
+    """The break-even in the site's symbolic M, None where no guard can ask for it; and in words."""
+    if not isinstance(site.m, torch.SymInt):
+        return None, ""
+    dtype = site.out_dtype or torch.float32
+
+    def gains(m: int) -> bool:
+        return _estimate(site, m, dtype, scheme, cost).gain >= config.minimum_gain
+
+    where = condition(site.m, gains)
+    if where in (sympy.true, sympy.false):
+        return where, ""
+    why_not = why_unguarded(site.m, where)
+    words = f"; int8 where {where}"
+    return (where, words) if why_not is None else (None, f"{words}, not guarded: {why_not}")
+
+
+def _by_range(
+    site: Site, config: Config, scheme: Scheme, where: sympy.Basic | None, only: str
+) -> Entry:
+    """Of an M that the captured call does not know: by what its range allows."""
+    every = f"minimum_gain={config.minimum_gain} for every M that can occur"
+    if where is None:
+        return Entry(site, scheme, f"int8; its gain was not predicted{only}")
+    if where == sympy.true:
+        return Entry(site, scheme, f"int8 predicted to reach {every}", where=where)
+    return Entry(site, None, f"int8 would be below {every}", where=where)
+
+
+def guard_sizes(plan: Plan) -> None:
+    """Ties the captured graph to the sizes for which the decisions of the plan are right."""
+    for entry in plan.entries:
+        if entry.where is not None and isinstance(entry.match, Site):
+            assert isinstance(entry.match.m, torch.SymInt)
+            with at(entry.match.node):
+                guard_now(entry.match.m, entry.where)

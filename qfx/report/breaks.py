@@ -1,0 +1,36 @@
+"""Breaks: what Dynamo says of code that it does not capture, so that a report can pass it on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from qfx.host.dynamo import said_of_breaks
+
+_PARTS = re.compile(r"^\s*(Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+_LONGEST = 320  # characters of a line
+BEFORE = "said before this call, perhaps of other code: "
+
+
+def said() -> Counter[str]:
+    """What Dynamo has said since the process began, or since someone cleared it."""
+    return said_of_breaks()
+
+
+def said_since(before: Counter[str]) -> tuple[str, ...]:
+    """A line for each thing that it has said since; if there is none, for what it said before: code
+    that Dynamo has given up it skips without a word."""
+    now = said()
+    new = now - before
+    return tuple(sorted({f"{'' if new else BEFORE}{_line(message)}" for message in new or now}))
+
+
+def _line(message: str) -> str:
+    """What it met, why it stops there, its first advice, which names a switch if there is one, and
+    whom it met."""
+    what, *rest = _PARTS.split(message.partition("\n For more details")[0])
+    parts = dict(zip(rest[-2::-2], rest[::-2], strict=True))  # the first of several hints
+    why, _, _ = parts.get("Explanation", "").partition("\n\n")
+    whom = parts.get("Developer debug context", "").strip()
+    told = f"{what.strip()}: {why} {parts.get('Hint', '')}{f' [{whom}]' if whom else ''}"
+    return " ".join(told.split())[:_LONGEST]

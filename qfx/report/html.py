@@ -1,0 +1,150 @@
+"""Html: a report as one page that needs nothing else: its table, charts as SVG, light and dark.
+
+Needs jinja2 and matplotlib, the optional dependencies `report` of the package.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from qfx.report.report_row import Row, float_rows
+from qfx.values.printable import printable
+
+if TYPE_CHECKING:
+    from qfx.report.report import Report
+
+_TEMPLATE = Path(__file__).with_name("report.html")
+
+
+def page(report: Report) -> str:
+    """The report as HTML. Raises ImportError without the packages it is made with."""
+    try:
+        from jinja2 import Environment
+
+        from qfx.report.charts import charts
+    except ImportError as why:
+        raise ImportError(
+            f"save_html needs jinja2 and matplotlib, and {why.name} is not installed: "
+            'pip install "qfx[report]" brings both'
+        ) from why
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    lines = [_line(*each) for each in zip(report.rows, report.shares, strict=True)]
+    used = [i for i in range(len(_COLUMNS)) if any(line.cells[i].text for line in lines)]
+    return template.render(
+        count=str(report).splitlines()[-1],
+        mode=report.mode,
+        facts=[fact._replace(where=printable(fact.where)) for fact in _facts(report)],
+        breaks=[printable(line) for line in report.breaks],
+        columns=[_COLUMNS[i] for i in used],
+        lines=[line._replace(cells=[line.cells[i] for i in used]) for line in lines],
+        charts=charts(report.rows, report.shares),
+    )
+
+
+class Column(NamedTuple):
+    """A column of the table: its head, what it means."""
+
+    head: str
+    meaning: str
+    numeric: bool = True
+
+    @property
+    def kind(self) -> str:
+        """Its class in the style sheet."""
+        return "number" if self.numeric else self.head
+
+
+_COLUMNS = (
+    Column("module", "path of the call site, and the node of its graph", False),
+    Column("M×K×N", "rows, in and out features, a batch before the *; tile, instruction set"),  # noqa: RUF001
+    Column("scheme", "how x and w become codes; R64 rotates K in blocks, factor scales it", False),
+    Column("max/rms", "greatest element of the input relative to its root mean square"),
+    Column("SQNR dB", "signal to quantization noise of this output alone, its input being exact"),
+    Column("share", "of the noise relative to signal, summed over all matmuls"),
+    Column("float rows", "rows of the call that the guard ran in float, of all"),
+    Column("float µs", "of one call; ~ predicted by the cost model, else measured"),
+    Column("int8 µs", "of one call; ~ predicted by the cost model, else measured"),
+    Column("gain", "float time / int8 time"),
+    Column("reason", "why this scheme, or why float", False),
+)
+
+
+class Cell(NamedTuple):
+    """What is shown, the number that it is sorted by, and a line below."""
+
+    text: str
+    number: float | None = None
+    below: str = ""
+
+    @property
+    def shown(self) -> Cell:
+        return self._replace(text=printable(self.text), below=printable(self.below))
+
+
+class Line(NamedTuple):
+    int8: bool
+    cells: Sequence[Cell]
+
+
+def _line(row: Row, share: float | None) -> Line:
+    gain = row.float_s / row.int8_s if row.float_s and row.int8_s else None
+    about = "" if row.measured else "~"
+    cells = (
+        Cell(row.module or row.node, below=row.node if row.module else ""),
+        Cell(row.shape, _work(row.shape), row.kernel),
+        Cell(row.scheme, below=row.transform),
+        _cell("{:.1f}", row.outlier_ratio),
+        _cell("{:.1f}", row.sqnr_db),
+        _cell("{:.1%}", share),
+        Cell(float_rows(row), row.guarded and row.guarded.float_rows),
+        _cell(about + "{:.0f}", row.float_s and row.float_s * 1e6),
+        _cell(about + "{:.0f}", row.int8_s and row.int8_s * 1e6),
+        _cell(about + "{:.2f}×", gain),  # noqa: RUF001
+        Cell(row.reason),
+    )
+    return Line(row.scheme != "float", [cell.shown for cell in cells])
+
+
+def _cell(form: str, value: float | None) -> Cell:
+    return Cell("" if value is None else form.format(value), value)
+
+
+def _work(shape: str) -> float | None:
+    """M * K * N of a printed shape, None where a size is not known."""
+    sizes = [int(size) for size in re.findall(r"\d+", shape)]
+    return float(math.prod(sizes)) if sizes and "?" not in shape else None
+
+
+class Fact(NamedTuple):
+    value: str
+    label: str
+    where: str = ""
+
+
+def _facts(report: Report) -> list[Fact]:
+    """What a reader wants first."""
+    facts = [Fact(f"{report.quantized} of {report.total}", "matmuls in int8")]
+    ran = [row for row in report.rows if row.measured and row.float_s and row.int8_s]
+    if ran:
+        float_s, int8_s = sum(r.float_s or 0 for r in ran), sum(r.int8_s or 0 for r in ran)
+        times = f"{float_s * 1e3:.3g} ms in float, {int8_s * 1e3:.3g} ms in int8"
+        facts.append(Fact(f"{float_s / int8_s:.2f}×", f"faster: {times}"))  # noqa: RUF001
+    noisy = [(row.sqnr_db, row) for row in report.rows if row.sqnr_db is not None]
+    if noisy:
+        level, row = min(noisy, key=lambda each: each[0])
+        facts.append(Fact(f"{level:.1f} dB", "lowest SQNR", row.module or row.node))
+        most, row = max(
+            ((s, r) for s, r in zip(report.shares, report.rows, strict=True) if s is not None),
+            key=lambda each: each[0],
+        )
+        facts.append(Fact(f"{most:.1%}", "largest share of the error", row.module or row.node))
+    spread = [(row.outlier_ratio, row) for row in report.rows if row.outlier_ratio is not None]
+    if spread:
+        ratio, row = max(spread, key=lambda each: each[0])
+        facts.append(Fact(f"{ratio:.0f}", "greatest max/rms", row.module or row.node))
+    return facts

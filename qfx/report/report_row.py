@@ -1,0 +1,136 @@
+"""Row: what is known of one matmul of a model, a line of `qfx.explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import qfx._C as _C
+from qfx.cost.weight_storage import form
+from qfx.host.shapes import hint
+from qfx.match.kinds import Site, Unmatched
+from qfx.match.own_calls import FLOAT, OwnCall
+from qfx.ops.guard_counts import GuardCount
+from qfx.plan.policy import Entry
+from qfx.values.scheme import PER_COLUMN
+
+
+@dataclass(frozen=True)
+class Row:
+    """One matmul. Times in seconds for one call, `measured` on the given input or else predicted.
+
+    `sqnr_db`: signal to quantization noise of this site's output alone, its input being exact.
+    `transform`: of K before quantization, docs/numerics.md (R1): `factor`, `R64` or `factor+R64`.
+    `input_max`, `input_rms`: greatest absolute value and root mean square of its left operand in
+    the call. `guarded`: what the guard found in the call, None without one.
+    """
+
+    module: str
+    node: str
+    shape: str
+    scheme: str
+    kernel: str
+    reason: str
+    sqnr_db: float | None = None
+    float_s: float | None = None
+    int8_s: float | None = None
+    measured: bool = False
+    transform: str = ""
+    input_max: float | None = None
+    input_rms: float | None = None
+    guarded: GuardCount | None = None
+
+    @property
+    def outlier_ratio(self) -> float | None:
+        """input_max / input_rms: 1 where all elements are alike, at most the root of their number.
+
+        None where the input was not seen, or is zero.
+        """
+        return self.input_max / self.input_rms if self.input_max and self.input_rms else None
+
+
+class Range(NamedTuple):
+    """The size of the elements of a tensor."""
+
+    input_max: float
+    input_rms: float
+
+
+class Measured(NamedTuple):
+    """A site's form in int8, run beside the float one: SQNR in dB, seconds of both, and what its
+    guard, if it has one, found."""
+
+    sqnr_db: float
+    float_s: float
+    int8_s: float
+    guarded: GuardCount | None = None
+
+
+def range_of(x: Tensor) -> Range:
+    if not x.numel():
+        return Range(0.0, 0.0)
+    largest = x.abs().max().double()
+    if not largest.isfinite() or not largest:
+        return Range(largest.item(), largest.item())
+    return Range(largest.item(), (largest * (x / largest).square().mean().sqrt()).item())
+
+
+def shares(rows: Sequence[Row]) -> tuple[float | None, ...]:
+    """For each row its part of the rows' noise power relative to signal, 0 to 1; None if unknown.
+
+    Relative noise adds up through a network of linears to first order, so the greatest share is
+    the site that costs most accuracy.
+    """
+    levels = [-row.sqnr_db for row in rows if row.sqnr_db is not None]
+    noise = (10 ** (torch.tensor(levels, dtype=torch.float64) / 10)).clamp(max=1e300)
+    parts = iter((noise / noise.sum().clamp_min(1e-300)).tolist())
+    return tuple(None if row.sqnr_db is None else next(parts) for row in rows)
+
+
+def float_rows(row: Row) -> str:
+    """How many rows of the call the guard ran in float, of how many; nothing without a guard."""
+    return "" if row.guarded is None else f"{row.guarded.float_rows}/{row.guarded.rows}"
+
+
+def row_of(entry: Entry, seen: Range | None, measured: Measured | None) -> Row:
+    """The row of a plan's entry. What was not measured has the times that the plan predicted."""
+    estimate = entry.estimate
+    predicted = (estimate.float_s, estimate.int8_s) if estimate else (None, None)
+    sqnr_db, float_s, int8_s, guarded = measured or (None, *predicted, None)
+    return Row(
+        module=entry.match.path,
+        node=entry.match.node.name,
+        shape=entry.shape,
+        scheme=entry.token,
+        kernel="" if entry.token == FLOAT else _kernel(entry),
+        reason=entry.reason,
+        sqnr_db=sqnr_db,
+        float_s=float_s,
+        int8_s=int8_s,
+        measured=measured is not None,
+        transform=_transform(entry),
+        guarded=guarded,
+        **(seen._asdict() if seen else {}),
+    )
+
+
+def _kernel(entry: Entry) -> str:
+    """The GEMM kernel of the site: tile and instruction set; the latter alone of other forms."""
+    own, m = entry.match, None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
+    gemm = own.gemm if isinstance(own, OwnCall) else entry.scheme and form(entry.scheme) is None
+    if m is None or not gemm:
+        return _C.isa()
+    return _C.kernel_for(m).removeprefix("s8s8_gemm_")
+
+
+def _transform(entry: Entry) -> str:
+    if entry.scheme is None or not isinstance(entry.match, Site):
+        return ""
+    given = entry.recipe is not None and entry.recipe.factor is not None
+    factor = given or entry.scheme.w.axes == PER_COLUMN
+    block = entry.scheme.block(entry.match.k)
+    return "+".join(["factor"] * factor + [f"R{block}"] * bool(block))

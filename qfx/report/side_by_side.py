@@ -1,0 +1,182 @@
+"""Run a captured graph in float and, beside each int8 site, its int8 form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from qfx.cost.timing import medians
+from qfx.graph.capture import attribute
+from qfx.graph.views import View, apply
+from qfx.match.attention import Attention
+from qfx.match.kinds import Match, Site
+from qfx.match.own_calls import OwnCall
+from qfx.match.products import Product
+from qfx.ops.guard_counts import GuardCount, taken
+from qfx.ops.quantize import ACTIVATIONS
+from qfx.ops.single_tensors import sqnr
+from qfx.pipeline import Context, run_passes
+from qfx.plan.policy import Entry, Plan
+from qfx.report.report_row import Measured, Range, Row, range_of, row_of
+from qfx.values.config import Config
+
+_ROUNDS = 3
+_TRIAL = "qfx.explain"  # what guarded sites count under, until they are taken
+
+
+class _Tried(NamedTuple):
+    """A site's int8 form on its input: what it returned, seconds of both forms."""
+
+    output: Tensor
+    float_s: float
+    int8_s: float
+    guarded: GuardCount | None
+
+
+class SideBySide(fx.Interpreter):
+    """Runs a float graph and, beside each site the plan quantizes, its int8 form."""
+
+    def __init__(self, gm: fx.GraphModule, plan: Plan) -> None:
+        super().__init__(gm)
+        self.entries = plan.entries
+        sites = [(e, e.match) for e in self.entries if e.scheme and isinstance(e.match, Site)]
+        self.products = {
+            e.match.node: (e, e.match) for e in self.entries if isinstance(e.match, Product)
+        }
+        self.attentions = {
+            e.match.node: (e, e.match) for e in self.entries if isinstance(e.match, Attention)
+        }
+        self.starts = {site.node: (entry, site) for entry, site in sites}
+        self.ends = {site.out: site.node for _, site in sites}
+        self.constants = {n: None for _, s in sites for n in (s.weight, s.bias) if n is not None}
+        self.int8: dict[fx.Node, _Tried] = {}
+        self.lefts = {e.match.node: left for e in self.entries if (left := _left(e.match))}
+        self.ranges: dict[fx.Node, Range] = {}
+        self.measured: dict[fx.Node, Measured] = {}
+        for node, (_, attention) in self.attentions.items():
+            self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
+
+    def _keep(self, sources: set[fx.Node], reader: fx.Node) -> None:
+        """Values that are read behind their last use are kept until then."""
+        place = {n: i for i, n in enumerate(self.graph.nodes)}
+        for user, read in list(self.user_to_last_uses.items()):
+            if reader in place and place[user] < place[reader]:
+                early = [n for n in read if n in sources]
+                self.user_to_last_uses[user] = [n for n in read if n not in sources]
+                self.user_to_last_uses.setdefault(reader, []).extend(early)
+
+    def rows(self) -> list[Row]:
+        nodes = [entry.match.node for entry in self.entries]
+        found = zip(
+            self.entries, map(self.ranges.get, nodes), map(self.measured.get, nodes), strict=True
+        )
+        return [row_of(*row) for row in found]
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n in self.lefts:
+            source, view = self.lefts[n]
+            self.ranges[n] = range_of(apply(view, self.env[source]))
+        if n in self.starts:
+            self.int8[n] = self._run_int8(*self.starts[n])
+        result = super().run_node(n)
+        if n in self.products:
+            self._run_product(*self.products[n], result)
+        if n in self.attentions:
+            self._run_attention(*self.attentions[n], result)
+        if n in self.constants:
+            self.constants[n] = result
+        if n in self.ends:
+            start = self.ends[n]
+            output, float_s, int8_s, guarded = self.int8.pop(start)
+            self.measured[start] = Measured(sqnr(result, output), float_s, int8_s, guarded)
+        return result
+
+    def _run_int8(self, entry: Entry, site: Site) -> _Tried:
+        assert entry.scheme is not None
+        given, w = self.env[site.x], self._constant(site.weight)
+        x = apply(site.x_view, given)
+        bias = None if site.bias is None else self._constant(site.bias)
+        dtype = site.out_dtype or w.dtype
+        w_nk = apply(site.view, w).to(dtype)
+        activation = ACTIVATIONS[site.activation]
+        guard = entry.guard and entry.guard._replace(site=_TRIAL)
+        alone = int8_form(replace(entry, guard=guard), site, given, w, bias).forward
+
+        def in_float() -> Tensor:
+            return activation(F.linear(x.to(dtype), w_nk, None if bias is None else bias.to(dtype)))
+
+        float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
+        taken(_TRIAL)
+        return _Tried(alone(given), float_s, int8_s, taken(_TRIAL) if guard else None)
+
+    def _run_product(self, entry: Entry, product: Product, result: Tensor) -> None:
+        if entry.scheme is None:
+            return
+        spec, a, b = entry.scheme.x, self.env[product.a], self.env[product.b]
+        assert spec is not None
+        a, b = apply(product.a_view, a), apply(product.b_view, b)
+        how = (list(spec.axes), spec.bits, spec.symmetric, entry.scheme.w.bits, product.dtype)
+        exact = a @ b.mT
+        float_s, int8_s = medians(
+            lambda: a @ b.mT, lambda: torch.ops.qfx.int8_bmm_dynamic(a, b, *how), rounds=_ROUNDS
+        )
+        error = sqnr(exact, torch.ops.qfx.int8_bmm_dynamic(a, b, *how))
+        self.measured[product.node] = Measured(error, float_s, int8_s)
+
+    def _run_attention(self, entry: Entry, attention: Attention, result: Tensor) -> None:
+        if entry.scheme is None:
+            return
+        q, k, v = (self.env[n] for n in (attention.query, attention.key, attention.val))
+        mask = None if attention.mask is None else self.env[attention.mask]
+        scale, causal, gqa = attention.scale, attention.causal, attention.gqa
+
+        def in_float() -> Tensor:
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa
+            )
+
+        def in_int8() -> Tensor:
+            return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)
+
+        float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
+        self.measured[attention.node] = Measured(sqnr(result, in_int8()), float_s, int8_s)
+
+    def _constant(self, node: fx.Node) -> Tensor:
+        if self.constants[node] is None:  # it stands later in the graph
+            self.constants[node] = attribute(node)
+        return self.constants[node]  # type: ignore[return-value]
+
+
+def _left(match: Match) -> tuple[fx.Node, View] | None:
+    """What stands left in the matmul: activations, one operand, the queries; no codes."""
+    if isinstance(match, Site):
+        return match.x, match.x_view
+    if isinstance(match, Product):
+        return match.a, match.a_view
+    if isinstance(match, OwnCall):
+        return None if match.left is None else (match.left, ())
+    return (match.query, ()) if isinstance(match, Attention) else None
+
+
+def int8_form(
+    entry: Entry, site: Site, x: Tensor, w: Tensor, bias: Tensor | None
+) -> fx.GraphModule:
+    """A graph of x alone that computes the entry's site on these constants, as a rewrite does."""
+    graph = fx.Graph()
+    holder = nn.Module()
+    holder.register_buffer("w", w.detach())
+    holder.register_buffer("b", None if bias is None else bias.detach())
+    source = graph.placeholder("x")
+    weight, b = graph.get_attr("w"), None if bias is None else graph.get_attr("b")
+    matmul = graph.call_function(F.linear, (source, weight, b))
+    graph.output(matmul)
+    for node, tensor in ((source, x), (weight, w)):
+        node.meta["val"] = tensor.detach()
+    alone = replace(site, node=matmul, out=matmul, x=source, weight=weight, bias=b, trains=False)
+    gm = fx.GraphModule(holder, graph)
+    run_passes(gm, Context(Config()), plan=Plan((replace(entry, match=alone),)))
+    return gm

@@ -1,0 +1,211 @@
+"""Codes of the activations of a canonical graph: `rotate` and `quantize`, shared between sites.
+
+`form_of` resolves a scheme and a recipe to what a site needs beside its input and bias.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from qfx.graph.capture import value
+from qfx.graph.views import emit_view
+from qfx.graph.writes import writes
+from qfx.match.kinds import Site
+from qfx.ops.packing import Constant, Packing
+from qfx.plan.policy import Entry
+from qfx.values.scheme import QSpec, Scheme
+
+ops = torch.ops.qfx
+Codes = tuple[fx.Node, ...]  # q, scale, zero_point; the activation itself where it stays float
+
+
+class PackedNodes(NamedTuple):
+    """The graph's names for the fields of `qfx.weights.cache.Packed`."""
+
+    blocks: fx.Node
+    scale: fx.Node
+    zero_point: fx.Node | None = None
+    factor: fx.Node | None = None
+    columns: fx.Node | None = None
+    error: fx.Node | None = None
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """Those that are there, in the order of `Packing.parts`."""
+        return tuple(node for node in self if node is not None)
+
+
+ProvideWeight = Callable[[Site, Packing], PackedNodes]
+ProvideConstant = Callable[[fx.Graph, Constant, str], fx.Node]
+
+
+class Provide(NamedTuple):
+    """Where packed weights and constants live: `qfx.rewriting.constants` has the choices."""
+
+    weight: ProvideWeight
+    constant: ProvideConstant
+
+
+class Form(NamedTuple):
+    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x, and
+    the columns of K that stay float."""
+
+    scheme: Scheme
+    packed: PackedNodes
+    factor: fx.Node | None
+    rotation: int
+    scale: fx.Node | None
+    zero_point: fx.Node | None
+    outliers: fx.Node | None
+
+    @property
+    def transform(self) -> tuple[Any, ...]:
+        """The last arguments of operators that transform; () where there is nothing to do."""
+        return (self.factor, self.rotation) if self.factor or self.rotation else ()
+
+
+def form_of(entry: Entry, site: Site, provide: Provide) -> Form:
+    scheme, recipe = entry.scheme, entry.recipe
+    assert scheme is not None
+    rotation, given = scheme.block(site.k), recipe.factor if recipe else None
+    columns = recipe.outliers if recipe else ()
+    packing = Packing(scheme.w, given, rotation, columns, guarded=entry.guard is not None)
+    packed = provide.weight(site, packing)
+    device = str(getattr(value(site.weight), "device", "cpu"))
+
+    def constant(what: str, values: Any, dtype: torch.dtype = torch.float32) -> fx.Node | None:
+        if values is None:
+            return None
+        vector = Constant(values if isinstance(values, tuple) else (values,), dtype, device)
+        return provide.constant(site.node.graph, vector, f"{site.node.name}_{what}")
+
+    factor = packed.factor or constant("factor", _without(columns, given, site.k))
+    scale = constant("static_scale", recipe.scale if recipe else None)
+    zero = constant("static_zero", recipe.zero_point if recipe else None, torch.int32)
+    outliers = constant("outliers", columns or None, torch.int64)
+    return Form(scheme, packed, factor, rotation, scale, zero, outliers)
+
+
+def _without(
+    columns: tuple[int, ...], factor: tuple[float, ...] | None, k: int | None
+) -> tuple[float, ...] | None:
+    """The factor that takes these columns out of x. (R3)"""
+    if not columns:
+        return factor
+    kept = list(factor or (1.0,) * (k or 0))
+    for column in columns:
+        kept[column] = 0.0
+    return tuple(kept)
+
+
+def emit(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:
+    """A function call at the graph's insertion point, named for readers."""
+    return graph.create_node("call_function", target, args, name=name)
+
+
+def inherit(node: fx.Node, source: fx.Node) -> None:
+    """The metadata of where `source` came from."""
+    for key in ("nn_module_stack", "stack_trace", "source_fn_stack"):
+        if key in source.meta:
+            node.meta[key] = source.meta[key]
+
+
+def _transform(x: fx.Node, form: Form, stem: str) -> fx.Node:
+    """rotate(x), in float32. (R1)"""
+    x = emit_view((("to", (torch.float32,)),), x)
+    return emit(x.graph, ops.rotate.default, (x, *form.transform), f"{stem}_rotate")
+
+
+def quantized(graph: fx.Graph, x: fx.Node, spec: QSpec, stem: str, parts: int = 3) -> Codes:
+    """The parts of quantize(x)."""
+    arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
+    triple = emit(graph, ops.quantize.default, arguments, f"{stem}_quantize")
+    return _parts(triple, stem, parts)
+
+
+def _static(x: fx.Node, form: Form, spec: QSpec, stem: str) -> Codes:
+    arguments = (x, form.scale, form.zero_point, spec.bits, spec.symmetric)
+    triple = emit(x.graph, ops.quantize_static.default, arguments, f"{stem}_quantize")
+    return _parts(triple, stem)
+
+
+def _parts(triple: fx.Node, stem: str, parts: int = 3) -> Codes:
+    return tuple(
+        emit(triple.graph, operator.getitem, (triple, i), f"{stem}_{part}")
+        for i, part in enumerate(("q", "scale", "zero_point")[:parts])
+    )
+
+
+class Inputs:
+    """The inputs of the sites of a graph: one node for all that need the same of the same x, unless
+    x may change between them."""
+
+    def __init__(self, graph: fx.Graph, replaced: dict[fx.Node, fx.Node]) -> None:
+        self.graph = graph
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.write_positions = [i for n, i in self.position.items() if writes(n)]
+        self.replaced = dict(replaced)  # the former output of a site -> its int8 form
+        self.made: dict[Any, tuple[int, Codes]] = {}
+
+    def up_to_date(self, site: Site) -> Site:
+        """The site, reading the int8 form of what other sites produced."""
+        bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
+        return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
+
+    def of(self, site: Site, form: Form) -> Codes:
+        """The codes of the site's input, valid where the site stands."""
+        spec = form.scheme.x
+        if spec is None:
+            return self._matrix(site, form)
+
+        def make() -> Codes:
+            (x,) = self._matrix(site, form)
+            if spec.static:
+                return _static(x, form, spec, site.x.name)
+            return quantized(self.graph, x, spec, site.x.name)
+
+        return self._once(site, (form.transform, spec, form.scale, form.zero_point), make)
+
+    def _matrix(self, site: Site, form: Form) -> Codes:
+        """The matrix [..., K] that is quantized."""
+
+        def make() -> Codes:
+            x = emitted_input(site)
+            return (_transform(x, form, site.x.name) if form.transform else x,)
+
+        if not form.transform:
+            with self.graph.inserting_before(site.node):
+                return make()
+        return self._once(site, form.transform, make)
+
+    def _once(self, site: Site, what: Any, make: Callable[[], Codes]) -> Codes:
+        here = self.position[site.node]
+        key = (site.x, site.x_view, what)
+        if key in self.made:
+            there, nodes = self.made[key]
+            if not any(there < i < here for i in self.write_positions):
+                return nodes
+        with self.graph.inserting_before(site.node):
+            nodes = make()
+            for made in (nodes[0], nodes[0].all_input_nodes[0]):
+                inherit(made, site.node)
+        self.made[key] = (here, nodes)
+        return nodes
+
+
+def emitted_input(site: Site) -> fx.Node:
+    """The matrix [..., K] that the site multiplies, at the graph's insertion point."""
+    gradients = site.trains or _records(site.x)
+    x = site.node.graph.call_function(torch.detach, (site.x,)) if gradients else site.x
+    return emit_view(site.x_view, x)
+
+
+def _records(x: fx.Node) -> bool:
+    """Whether a gradient may flow to x; the codes of x are not a way for it."""
+    return bool(getattr(value(x), "requires_grad", True))

@@ -1,0 +1,217 @@
+"""Where the packed weights and the constants of a rewritten graph live: its buffers, its inputs, or
+the graph itself; and how they get into the bodies of higher-order operators.
+
+`as_placeholders` and `as_constants` make the `Provide` of the canonical form; a weight that
+several sites use in the same way is packed once, and equal constants are one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from qfx.graph.bodies import Given, callers, family, siblings
+from qfx.graph.capture import OUTER, attribute, roots
+from qfx.graph.views import View, emit_view, token
+from qfx.host.nodes import mark_as_new_input
+from qfx.match.kinds import Site
+from qfx.ops.packing import Constant, Packing, parts_of
+from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
+from qfx.weights.cache import pack
+
+
+class Slot(NamedTuple):
+    """A packed weight that the graph takes as the inputs `nodes`."""
+
+    weight: fx.Node
+    view: View
+    packing: Packing
+    nodes: PackedNodes
+
+
+@dataclass
+class NewInputs:
+    """What the caller of a rewritten graph must feed it with, beside its former inputs."""
+
+    slots: list[Slot] = field(default_factory=list)
+    constants: dict[fx.Node, Constant] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.constants)
+
+
+def as_placeholders(gm: fx.GraphModule, added: NewInputs) -> Provide:
+    """New graph inputs, noted in `added`.
+
+    Weights that train or are `repacked`, and constants inside the graph are packed in the graph.
+    """
+
+    def cached(site: Site) -> bool:
+        inputs = all(root.op == "placeholder" for root in roots(site.weight))
+        return inputs and not site.weight_trains and not site.repacked
+
+    def new_input(name: str) -> fx.Node:
+        node = _new_input(gm.graph, name)
+        mark_as_new_input(node)
+        return node
+
+    def make(site: Site, packing: Packing) -> PackedNodes:
+        parts = _names(site.weight.name, site.view, packing)
+        nodes = PackedNodes(**{part: new_input(name) for part, name in parts.items()})
+        added.slots.append(Slot(site.weight, site.view, packing, nodes))
+        return nodes
+
+    def constant(value: Constant, name: str) -> fx.Node:
+        node = new_input(name)
+        added.constants[node] = value
+        return node
+
+    return _provide(gm, make, cached, constant)
+
+
+def as_constants(gm: fx.GraphModule) -> Provide:
+    """Buffers of `gm`, packed now, for the constants of a graph; graph inputs are packed in it."""
+
+    def held(site: Site) -> bool:
+        held = all(root.op == "get_attr" for root in roots(site.weight))
+        return held and not site.weight_trains
+
+    def buffer(name: str, tensor: Tensor) -> fx.Node:
+        name = _free_name(gm, name)
+        gm.register_buffer(name, tensor)
+        with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+            return gm.graph.get_attr(name)
+
+    def make(site: Site, packing: Packing) -> PackedNodes:
+        packed = pack(attribute(site.weight), site.view, packing).tensors
+        names = _names(str(site.weight.target), site.view, packing)
+        parts = zip(names.items(), packed, strict=True)
+        return PackedNodes(**{part: buffer(name, tensor) for (part, name), tensor in parts})
+
+    return _provide(gm, make, held, lambda value, name: buffer(name, value.tensor()))
+
+
+def _provide(
+    gm: fx.GraphModule,
+    make: ProvideWeight,
+    outside: Callable[[Site], bool],
+    make_constant: Callable[[Constant, str], fx.Node],
+) -> Provide:
+    constant = _handed_down(gm, make_constant)
+
+    def packed_in(site: Site, packing: Packing) -> PackedNodes:
+        return in_graph(site, packing, constant)
+
+    def in_root(site: Site, packing: Packing) -> PackedNodes:
+        return (make if outside(site) else packed_in)(site, packing)
+
+    inside = once_per_weight(packed_in)
+    return Provide(threaded(once_per_weight(in_root), inside, outside), constant)
+
+
+def _new_input(graph: fx.Graph, name: str) -> fx.Node:
+    """A placeholder after all others."""
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(last):
+        node = graph.placeholder(name)
+    node.target = node.name  # two packings may have one word
+    return node
+
+
+def _names(weight: str, view: View, packing: Packing) -> dict[str, str]:
+    """The names of the parts of a packed weight."""
+    words = (weight.replace(".", "_").rstrip("_"), token(view), str(packing))
+    stem = "_".join(word for word in words if word)
+    return {part: f"{stem}_{part}" for part in packing.parts}
+
+
+def _free_name(gm: fx.GraphModule, name: str) -> str:
+    """`fc.1` and `fc_1` are two modules: the second name gets a number."""
+    numbered = (f"{name}_{i}" for i in itertools.count(1))
+    return next(n for n in itertools.chain([name], numbered) if not hasattr(gm, n))
+
+
+def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedNodes:
+    """Quantizes and packs at every call, just before the site that needs it first."""
+    graph = site.node.graph
+    given = {
+        name: constant(graph, value, f"{site.node.name}_{name}")
+        for name, value in packing.constants().items()
+    }
+    with graph.inserting_before(site.node):
+        w_nk = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        proxies = {name: fx.Proxy(node, tracer) for name, node in given.items()}
+        parts = parts_of(fx.Proxy(w_nk, tracer), packing, proxies, site.k)
+        return PackedNodes(**{part: proxy.node for part, proxy in parts.items()})
+
+
+def once_per_weight(make: ProvideWeight) -> ProvideWeight:
+    made: dict[tuple[fx.Node, View, Packing], PackedNodes] = {}
+
+    def provide(site: Site, packing: Packing) -> PackedNodes:
+        key = (site.weight, site.view, packing)
+        if key not in made:
+            made[key] = make(site, packing)
+        return made[key]
+
+    return provide
+
+
+def threaded(
+    provide: ProvideWeight, inside: ProvideWeight, outside: Callable[[Site], bool]
+) -> ProvideWeight:
+    """Extends `provide`, which serves the root graph, to the sites of bodies.
+
+    The weights of sites that may have them packed `outside` are: each call on the way down gets
+    their parts as operands. Others are packed inside the body.
+    """
+    made: dict[tuple[fx.Node, View, Packing], PackedNodes] = {}
+
+    def in_root_or_body(site: Site, packing: Packing) -> PackedNodes:
+        if not site.weight.meta.get(OUTER):
+            return provide(site, packing)
+        if not outside(site):
+            return inside(site, packing)
+        return down(site, packing)
+
+    def down(site: Site, packing: Packing) -> PackedNodes:
+        key = (site.weight, site.view, packing)
+        if key not in made:
+            links: list[Given] = site.weight.meta[OUTER]
+            parts = [in_root_or_body(replace(site, weight=g.operand), packing) for g in links]
+            for given, packed in zip(links, parts, strict=True):
+                for node in packed.nodes:
+                    given.call.append(node)
+            for weight in siblings(site.weight):
+                names = _names(weight.name, site.view, packing).items()
+                made[weight, site.view, packing] = PackedNodes(
+                    **{part: _new_input(weight.graph, name) for part, name in names}
+                )
+        return made[key]
+
+    return in_root_or_body
+
+
+def _handed_down(gm: fx.GraphModule, make: Callable[[Constant, str], fx.Node]) -> ProvideConstant:
+    """Extends `make`, which serves the root graph, to bodies: operands of the calls on the way."""
+    made: dict[tuple[fx.Graph, Constant], fx.Node] = {}
+    calling = callers(gm)
+
+    def provide(graph: fx.Graph, value: Constant, name: str) -> fx.Node:
+        key = (graph, value)
+        if key not in made and graph is gm.graph:
+            made[key] = make(value, name)
+        elif key not in made:
+            graphs, calls = family(graph, calling)
+            for call in calls:
+                call.append(provide(call.node.graph, value, name))
+            made.update({(g, value): _new_input(g, name) for g in graphs})
+        return made[key]
+
+    return provide

@@ -1,0 +1,1 @@
+"""Values that users make and every room reads: schemes, configurations, recipes."""

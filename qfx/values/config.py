@@ -1,0 +1,119 @@
+"""Config: what a user may set, checked when it is made; and its reading from `options={...}`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from qfx.host.inductor import known_options
+from qfx.values.errors import UserError
+from qfx.values.recipe import Recipe
+from qfx.values.scheme import BACKWARD, PER_TENSOR, QSpec, Scheme
+
+ASYMMETRIC = QSpec(symmetric=False)
+PRESETS = {
+    "w8a8": Scheme(x=ASYMMETRIC, rotation=64),  # docs/decisions/0010
+    "w8a8-symmetric": Scheme(),
+    "w8a8-asymmetric": Scheme(x=ASYMMETRIC),
+    "w8a8-tensor": Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),
+    "w8a8-static": Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),
+    "w8": Scheme(x=None),
+    "w7a7": Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),
+    "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, symmetric=False, group=64)),
+}
+INNER = ("inductor", "aot_eager", "eager")
+
+
+@dataclass(frozen=True)
+class Config:
+    """How qfx decides.
+
+    `scheme`: a name of `PRESETS` or a `Scheme`. `recipe`: what calibration decided; the sites it
+    names follow it, the others `scheme`. `skip`, `only`: patterns for module paths and parameter
+    names (`lm_head`, `layers.0.*`); `only` keeps nothing else, `skip` wins over it and over the
+    recipe. `minimum_gain`: a site becomes int8 if its predicted float time divided by its int8
+    time is at least this; 0 quantizes all. `inner`: the compiler of the rewritten graph.
+    `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
+    rounding. `guard`: rows of activations whose relative error in int8 may exceed this, by the
+    bound (B5) of docs/numerics.md, run in float; None never. Raises ValueError or TypeError.
+    """
+
+    scheme: str | Scheme = "w8a8"
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    minimum_gain: float = 1.1
+    inner: str = "inductor"
+    backward: str = "float"
+    recipe: Recipe | None = None
+    guard: float | None = None
+
+    @property
+    def recipe_names(self) -> frozenset[str]:
+        """Of the sites of the recipe; empty without one."""
+        return frozenset(site.name for site in self.recipe.sites) if self.recipe else frozenset()
+
+    def __post_init__(self) -> None:
+        for name in ("skip", "only"):
+            patterns = getattr(self, name)
+            listed = isinstance(patterns, list | tuple | set | frozenset)
+            if not listed or not all(isinstance(p, str) for p in patterns):
+                raise TypeError(f"option {name!r} takes a list of patterns, got {patterns!r}")
+            object.__setattr__(self, name, tuple(patterns))
+        known = isinstance(self.scheme, str) and self.scheme in PRESETS
+        if not isinstance(self.scheme, Scheme) and not known:
+            raise UserError(f"unknown scheme {self.scheme!r}; the presets are {', '.join(PRESETS)}")
+        if self.inner not in INNER:
+            raise UserError(
+                f"unknown inner compiler {self.inner!r}; choose from {', '.join(INNER)}"
+            )
+        if self.backward not in BACKWARD:
+            raise UserError(
+                f"unknown backward {self.backward!r}; choose from {', '.join(BACKWARD)}"
+            )
+        if not isinstance(self.recipe, Recipe | None):
+            raise TypeError(f"option 'recipe' takes a qfx.Recipe, got {self.recipe!r}")
+        gain = self.minimum_gain
+        if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
+            raise UserError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
+
+        guard = self.guard
+        if guard is not None and (
+            isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6
+        ):
+            raise UserError(
+                f"guard={guard!r} is not a relative error above 0, as 0.05 is (None for no guard)"
+            )
+
+    @property
+    def chosen(self) -> Scheme:
+        """The scheme of the sites that no recipe names."""
+        if isinstance(self.scheme, Scheme):
+            return self.scheme
+        return replace(PRESETS[self.scheme], backward=self.backward)
+
+
+def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:
+    """Splits `options` into qfx's Config and the options of the inner compiler, Inductor.
+
+    A path stands for the recipe in its file. Raises ValueError for a name that neither knows, with
+    the nearest names.
+    """
+    ours = {f.name for f in fields(Config)}
+    mine = {k: v for k, v in (options or {}).items() if k in ours}
+    if isinstance(mine.get("recipe"), str | Path):
+        mine["recipe"] = Recipe.load(mine["recipe"])
+    rest = {k.replace("-", "_"): v for k, v in (options or {}).items() if k not in ours}
+    config = Config(**mine)
+    known = known_options() if rest else {}
+    for name in rest:
+        if name not in known or config.inner != "inductor":
+            near = difflib.get_close_matches(name, [*ours, *known], n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(
+                f"unknown option {name!r}: it is neither an option of qfx "
+                f"({', '.join(sorted(ours))}) nor of the inner compiler {config.inner!r}{hint}"
+            )
+    return config, rest

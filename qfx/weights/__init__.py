@@ -1,0 +1,1 @@
+"""Packed weights: the cache, and how they reach compiled code."""

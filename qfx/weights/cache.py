@@ -1,0 +1,221 @@
+"""Packed weights: quantized and packed once, outside the graph; never stale, never a leak.
+
+An entry belongs to a storage and holds no reference to the weight: it is keyed on the identity of
+the storage, the view into it, and how it is packed. It is valid for the tensors whose snapshots it
+has (stamps, and a few cache lines of their memory), and for any other whose whole content it has
+compared with what was packed. What changed is packed again in place, so its address stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from qfx import _C
+from qfx.graph.views import View, apply
+from qfx.host.optimizers import after_each_step
+from qfx.host.tensors import is_fake
+from qfx.ops.packing import Packing, parts_of
+
+
+class Packed(NamedTuple):
+    """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N], or [N, G]
+    with groups or zero points, `zero_point` int32 [N, G], `factor` float32 [K] for the activation,
+    `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard (B5).
+    """
+
+    blocks: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+    factor: Tensor | None = None
+    columns: Tensor | None = None
+    error: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that are there, in the order of `Packing.parts`."""
+        return tuple(tensor for tensor in self if tensor is not None)
+
+
+def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
+    """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (R1) (Q1) (Q3)"""
+    with torch.no_grad():
+        w_nk, device = apply(view, weight.detach()), str(weight.device)
+        given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
+        parts = parts_of(w_nk, packing, given, w_nk.shape[1])
+        return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
+
+
+_SHARING = 8  # tensors of one storage and shape that an entry knows by their stamps
+
+
+class _Entry:
+    """A packed weight, and what it was packed from."""
+
+    def __init__(self, packed: Packed, content: int | None) -> None:
+        self.packed, self.content = packed, content
+        self._known: deque[_C.Snapshot] = deque(maxlen=_SHARING)
+
+    def knows(self, weight: Tensor) -> bool:
+        """Whether this tensor had the packed content and has not changed since."""
+        return any(snapshot.unchanged((weight,)) for snapshot in self._known)
+
+    def learn(self, snapshot: _C.Snapshot) -> None:
+        self._known.append(snapshot)
+
+    def forget(self) -> None:
+        """From now on only a comparison of the content tells whether this is still right."""
+        self._known.clear()
+
+
+def _content(weight: Tensor) -> int | None:
+    """A hash of all values; None where reading them takes more than comparing saves."""
+    return _C.content(weight.detach().contiguous()) if weight.device.type == "cpu" else None
+
+
+class Cache:
+    """(weight, how it is packed) -> Packed. Thread-safe; forgets a weight when its storage dies."""
+
+    def __init__(self) -> None:
+        self.generation = 0  # grows whenever an entry may have become wrong
+        self.epoch = 0  # grows with every optimizer step and `invalidate`
+        self.packs = 0  # how many times a weight was packed
+        self._lock = threading.Lock()
+        self._owners: dict[int, tuple[StorageWeakRef, dict[Any, _Entry]]] = {}
+
+    def get(self, weight: Tensor, view: View, packing: Packing) -> Packed:
+        """The packed weight, valid for the weight's value now."""
+        if is_fake(weight):
+            with weight.fake_mode:
+                return pack(weight, view, packing)
+        if (
+            weight.device.type != "meta"
+            and weight.numel()
+            and weight.untyped_storage().nbytes() == 0
+        ):
+            raise RuntimeError(
+                f"a weight of shape {list(weight.shape)} has no storage: it was freed"
+            )
+        place = (weight.storage_offset(), weight.shape, weight.stride(), weight.dtype)
+        with self._lock:
+            entries, key = self._entries(weight), (*place, view, packing)
+            entry = entries.get(key)
+            if entry is None or not entry.knows(weight):
+                entry = entries[key] = self._up_to_date(entry, weight, view, packing)
+            return entry.packed
+
+    def _up_to_date(
+        self, entry: _Entry | None, weight: Tensor, view: View, packing: Packing
+    ) -> _Entry:
+        snapshot, content = _C.Snapshot((weight,), [0]), _content(weight)  # before it is packed
+        if entry is None:
+            entry = _Entry(self._pack(weight, view, packing), content)
+        elif content is None or content != entry.content:
+            again = self._pack(weight, view, packing)
+            for old, new in zip(entry.packed.tensors, again.tensors, strict=True):
+                old.copy_(new)
+            entry.content = content
+            entry.forget()  # the other tensors that share this memory
+        entry.learn(snapshot)
+        return entry
+
+    def distrust(self, weights: Iterable[Tensor]) -> None:
+        """The next `get` of each compares its whole content with what is packed."""
+        with self._lock:
+            self._forget(weights)
+
+    def _forget(self, weights: Iterable[Tensor] | None) -> bool:
+        """Whether there was an entry to forget about."""
+        keys = self._owners if weights is None else [_storage(w) for w in weights]
+        touched = [e for c in keys if c in self._owners for e in self._owners[c][1].values()]
+        for entry in touched:
+            entry.forget()
+        return bool(touched)
+
+    def _pack(self, weight: Tensor, view: View, packing: Packing) -> Packed:
+        self.packs += 1
+        with torch.inference_mode(False):  # the buffers must take part in later in-place refreshes
+            return pack(weight, view, packing)
+
+    def _entries(self, weight: Tensor) -> dict[Any, _Entry]:
+        storage = weight.untyped_storage()
+        owner = self._owners.get(storage._cdata)
+        if owner is None:
+            self._sweep()
+            owner = self._owners[storage._cdata] = (StorageWeakRef(storage), {})
+        return owner[1]
+
+    def _sweep(self) -> None:
+        """Drops what belonged to dead storages. A weak reference keeps their identity unused."""
+        for cdata in [c for c, (ref, _) in self._owners.items() if ref.expired()]:
+            del self._owners[cdata]
+
+    def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
+        """These tensors, or all, may have changed."""
+        with self._lock:
+            self.generation += self._forget(tensors)
+            self.epoch += 1
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._sweep()
+            return sum(len(entries) for _, entries in self._owners.values())
+
+
+def _storage(tensor: Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:  # a tensor subclass without a storage is never cached
+        return None
+
+
+CACHE = Cache()
+
+
+class Memo:
+    """What a module derives from tensors of its own, derived anew when one may have changed.
+
+    A copy of it is empty: what a copied module derives belongs to the copy's tensors.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._seen: _C.Snapshot | None = None
+        self._value: Any = None
+
+    def get(self, tensors: tuple[Tensor, ...], derive: Callable[[], Any]) -> Any:
+        """`derive()`, or what it returned for the same values of `tensors`."""
+        if torch.compiler.is_compiling() or any(map(is_fake, tensors)):
+            return derive()
+        epoch, seen = CACHE.epoch, self._seen
+        if seen is None or self._epoch != epoch or not seen.unchanged(tensors):
+            now = _C.Snapshot(tensors, list(range(len(tensors))))
+            self._value = derive()
+            self._seen, self._epoch = now, epoch
+        return self._value
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
+
+
+def invalidate(target: nn.Module | Tensor | None = None) -> None:
+    """Tells qfx that weights changed behind PyTorch's back, so that they are packed anew.
+
+    `target`: a module, a tensor, or None for all weights. Needed only after a write that bumps no
+    version counter, to a part of a weight: a few elements through `.data` or numpy, or anything of
+    that kind on a GPU. In-place operations, optimizer steps, `load_state_dict`, `.data = ...` and,
+    on the CPU, `.data.mul_(2)` or a merged adapter are noticed without it: docs/architecture.md.
+    """
+    if isinstance(target, nn.Module):
+        CACHE.invalidate([*target.parameters(), *target.buffers()])
+    else:
+        CACHE.invalidate(None if target is None else [target])
+
+
+after_each_step(CACHE.invalidate)

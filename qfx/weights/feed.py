@@ -1,0 +1,202 @@
+"""What feeds a rewritten graph: packed weights from the cache, in the place of float ones.
+
+At run time nothing here refers to graph nodes: they would keep the graph, and what Dynamo recorded
+in it, alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from qfx import _C
+from qfx.graph.views import View
+from qfx.host.autograd import in_forward_mode
+from qfx.host.tensors import FakeMode, fake_mode_of, is_fake
+from qfx.ops.packing import Constant, Packing
+from qfx.weights.cache import CACHE, pack
+
+
+class Source(NamedTuple):
+    """A packed weight: which argument holds the float weight, and how it is packed."""
+
+    argument: int
+    view: View
+    packing: Packing
+
+
+class Part(NamedTuple):
+    """One tensor of a packed weight; after all sources come the constants."""
+
+    source: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Where each input of the rewritten graph comes from: an argument's position, or a Part."""
+
+    inputs: tuple[int | Part, ...]
+    sources: tuple[Source, ...]
+    constants: tuple[Constant, ...] = ()
+
+    def gather(self, arguments: Sequence[Any], packed: Sequence[Sequence[Tensor]]) -> list[Any]:
+        """The inputs of the rewritten graph. `packed`: the tensors of each source, the constants"""
+        return [
+            arguments[i] if isinstance(i, int) else packed[i.source][i.part] for i in self.inputs
+        ]
+
+    def order(self) -> list[int]:
+        """The same for `_C.Gather`: arguments, or -1 - i for the i-th of all packed tensors."""
+        before = list(accumulate((len(s.packing.parts) for s in self.sources), initial=0))
+        return [i if isinstance(i, int) else -1 - before[i.source] - i.part for i in self.inputs]
+
+
+def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
+    """Example inputs of the rewritten graph, the new ones fake where there is a fake mode."""
+    fake_mode = fake_mode_of(examples)
+    packed = []
+    for source in feed.sources:
+        weight = examples[source.argument]
+        if is_fake(weight) or fake_mode is None:
+            packed.append(CACHE.get(weight, source.view, source.packing).tensors)
+        else:
+            with fake_mode:
+                fake = fake_mode.from_tensor(weight, static_shapes=True)
+                packed.append(pack(fake, source.view, source.packing).tensors)
+    constants = [constant.tensor() for constant in feed.constants]
+    return feed.gather(examples, [*packed, _as_fake(constants, fake_mode)])
+
+
+def _fake_mode(arguments: Sequence[Any]) -> FakeMode | None:
+    return next((a.fake_mode for a in arguments if is_fake(a)), None)
+
+
+def _as_fake(tensors: Sequence[Tensor], mode: FakeMode | None) -> Sequence[Tensor]:
+    return [mode.from_tensor(t, static_shapes=True) for t in tensors] if mode else tensors
+
+
+def _refuse_tangents(arguments: Sequence[Any]) -> None:
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
+            raise NotImplementedError(
+                f"input {i} of a graph with int8 matmuls carries a forward-mode tangent, which the "
+                "int8 operators cannot propagate; run this computation without the qfx backend"
+            )
+
+
+REWRITTEN = 4  # calls in a row that had to pack a tensor before it counts as an activation
+
+
+@dataclass
+class _Known:
+    """What was packed for one set of weights: valid while these and the generation stay."""
+
+    generation: int
+    weights: _C.Snapshot
+    packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them; the wrapper the constants
+    repacked: Counter[int]  # argument -> calls in a row, up to the last, that packed it
+    used: bool = False
+
+    @property
+    def dead(self) -> bool:
+        return any(tensor() is None for tensor in self.packed)
+
+    @property
+    def current(self) -> bool:
+        return self.generation == CACHE.generation
+
+    def written_unseen(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether values have changed that PyTorch has not counted a write of."""
+        return self.current and self.weights.same_tensors(arguments)
+
+
+def with_packed_weights(
+    compiled: Callable[..., Any],
+    feed: Feed,
+    rewritten: Callable[[Iterable[int]], None] | None = None,
+) -> Callable[..., Any]:
+    """Calls `compiled` with the original arguments, float weights replaced by packed ones.
+
+    Layers that are alike share the call, so what is known of each set of weights is kept. The first
+    call with a set trusts no pack of the cache whose content it has not compared; nor does a call
+    that finds a weight written behind PyTorch's back. `rewritten` is told the positions of the
+    arguments, none of them a parameter, that have been packed at each of the last calls.
+    """
+    holders = [source.argument for source in feed.sources]
+    constants = tuple(constant.tensor() for constant in feed.constants)
+    gather = _C.Gather(feed.order())
+    known: dict[int, _Known] = {}  # by the identity of the first weight
+    last: _Known | None = None
+
+    def from_cache(arguments: tuple[Any, ...]) -> Sequence[Any]:
+        nonlocal known, last
+        if fake := _fake_mode(arguments):
+            packed, _ = _packed(feed, arguments)
+            return feed.gather(arguments, [*packed, _as_fake(constants, fake)])
+        before, generation = known.get(_identity(arguments, holders)), CACHE.generation
+        weights = _C.Snapshot(arguments, holders)  # before they are read
+        if before is None or before.written_unseen(arguments):
+            CACHE.distrust(arguments[i] for i in holders)
+        packed, fresh = _packed(feed, arguments)
+        counts = _counts(before or (last if last and last.dead else None), arguments, fresh)
+        found = [*packed, constants]
+        given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
+        last = _Known(generation, weights, given, counts)
+        alive = {first: k for first, k in known.items() if not k.dead}
+        known = {**alive, _identity(arguments, holders): last}
+        often = [position for position, count in counts.items() if count >= REWRITTEN]
+        if often and rewritten:
+            rewritten(often)
+        return feed.gather(arguments, found)
+
+    def as_before(arguments: tuple[Any, ...]) -> Sequence[Any] | None:
+        found = known.get(_identity(arguments, holders))
+        if found is None or not found.current:
+            return None
+        if not holders and _fake_mode(arguments):
+            return None
+        if not found.weights.unchanged(arguments):
+            return None
+        found.used = True
+        return gather(arguments, found.packed)
+
+    @torch.compiler.disable
+    def run(*arguments: Any) -> Any:
+        if in_forward_mode():
+            _refuse_tangents(arguments)
+        return compiled(*(as_before(arguments) or from_cache(arguments)))
+
+    return run
+
+
+def _identity(arguments: Sequence[Any], holders: Sequence[int]) -> int:
+    return id(arguments[holders[0]]) if holders else 0
+
+
+def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]], set[int]]:
+    """The tensors of each source, and which arguments had to be packed for it."""
+    found: list[Sequence[Tensor]] = []
+    fresh: set[int] = set()
+    for argument, view, packing in feed.sources:
+        packs = CACHE.packs
+        found.append(CACHE.get(arguments[argument], view, packing).tensors)
+        if CACHE.packs != packs:
+            fresh.add(argument)
+    return found, fresh
+
+
+def _counts(before: _Known | None, arguments: Sequence[Any], fresh: Iterable[int]) -> Counter[int]:
+    """For how many calls in a row each of the `fresh` arguments has been packed. Parameters change
+    for a while and then stay: they never count."""
+    again = before is not None and not before.used and before.current
+    counts = before.repacked if before is not None and again else Counter[int]()
+    return Counter({i: counts[i] + 1 for i in fresh if not isinstance(arguments[i], nn.Parameter)})

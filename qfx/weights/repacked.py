@@ -1,0 +1,54 @@
+"""Operands that a graph packs itself, at every call, although they are constants of the model: what
+FSDP gathers for each call, and buffers that are rewritten between calls, as a cache of keys is.
+
+The first are known when a graph is captured; the second show as it runs: the wrapper of the graph
+reports them, and the frame's next call compiles anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import CodeType
+from weakref import WeakKeyDictionary
+
+from torch import fx
+
+from qfx.graph.capture import REPACKED
+from qfx.host.dynamo import compile_anew
+from qfx.host.frame import Surroundings
+from qfx.host.fsdp import gathered_weights
+from qfx.host.nodes import source_text
+
+_REWRITTEN: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # frame -> Dynamo's names
+
+
+def mark_repacked(gm: fx.GraphModule, here: Surroundings) -> None:
+    """Notes at the inputs of a captured graph why they are packed at every call."""
+    gathered = gathered_weights(here.modules)
+    rewritten = _REWRITTEN.get(here.code, set()) if here.code else set()
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and gathered(node):
+            node.meta[REPACKED] = "FSDP gathers it anew for each call"
+        elif node.op == "placeholder" and source_text(node) in rewritten:
+            node.meta[REPACKED] = "it was rewritten before each of the last calls"
+
+
+def reporter(gm: fx.GraphModule, code: CodeType | None) -> Callable[[Iterable[int]], None] | None:
+    """For the wrapper of a graph that was captured from this code: takes the positions of the
+    inputs that were rewritten. None outside Dynamo, which alone can compile anew."""
+    if code is None:
+        return None
+    names = [source_text(node) for node in gm.graph.nodes if node.op == "placeholder"]
+
+    def report(positions: Iterable[int]) -> None:
+        new = {name for i in positions if (name := names[i])}
+        if not new <= _REWRITTEN.setdefault(code, set()):
+            _REWRITTEN[code] |= new
+            compile_anew(code)
+
+    return report
+
+
+def forget() -> None:
+    """What `torch._dynamo.reset()` asks of a backend."""
+    _REWRITTEN.clear()
