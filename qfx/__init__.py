@@ -1,12 +1,11 @@
 """qfx: int8 for PyTorch as a compiler backend. `torch.compile(model, backend="qfx")`."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 import torch  # noqa: F401  (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
-from qfx.calibration.calibrating import calibrate
-from qfx.dynamo_backend import qfx as backend
-from qfx.graph.capture import trace
-from qfx.match.spellings import register_matmul
 from qfx.nn import prepare_binary, prepare_qat, quantize_
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
@@ -17,13 +16,19 @@ from qfx.ops.single_tensors import (
     quantize_dequantize_,
     sqnr,
 )
-from qfx.pipeline import rewrite
-from qfx.plan.policy import Plan
-from qfx.report.report import Report, explain
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe, SiteRecipe
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights.cache import invalidate
+
+if TYPE_CHECKING:
+    from qfx.calibration.calibrating import calibrate
+    from qfx.dynamo_backend import qfx as backend
+    from qfx.graph.capture import trace
+    from qfx.match.spellings import register_matmul
+    from qfx.pipeline import rewrite
+    from qfx.plan.policy import Plan
+    from qfx.report.report import Report, explain
 
 __all__ = [
     "PER_COLUMN",
@@ -58,3 +63,27 @@ __all__ = [
     "trace",
 ]
 __version__ = "0.2.0.dev0"
+
+# What compiles, and takes a second to import: where it is, and what it is called there.
+_WHEN_ASKED_FOR = {
+    "Plan": ("plan.policy", "Plan"),
+    "Report": ("report.report", "Report"),
+    "backend": ("dynamo_backend", "qfx"),
+    "calibrate": ("calibration.calibrating", "calibrate"),
+    "explain": ("report.report", "explain"),
+    "register_matmul": ("match.spellings", "register_matmul"),
+    "rewrite": ("pipeline", "rewrite"),
+    "trace": ("graph.capture", "trace"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHEN_ASKED_FOR:
+        raise AttributeError(f"module 'qfx' has no attribute {name!r}")
+    module, called = _WHEN_ASKED_FOR[name]
+    globals()[name] = found = getattr(import_module(f"qfx.{module}"), called)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHEN_ASKED_FOR})

@@ -20,13 +20,13 @@ from qfx.graph.decomposition import open_operators
 from qfx.match.kinds import Match, Site
 from qfx.match.matching import match
 from qfx.match.naming import known_names
-from qfx.match.selection import check_names
 from qfx.plan.policy import Plan, decide
 from qfx.rewriting.canonical import rewrite as to_canonical
 from qfx.rewriting.codes import Provide
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
 from qfx.values.config import Config
+from qfx.values.select import check_names
 
 _NO_COSTS = Costs()
 

@@ -12,9 +12,9 @@ from torch import nn
 import qfx
 from qfx.cost.model import Estimate
 from qfx.match.matching import match
-from qfx.match.selection import check_names, fits
 from qfx.plan.policy import Plan, decide
 from qfx.values.config import parse_options
+from qfx.values.select import check_names, fits
 from tests.models import FEATURES, Block
 
 

@@ -22,10 +22,10 @@ from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.machine import MachineCost
 from qfx.graph.unchanged import in_training, unchanged
-from qfx.match.selection import check_names, left_out
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe, SiteRecipe
 from qfx.values.scheme import PER_ROW, Scheme
+from qfx.values.select import check_names, left_out
 
 Model = Callable[..., Any]
 Found = Mapping[SiteKey, Sequence[Candidate]]

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from qfx.cost.tables import nested, positive
+from qfx.host.tensors import without_modes
 
 Axes = tuple[tuple[int, ...], ...]
 Column = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
@@ -36,7 +37,7 @@ def checked_grid(raw: Any, axes: Axes) -> Grid:
 def undisturbed() -> Iterator[None]:
     """Neither gradients nor the caller's autocast nor a mode such as Dynamo's. Nor inference mode,
     in which operators skip the dispatch to their gradients that compiled graphs go through."""
-    modes_off = torch.utils._python_dispatch._disable_current_modes()
+    modes_off = without_modes()
     autocast_off = torch.autocast("cpu", enabled=False)
     with torch.inference_mode(False), torch.no_grad(), autocast_off, modes_off:
         yield

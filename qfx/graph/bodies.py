@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import fx
 
 from qfx.graph.capture import OUTER, attribute, is_constant, value
 from qfx.graph.writes import written_roots
 from qfx.host.operators import HigherOrderOperator
+from qfx.host.tensors import tree_leaves
 
 RECORDS = "qfx_records"  # metadata of a body: gradients of its outputs are recorded outside
 
@@ -147,7 +147,7 @@ def family(
 
 
 def _records(node: fx.Node) -> bool:
-    outputs = torch.utils._pytree.tree_leaves(value(node))
+    outputs = tree_leaves(value(node))
     return any(getattr(o, "requires_grad", False) for o in outputs)
 
 

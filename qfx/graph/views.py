@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from qfx.graph.capture import is_constant, value
+from qfx.host.tensors import tree_leaves
 
 Step = tuple[str, tuple[Any, ...]]
 View = tuple[Step, ...]
@@ -120,7 +121,7 @@ def _casts(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _static(arguments: list[Any]) -> bool:
-    leaves = torch.utils._pytree.tree_leaves(arguments)
+    leaves = tree_leaves(arguments)
     known = (int, str, slice, torch.dtype, type(None), type(...))
     return all(isinstance(a, known) and not isinstance(a, fx.Node) for a in leaves) and all(
         isinstance(i, int | None) for s in leaves if isinstance(s, slice) for i in _ends(s)

@@ -12,7 +12,7 @@ from torch import fx
 from qfx.graph.capture import attribute, value
 from qfx.host.autograd import SET_GRAD_ENABLED
 from qfx.host.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, overloads, schema
-from qfx.host.tensors import tree_leaves
+from qfx.host.tensors import storage_id, tree_leaves
 
 _AUGMENTED: set[Any] = {operator.setitem, operator.iadd, operator.isub, operator.imul}
 _AUGMENTED |= {operator.itruediv, operator.ifloordiv, operator.ipow, operator.imatmul}
@@ -141,10 +141,7 @@ def _storage(node: fx.Node) -> int | None:
     recorded = value(node)
     if not isinstance(recorded, torch.Tensor):
         return None
-    try:
-        return recorded.untyped_storage()._cdata
-    except NotImplementedError:  # a tensor subclass without a storage
-        return None
+    return storage_id(recorded)
 
 
 def _root(node: fx.Node) -> fx.Node:

@@ -12,18 +12,6 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = [
-    "FakeMode",
-    "FakeTensor",
-    "fake_mode_of",
-    "is_fake",
-    "propagate_shapes",
-    "symbolic_dispatch",
-    "tree_leaves",
-    "tree_map",
-    "wraps_tensors",
-]
-
 FakeMode: TypeAlias = FakeTensorMode
 
 
@@ -83,3 +71,18 @@ def statically(condition: Any) -> bool:
 
 
 SymbolicNumbers = (torch.SymInt, torch.SymFloat)
+
+
+def storage_id(tensor: Tensor) -> int | None:
+    """Tells storages that are alive apart; None of a tensor subclass without one."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        return None
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Inside, no mode sees what is called: fake tensors, Dynamo's, a user's own."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()

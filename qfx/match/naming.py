@@ -11,8 +11,9 @@ from torch import fx, nn
 from qfx.graph.capture import NAMED, SCHEME, Named, called_by, graphs, named_by_source
 from qfx.host.frame import Surroundings
 from qfx.match.kinds import Match
-from qfx.match.selection import names, names_in
+from qfx.match.selection import names
 from qfx.values.scheme import Scheme
+from qfx.values.select import names_in
 
 
 def name_nodes(

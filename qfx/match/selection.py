@@ -1,19 +1,17 @@
-"""Patterns: which matmuls a `Config` means by `skip`, `only` and the sites of a recipe."""
+"""Which matmuls of a graph a `Config` means: their names, their recipes, what tells them apart."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
-from torch import fx, nn
+from torch import fx
 
 from qfx.match.kinds import Match, Site
 from qfx.values.config import Config
 from qfx.values.errors import UserError
-from qfx.values.printable import printable
 from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.select import left_out
 
 
 def names(match: Match) -> tuple[str, ...]:
@@ -23,32 +21,6 @@ def names(match: Match) -> tuple[str, ...]:
         called = f"{match.path}.{match.parameter.rpartition('.')[2]}" if match.path else ""
         return tuple(n for n in (match.path, match.parameter, called) if n)
     return (match.path,) if match.path else ()
-
-
-def names_in(module: nn.Module) -> set[str]:
-    """What patterns may mean in a module: its modules, parameters and buffers, by all names."""
-    named = chain(
-        module.named_modules(remove_duplicate=False),
-        module.named_parameters(remove_duplicate=False),
-        module.named_buffers(remove_duplicate=False),
-    )
-    return {name for name, _ in named if name}
-
-
-def fits(pattern: str, candidates: Iterable[str]) -> bool:
-    """Whether the pattern equals a run of whole components of a dotted name, wildcards allowed."""
-    shapes = (pattern, f"*.{pattern}", f"{pattern}.*", f"*.{pattern}.*")
-    return any(fnmatch.fnmatchcase(name, shape) for name in candidates for shape in shapes)
-
-
-def left_out(config: Config, candidates: Sequence[str]) -> str | None:
-    """Why the patterns leave a match of these names float, or None."""
-    for pattern in config.skip:
-        if fits(pattern, candidates):
-            return f"skipped by the pattern {pattern!r}"
-    if config.only and not any(fits(pattern, candidates) for pattern in config.only):
-        return f"not among only={list(config.only)}"
-    return None
 
 
 def decides_on_module(
@@ -98,26 +70,3 @@ def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, Si
             )
         found[site.node] = named
     return found
-
-
-def check_names(config: Config, known: Iterable[str]) -> None:
-    """Raises ValueError for a pattern or a recipe's site that fits none of the `known` names, and
-    for a scheme that lacks its recipe."""
-    known = sorted(set(known))
-    listed = ", ".join(map(printable, known[:50])) + (" ..." if len(known) > 50 else "")
-    for option in ("skip", "only"):
-        for pattern in getattr(config, option):
-            if not fits(pattern, known):
-                raise UserError(
-                    f"{option}: the pattern {pattern!r} matches nothing; there is: {listed}"
-                )
-    if config.recipe is None and config.chosen.calibrated:
-        raise UserError(
-            f"the scheme {config.scheme} has static scales, which only a recipe holds: give one, "
-            'options={"recipe": qfx.calibrate(model, batches)}'
-        )
-    missing = [s.name for s in config.recipe.sites if s.name not in known] if config.recipe else []
-    if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        first = printable(", ".join(missing[:5]))
-        raise UserError(f"recipe: the model has no {first}{more}; there is: {listed}")

@@ -12,10 +12,10 @@ from torch.nn.utils import parametrize
 
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import wraps_tensors
-from qfx.match.selection import check_names, fits
 from qfx.nn.carry import obstacles, parametrized
 from qfx.nn.loading import FLOATS
 from qfx.values.config import Config
+from qfx.values.select import check_names, fits
 
 _SHOWN = 20  # names in an error or a warning
 

@@ -19,7 +19,7 @@ from qfx.match.attention import Attention
 from qfx.match.kinds import Match, Site, Unmatched, device_of
 from qfx.match.own_calls import FLOAT, OwnCall
 from qfx.match.products import Product
-from qfx.match.selection import left_out, names, recipes
+from qfx.match.selection import names, recipes
 from qfx.ops.guard_counts import Guard
 from qfx.plan.breakeven import condition, guard_now, why_unguarded
 from qfx.values.config import Config
@@ -27,6 +27,7 @@ from qfx.values.gpu_build import has_kernel
 from qfx.values.printable import printable
 from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import QSpec, Scheme
+from qfx.values.select import left_out
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from qfx.graph.unchanged import in_training, unchanged
 from qfx.host.dynamo import uncompiled_module
 from qfx.match.kinds import Site
 from qfx.match.own_calls import BINARY
-from qfx.match.selection import check_names, names_in
 from qfx.nn import BinaryLinear, Linear, LSQLinear
 from qfx.pipeline import Context, run_passes
 from qfx.report.breaks import BEFORE, said, said_since
@@ -29,6 +28,7 @@ from qfx.report.side_by_side import SideBySide
 from qfx.values.atomic_write import write_text
 from qfx.values.config import Config, parse_options
 from qfx.values.printable import printable
+from qfx.values.select import check_names, names_in
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from qfx import _C
+import qfx._C as _C
 from qfx.graph.views import View, apply
 from qfx.host.optimizers import after_each_step
-from qfx.host.tensors import is_fake
+from qfx.host.tensors import is_fake, storage_id
 from qfx.ops.packing import Packing, parts_of
 
 
@@ -132,7 +132,7 @@ class Cache:
 
     def _forget(self, weights: Iterable[Tensor] | None) -> bool:
         """Whether there was an entry to forget about."""
-        keys = self._owners if weights is None else [_storage(w) for w in weights]
+        keys = self._owners if weights is None else [storage_id(w) for w in weights]
         touched = [e for c in keys if c in self._owners for e in self._owners[c][1].values()]
         for entry in touched:
             entry.forget()
@@ -144,11 +144,12 @@ class Cache:
             return pack(weight, view, packing)
 
     def _entries(self, weight: Tensor) -> dict[Any, _Entry]:
-        storage = weight.untyped_storage()
-        owner = self._owners.get(storage._cdata)
+        key = storage_id(weight)
+        assert key is not None
+        owner = self._owners.get(key)
         if owner is None:
             self._sweep()
-            owner = self._owners[storage._cdata] = (StorageWeakRef(storage), {})
+            owner = self._owners[key] = (StorageWeakRef(weight.untyped_storage()), {})
         return owner[1]
 
     def _sweep(self) -> None:
@@ -166,13 +167,6 @@ class Cache:
         with self._lock:
             self._sweep()
             return sum(len(entries) for _, entries in self._owners.values())
-
-
-def _storage(tensor: Tensor) -> int | None:
-    try:
-        return tensor.untyped_storage()._cdata
-    except NotImplementedError:  # a tensor subclass without a storage is never cached
-        return None
 
 
 CACHE = Cache()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from qfx import _C
+import qfx._C as _C
 from qfx.graph.views import View
 from qfx.host.autograd import in_forward_mode
 from qfx.host.tensors import FakeMode, fake_mode_of, is_fake
