@@ -1,0 +1,507 @@
+"""Canaries: each private part of PyTorch that `qfx.host` touches still does what qfx needs of it.
+
+A row says which feature is lost where its check fails; a file of host without a row is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo import exc
+from torch.autograd import forward_ad
+
+import qfx.host
+from qfx.graph.capture import clone
+from qfx.host import (
+    autograd,
+    cache_keys,
+    dynamo,
+    frame,
+    fsdp,
+    inductor,
+    logs,
+    modules,
+    nodes,
+    operators,
+    optimizers,
+    shapes,
+    tensors,
+)
+
+X = torch.randn(4, 8)
+Look = Callable[[fx.GraphModule], Any]
+
+
+def _capture(
+    function: Callable[..., Any], *inputs: Any, look: Look, dynamic: bool = False
+) -> list[Any]:
+    """What `look` returns for each graph, while Dynamo waits for its backend."""
+    found = []
+
+    def backend(gm: fx.GraphModule, examples: object) -> Any:
+        found.append(look(gm))
+        return gm.forward
+
+    try:
+        torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    finally:
+        torch._dynamo.reset()
+    return found
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+# --- Dynamo ---
+
+
+def frame_is_seen() -> None:
+    model = Model()
+    (here,) = _capture(model, X, look=lambda gm: frame.surroundings())
+    assert here.code is Model.forward.__code__ and here.locals == {"self": model}
+    assert here.prefixes() == {"L['self']": ""} and here.owner() == "L['self']"
+    assert frame.surroundings().code is None
+
+
+def running_modules_are_seen() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Model()
+
+        def forward(self, x: Tensor) -> list[Any]:
+            torch._dynamo.graph_break()
+            return _capture(self.layer, x, look=lambda gm: frame.surroundings())
+
+    outer = Outer()
+    (here,) = outer(X)
+    assert here.running[0] is outer and here.prefixes()["L['self']"] == "layer"
+
+
+def guards_tie_graphs_to_objects() -> None:
+    graphs = []
+
+    def backend(gm: fx.GraphModule, examples: object) -> Any:
+        dynamo.guard_identity([dynamo.local_source("self")])
+        graphs.append(gm)
+        return gm.forward
+
+    a, b = Model(), Model()
+    for model in (a, b, a, b):
+        model.compile(backend=backend)
+        model(X)
+    assert len(graphs) == 2
+    torch._dynamo.reset()
+
+
+def code_is_compiled_anew() -> None:
+    graphs = []
+
+    def backend(gm: fx.GraphModule, examples: object) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    model = Model()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        compiled(X)
+    dynamo.compile_anew(Model.forward.__code__)
+    compiled(X)
+    assert len(graphs) == 2
+    torch._dynamo.reset()
+
+
+def breaks_are_told() -> None:
+    before = dynamo.said_of_breaks()
+
+    def broken(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    torch.compile(broken, backend="eager")(X)
+    assert dynamo.said_of_breaks() - before
+    torch._dynamo.reset()
+
+
+def control_flow_is_known() -> None:
+    assert {exc.RestartAnalysis, exc.SkipFrame} == {*dynamo.control_flow()}
+    assert all(issubclass(kind, Exception) for kind in dynamo.control_flow())
+
+
+def compiled_models_are_unwrapped() -> None:
+    model, other = Model(), Model()
+    other.compile(backend="eager")
+    assert dynamo.uncompiled(torch.compile(model)) is model
+    assert dynamo.uncompiled_module(torch.compile(model)) is model  # type: ignore[arg-type]
+    assert dynamo.uncompiled(other).__self__ is other  # type: ignore[attr-defined]
+    assert callable(dynamo.aot_eager())
+
+
+def inputs_have_sources() -> None:
+    def look(gm: fx.GraphModule) -> Any:
+        inputs = gm.graph.find_nodes(op="placeholder")
+        return [(nodes.source_text(n), nodes.is_static_input(n)) for n in inputs]
+
+    (found,) = _capture(Model(), X, look=look)
+    texts = {text for text, static in found if static}
+    assert texts == {f"L['self']._modules['inner']._parameters['{p}']" for p in ("weight", "bias")}
+    assert ("L['x']", False) in found
+
+
+# --- FX ---
+
+
+def graphs_are_copied_whole() -> None:
+    program = torch.export.export(Model(), (X,)).module()
+    graph, copies = fx.Graph(), {}
+    graph.output(graph.graph_copy(program.graph, copies))
+    nodes.copy_signature(program.graph, graph)
+    copy = fx.GraphModule(program, graph)
+    nodes.copy_annotations(program, copy, copies)  # type: ignore[arg-type]
+    assert torch.equal(copy(X), program(X))
+
+
+def erased_nodes_are_known() -> None:
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    assert not nodes.is_erased(node)
+    graph.erase_node(node)
+    assert nodes.is_erased(node)
+
+
+def new_inputs_are_accepted() -> None:
+    def backend(gm: fx.GraphModule, examples: Any) -> Any:
+        gm = clone(gm)
+        last = [*gm.graph.find_nodes(op="placeholder")][-1]
+        with gm.graph.inserting_after(last):
+            nodes.mark_as_new_input(gm.graph.placeholder("more"))
+        gm.recompile()
+        run = dynamo.aot_eager()(gm, [*examples, torch.zeros(1)])
+        return lambda *inputs: run(*inputs, torch.zeros(1))
+
+    model = Model()
+    assert torch.equal(torch.compile(model, backend=backend)(X), model(X))
+    torch._dynamo.reset()
+
+
+# --- Inductor ---
+
+
+def inductor_takes_operators() -> None:
+    def foreign(gm: fx.GraphModule) -> bool:
+        return inductor.settings(gm, {"aten", "prims", "qfx"})["size_asserts"]
+
+    ours, other = fx.Graph(), fx.Graph()
+    ours.call_function(torch.ops.qfx.pack_weight.default, (ours.placeholder("w"),))
+    other.call_function(torch.ops.quantized.linear.default, (other.placeholder("x"),))
+    assert [foreign(fx.GraphModule({}, g)) for g in (ours, other)] == [False, True]
+    assert "max_autotune" in inductor.known_options()
+    from torch._inductor import lowering
+
+    inductor.inductor({}, None, [torch.ops.qfx.quantize], "digest")
+    assert torch.ops.qfx.quantize in lowering.needs_realized_inputs
+    assert inductor._takes_addcdiv_apart() in (True, False)
+
+
+def tags_are_in_cache_keys() -> None:
+    before = torch.compiler.config.cache_key_tag
+    with cache_keys.in_cache_keys("ours"):
+        assert torch.compiler.config.cache_key_tag == f"{before}ours"
+    assert torch.compiler.config.cache_key_tag == before
+
+
+def the_trace_takes_texts() -> None:
+    logs.trace_artifact("a_name", lambda: "a text")
+
+
+# --- autograd ---
+
+
+def autograd_is_left_out() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with autograd.below_autograd():
+        assert not (weight * 2).requires_grad
+    assert autograd.any_requires_grad([1, weight]) and not autograd.any_requires_grad([X])
+
+
+def kernels_redispatch() -> None:
+    library = torch.library.Library("qfx_canary", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CPU")
+    op = torch.ops.qfx_canary.twice.default
+
+    def kernel(keys: Any, *inputs: Any) -> Any:
+        return autograd.redispatch_below(op, keys, inputs)
+
+    library.impl("twice", kernel, "Autograd", with_keyset=True)
+    y = op(torch.ones(1, requires_grad=True))
+    assert y.item() == 2 and not y.requires_grad
+
+
+def forward_mode_is_seen() -> None:
+    assert not autograd.in_forward_mode()
+    with forward_ad.dual_level():
+        assert autograd.in_forward_mode()
+
+
+def compiled_backward_is_seen() -> None:
+    from torch._dynamo import compiled_autograd
+
+    assert not autograd.in_compiled_backward()
+    seen = []
+
+    def backend(gm: fx.GraphModule, examples: object) -> Any:
+        seen.append(autograd.in_compiled_backward())
+        return gm.forward
+
+    model = Model()
+    y = model(X).sum()
+    with compiled_autograd._enable(torch.compile(backend=backend)):  # type: ignore[arg-type]
+        y.backward()
+    assert seen and all(seen)
+
+
+def gradients_are_switched_in_graphs() -> None:
+    def switched(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return x * 2
+
+    def look(gm: fx.GraphModule) -> bool:
+        return any(n.target is autograd.SET_GRAD_ENABLED for n in gm.graph.nodes)
+
+    assert _capture(switched, X.clone().requires_grad_(), look=look) == [True]
+
+
+# --- tensors ---
+
+
+def fakes_are_known() -> None:
+    (found,) = _capture(
+        Model(), X, look=lambda gm: [n.meta.get("example_value") for n in gm.graph.nodes]
+    )
+    fake = next(v for v in found if tensors.is_fake(v))
+    mode = tensors.fake_mode_of([1, fake])
+    assert mode is not None and isinstance(mode, tensors.FakeMode)
+    assert not tensors.has_values(fake) and tensors.has_values(X) and not tensors.is_fake(X)
+    made = mode.from_tensor(X, static_shapes=True)
+    assert tensors.is_fake(made) and made.shape == X.shape
+
+
+def shapes_are_propagated() -> None:
+    gm = fx.symbolic_trace(Model())
+    tensors.propagate_shapes(gm, (X,))
+    assert all(n.meta["val"].shape == (4, 8) for n in gm.graph.nodes if "val" in n.meta)
+
+
+def modes_are_left() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode(), tensors.without_modes():
+        assert not tensors.is_fake(torch.ones(1))
+
+
+def python_definitions_run() -> None:
+    with tensors.symbolic_dispatch():
+        assert torch.equal(X.sum(0), X.sum(0))
+
+
+def wrappers_are_known() -> None:
+    nested = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
+    assert tensors.wraps_tensors(nested) and not tensors.wraps_tensors(X)
+
+
+def trees_are_walked() -> None:
+    assert tensors.tree_leaves({"a": [1, (2,)]}) == [1, 2]
+    assert tensors.tree_map(lambda x: x + 1, [1, (2,)]) == [2, (3,)]
+
+
+def writes_are_counted() -> None:
+    x = torch.zeros(1)
+    before = tensors.version(x)
+    x += 1
+    assert tensors.version(x) == before + 1
+    with torch.inference_mode():
+        assert tensors.version(torch.zeros(1)) == 0
+
+
+def storages_are_told_apart() -> None:
+    ids = [tensors.storage_id(t) for t in (X, X[1:], X.clone())]
+    assert ids[0] == ids[1] != ids[2] and None not in ids
+
+
+def symbolic_sizes_are_known() -> None:
+    def look(gm: fx.GraphModule) -> Any:
+        x = next(
+            v for n in gm.graph.nodes
+            if isinstance(v := n.meta.get("example_value"), Tensor) and v.ndim == 2
+            and isinstance(v.shape[0], torch.SymInt)
+        )  # fmt: skip
+        m = x.shape[0]
+        size = shapes.expression(m)
+        assert shapes.hint(m) == 5 and shapes.ends(m)[1] == 90
+        assert tensors.statically(m == m) and not tensors.statically(m == 5)
+        assert shapes.compute(size * 2 + 1, {size: 3}) == 7
+        assert shapes.holds_now(m, size > 2)
+        return [ends for _, ends in shapes.marked(m)]
+
+    x = torch.randn(5, 8)
+    torch._dynamo.mark_dynamic(x, 0, min=3, max=90)
+    ((found,),) = _capture(lambda x: x * 2, x, look=look)
+    assert found == (3, 90)
+
+
+# --- operators, modules, optimizers, FSDP ---
+
+
+def operators_are_known() -> None:
+    mm = torch.ops.aten.mm
+    assert isinstance(mm.default, operators.OpOverload) and mm.default in operators.overloads(mm)
+    assert isinstance(mm, operators.OpOverloadPacket) and operators.overloads(torch.mm) == []
+    names = [argument.name for argument in operators.schema(mm).arguments]
+    assert names == ["self", "mat2"] and not operators.schema(mm).is_mutable
+    assert operators.has_kernel("qfx::quantize", "CPU")
+    assert not operators.has_kernel("qfx::quantize", "MPS")
+    higher = torch.ops.higher_order.cond
+    assert isinstance(higher, operators.HigherOrderOperator)
+    assert operators.ENCODER_LAYER in operators.UNNAMED_MATMULS
+    assert len(operators.UNNAMED_MATMULS) >= 3
+
+
+def hooks_are_where_they_were() -> None:
+    of, to = nn.Linear(2, 2), nn.Linear(2, 2)
+    calls = []
+    handle = of.register_forward_pre_hook(lambda *_: calls.append(1))
+    modules.share_hooks(of, to)
+    to(torch.zeros(1, 2))
+    handle.remove()
+    to(torch.zeros(1, 2))
+    assert calls == [1] and not [*modules.pre_hooks(of)]
+    of.register_state_dict_post_hook(lambda *_: None)
+    assert len([*modules.state_hooks(of)]) == 1
+    assert not modules.has_old_backward_hook(of)
+    of.register_backward_hook(lambda *_: None)
+    assert modules.has_old_backward_hook(of)
+    assert [[*names] for names in modules.registries(of)] == [["weight", "bias"], [], []]
+
+
+def checks_run_once() -> None:
+    calls, model = [], Model()
+
+    def check(*arguments: object) -> None:
+        calls.append(arguments)
+
+    for _ in range(2):
+        modules.register_once(model, check)
+    model.load_state_dict(model.state_dict())
+    assert len(calls) == 1
+
+
+def steps_are_seen() -> None:
+    seen: list[Tensor] = []
+    active = [True]
+    optimizers.after_each_step(lambda ps: seen.extend(ps) if active else None)
+    model = Model()
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+    active.clear()  # the hook stays for the life of the process
+    assert {*map(id, seen)} == {*map(id, model.parameters())}
+
+
+def sharded_modules_are_known() -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    class Managed(FSDPModule, Model):
+        def __new__(cls) -> Managed:
+            return object.__new__(cls)
+
+    assert fsdp.is_sharded(Managed()) and not fsdp.is_sharded(Model())
+    (plain, managed) = (
+        _capture(Model(), X, look=lambda gm, around=around: _gathered(gm, around))[0]
+        for around in ([], [Managed()])
+    )
+    assert not any(plain) and all(managed)
+
+
+def _gathered(gm: fx.GraphModule, around: list[nn.Module]) -> list[bool]:
+    held = fsdp.gathered_weights(around)
+    return [held(node) for node in gm.graph.find_nodes(op="placeholder")]
+
+
+CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
+    frame: {
+        frame_is_seen: "names of matmuls: skip, only, recipes and explain",
+        running_modules_are_seen: "names of layers behind a graph break",
+    },
+    dynamo: {
+        guards_tie_graphs_to_objects: "skip and recipes that tell layers apart which are alike",
+        code_is_compiled_anew: "buffers that are rewritten between calls: packed at every call",
+        breaks_are_told: "explain says why code is not captured",
+        control_flow_is_known: "restarts of Dynamo inside the backend: they would be faults",
+        compiled_models_are_unwrapped: "explain and calibrate of compiled models",
+    },
+    nodes: {
+        inputs_have_sources: "which inputs are weights, and what they are called",
+        graphs_are_copied_whole: "qfx.rewrite of exported programs",
+        erased_nodes_are_known: "fusing",
+        new_inputs_are_accepted: "packed weights under torch.compile",
+    },
+    inductor: {inductor_takes_operators: "the inner compiler, and reading inputs once"},
+    cache_keys: {tags_are_in_cache_keys: "caches on disk that know which qfx compiled"},
+    logs: {the_trace_takes_texts: "plans in TORCH_TRACE"},
+    autograd: {
+        autograd_is_left_out: "the speed of small calls in inference",
+        kernels_redispatch: "gradients of all operators",
+        forward_mode_is_seen: "errors in the place of lost tangents",
+        compiled_backward_is_seen: "compiled autograd keeps its products float",
+        gradients_are_switched_in_graphs: "which matmuls of a graph train",
+    },
+    tensors: {
+        fakes_are_known: "compiling at all: shapes of packed weights",
+        shapes_are_propagated: "qfx.trace with example inputs",
+        modes_are_left: "measuring costs while a graph is compiled",
+        python_definitions_run: "nn.MultiheadAttention with symbolic sizes",
+        wrappers_are_known: "reasons for nested and distributed tensors",
+        trees_are_walked: "what operators write",
+        writes_are_counted: "explain leaves a model as it was",
+        storages_are_told_apart: "the weight cache",
+    },
+    shapes: {symbolic_sizes_are_known: "break-evens of symbolic sizes"},
+    operators: {operators_are_known: "matching operators, what they write, what has kernels"},
+    modules: {
+        hooks_are_where_they_were: "quantize_ and prepare_qat of linears with hooks",
+        checks_run_once: "state dicts are checked as a whole before any of it is taken",
+    },
+    optimizers: {steps_are_seen: "weights that a fused optimizer has changed"},
+    fsdp: {sharded_modules_are_known: "models under FSDP"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+@pytest.mark.parametrize(
+    ("check", "lost"),
+    [(check, lost) for rows in CANARIES.values() for check, lost in rows.items()],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_without_it_is_lost(check: Callable[[], None], lost: str) -> None:
+    try:
+        check()
+    except Exception as error:
+        changed = f"PyTorch {torch.__version__} has changed"
+        raise AssertionError(f"{changed}, and lost is: {lost}") from error
+
+
+def test_every_file_of_host_has_a_canary() -> None:
+    files = {name for name, _ in inspect.getmembers(qfx.host, inspect.ismodule)}
+    assert files == {module.__name__.rpartition(".")[2] for module in CANARIES}
