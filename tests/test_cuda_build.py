@@ -15,7 +15,7 @@ from qfx.ops.weight import cuda_packed_size
 from tests import cuda_objects
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+SOURCES = sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
 ARCHITECTURES = ("75", "80", "90")
 # Instructions, as regular expressions, that the fast paths of a source consist of.
 INSTRUCTIONS = [

@@ -1,4 +1,4 @@
-"""The Hopper kernels (csrc/cuda/gemm_sm90.cuh), which no GPU has run yet: on the emulator against
+"""The Hopper kernels (csrc/cuda/sm90/gemm.cuh), which no GPU has run yet: on the emulator against
 exact sums; broken on purpose, which the emulator must see; compiled, their machine code read."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.rows import ROWS, Row
 from tests.test_op_parts import as_tuple, assert_equals
 
 ROOT = Path(__file__).resolve().parent.parent
-CUDA = ROOT / "csrc" / "cuda"
-KERNEL = {name: (CUDA / name).read_text() for name in ("gemm_sm90.cuh", "ring_sm90.cuh")}
-NAMES = re.findall(r"^QFX_..\((\w+),", (CUDA / "kernels_sm90.inc").read_text(), re.M)
+SM90 = ROOT / "csrc" / "cuda" / "sm90"
+KERNEL = {name: (SM90 / name).read_text() for name in ("gemm.cuh", "ring.cuh")}
+NAMES = re.findall(r"^QFX_..\((\w+),", (SM90 / "kernels.inc").read_text(), re.M)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def write_broken(b: Broken) -> str:
     """Its headers in the build folder, unless they are there; what CMake takes."""
     count = sum(text.count(b.old) for text in KERNEL.values())
     assert count == 1, f"{b.name}: '{b.old}' is {count} times in the kernel"
-    folder = cuda_emulator.BUILD / "broken" / b.name / "cuda"
+    folder = cuda_emulator.BUILD / "broken" / b.name / "cuda" / "sm90"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in KERNEL.items():
         path, broken = folder / name, text.replace(b.old, b.new)
@@ -127,7 +127,7 @@ def test_the_emulator_sees_that_a_kernel_is_broken(broken: Broken, programs: Pat
 
 
 def object_of(name: str) -> Path:
-    (path,) = (o for o in cuda_objects.objects() if o.name == f"sm90_{name}.cu.o")
+    (path,) = (o for o in cuda_objects.objects() if o.name == f"{name}.cu.o")
     return path
 
 

@@ -1,5 +1,5 @@
 // The kernels on the columns of a panel of floats, against those of the reference.
-#include "cpu/quantize.h"
+#include "cpu/gemm/quantize.h"
 #include "harness.h"
 
 namespace qfx::test {

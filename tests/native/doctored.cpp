@@ -2,7 +2,7 @@
 // sentence that names the kernel, and these tests see them and those that leave their operands.
 #include <algorithm>
 
-#include "cpu/selfcheck.h"
+#include "cpu/kernels/selfcheck.h"
 #include "harness.h"
 
 namespace qfx::test {

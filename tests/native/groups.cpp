@@ -2,8 +2,8 @@
 // several, both against plain loops (E3).
 #include <limits>
 
-#include "cpu/group_product.h"
-#include "cpu/threads.h"
+#include "cpu/core/threads.h"
+#include "cpu/gemm/group_product.h"
 #include "harness.h"
 
 namespace qfx::test {

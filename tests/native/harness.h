@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/dispatch.h"
+#include "cpu/kernels/dispatch.h"
 
 namespace qfx::test {
 

@@ -1,7 +1,7 @@
 // Float rows times int8 weights, and the epilogue of their sums, against the reference's (W1).
 #include <limits>
 
-#include "cpu/pack.h"
+#include "cpu/gemm/pack.h"
 #include "harness.h"
 
 namespace qfx::test {
