@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu/kernels/dispatch.h"
+#include "types.h"
 
 namespace qfx::test {
 

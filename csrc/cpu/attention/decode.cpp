@@ -5,6 +5,8 @@
 #include "cpu/attention/attention.h"
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/pack.h"
+#include "cpu/kernels/tables/attention.h"
+#include "cpu/kernels/tables/sums.h"
 
 namespace qfx::cpu {
 namespace {
@@ -62,7 +64,7 @@ void store(const Kernels& kernels, const Attention& a, float* y, float sum, char
     const int columns = static_cast<int>(std::min<int64_t>(kPanel, e - n));
     const FloatEpilogueArgs args = {
         y + n, 1, columns, &inverse, 0, &panel, Activation::kNone, a.dtype, out + n * element, e};
-    kernels.row->finish_floats(&args);
+    kernels.sums->finish_floats(&args);
   }
 }
 
@@ -80,17 +82,18 @@ void attend_row(const Kernels& kernels, const Attention& a, const KeyHead& head,
   const float* q = row_as_floats(kernels, at(a.q, query.q), m);
   std::fill_n(scores, width, -std::numeric_limits<float>::infinity());
   const auto score = [&](const float* k, int64_t stride, int64_t first, int64_t count) {
-    kernels.row->score_keys(q, k, stride, count, a.k.columns, a.scale, scores + first);
+    kernels.attention->score_keys(q, k, stride, count, a.k.columns, a.scale, scores + first);
     for (int64_t n = first; mask != nullptr && n < first + count; ++n) scores[n] += mask[n];
   };
   where_seen(mask, keys, [&](int64_t first, int64_t end) {
     in_floats(kernels, at(a.k, head.k), first, end, score);
   });
   const float top = greatest(scores, keys);
-  const float sum = kernels.row->exponentials(scores, width, std::isinf(top) && top < 0 ? 0 : top);
+  const float sum =
+      kernels.attention->exponentials(scores, width, std::isinf(top) && top < 0 ? 0 : top);
   std::fill_n(y, round_up(e, kPanel), 0.f);
   const auto mix = [&](const float* v, int64_t stride, int64_t first, int64_t count) {
-    kernels.row->mix_values(scores + first, v, stride, count, e, y);
+    kernels.attention->mix_values(scores + first, v, stride, count, e, y);
   };
   where_seen(mask, keys, [&](int64_t first, int64_t end) {
     in_floats(kernels, at(a.v, head.v), first, end, mix);

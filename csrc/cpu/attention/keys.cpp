@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/kernels/tables/attention.h"
+
 namespace qfx::cpu {
 namespace {
 
@@ -45,7 +47,7 @@ void quantize_panel(const Kernels& kernels, const FloatMatrix& x, int64_t first,
                                .padded = stride,
                                .offset = 0,
                                .scale = scale};
-  kernels.row->codes_of_panel(&args);
+  kernels.attention->codes_of_panel(&args);
   std::memset(q + count * stride, 0, (kPanel - count) * stride);
 }
 
@@ -59,8 +61,8 @@ void pack_keys(const Kernels& kernels, const FloatMatrix& k, int64_t first, int6
   for (int64_t r = 0; r < kPanel; ++r) {
     scale[r] = r >= count ? 0.f : std::isfinite(scale[r]) ? scale[r] : std::nanf("");
   }
-  kernels.row->interleave_keys(q, depth, depth / kGroup, out.k_blocks + first * depth,
-                               out.k_sums + first);
+  kernels.attention->interleave_keys(q, depth, depth / kGroup, out.k_blocks + first * depth,
+                                     out.k_sums + first);
 }
 
 void pack_values(const Kernels& kernels, const FloatMatrix& v, int64_t first, int64_t count,
@@ -77,7 +79,8 @@ void pack_values(const Kernels& kernels, const FloatMatrix& v, int64_t first, in
   }
   for (int64_t e = 0; e < width; e += kPanel) {
     int8_t* block = out.v_blocks + e * out.v.padded_k + first * kPanel;
-    kernels.row->interleave_values(q + e, width, block, out.v_sums + first / kPanel * width + e);
+    kernels.attention->interleave_values(q + e, width, block,
+                                         out.v_sums + first / kPanel * width + e);
   }
 }
 
@@ -97,11 +100,11 @@ void sum_seen(const Kernels& kernels, const FloatMatrix& k, const uint8_t* seen,
     int64_t end = n;
     while (end < k.rows && end < n + kPanel && seen[end] != 0) ++end;
     if (k.dtype == Dtype::kFloat32) {
-      kernels.row->mix_values(kOnes, static_cast<const float*>(k.row(n)), k.stride, end - n,
-                              k.columns, sum);
+      kernels.attention->mix_values(kOnes, static_cast<const float*>(k.row(n)), k.stride, end - n,
+                                    k.columns, sum);
     } else {
       for (int64_t i = n; i < end; ++i) {
-        kernels.row->mix_values(kOnes, row_as_floats(kernels, k, i), 0, 1, k.columns, sum);
+        kernels.attention->mix_values(kOnes, row_as_floats(kernels, k, i), 0, 1, k.columns, sum);
       }
     }
     n = std::max(end, n + 1);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/core/scratch.h"
+#include "cpu/kernels/tables/attention.h"
 
 namespace qfx::cpu {
 namespace {
@@ -39,9 +40,9 @@ bool repeats(const Mask& mask, int64_t m, int64_t keys) {
 void load_mask(const Kernels& kernels, const Mask& mask, int64_t m, int64_t keys, float* out) {
   const char* row = contiguous_row(mask, m, keys);
   if (mask.kind == Mask::Kind::kBool) {
-    kernels.row->mask_of_bools(reinterpret_cast<const uint8_t*>(row), keys, out);
+    kernels.attention->mask_of_bools(reinterpret_cast<const uint8_t*>(row), keys, out);
   } else {
-    kernels.row->mask_of_floats(reinterpret_cast<const float*>(row), keys, out);
+    kernels.attention->mask_of_floats(reinterpret_cast<const float*>(row), keys, out);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/kernels.h"
 
 namespace qfx::cpu {
 

@@ -131,7 +131,7 @@ void AttentionRows::quantize(const Part& part) {
                                .padded = plain ? depth : 0,
                                .offset = static_cast<uint8_t>(plain ? format.mul_offset : 0),
                                .scale = row_scale_ + part.at};
-  kernels_.row->codes_of_panel(&args);
+  kernels_.attention->codes_of_panel(&args);
   for (int64_t i = 0; i < part.count; ++i) {
     const int64_t r = part.at + i;
     row_scale_[r] *= a_.scale;
@@ -154,7 +154,7 @@ void AttentionRows::score(const HeadCodes& codes, int64_t count, const PanelRang
                             codes.k_sums + p * kPanel,
                             scores_ + (p - panels.first) * kPanel,
                             score_stride_};
-    kernels_.row->score(&args);
+    kernels_.attention->score(&args);
   }
 }
 
@@ -165,7 +165,7 @@ void AttentionRows::softmax(const HeadCodes& codes, int64_t count, const PanelRa
     const float* mask = masks_[r] == nullptr ? nullptr : masks_[r] + first;
     const SoftmaxArgs args = {scores_ + r * score_stride_, width, keys_[r] - first, mask,
                               codes.v_scale + first};
-    sums_[r] = kernels_.row->softmax(&args);
+    sums_[r] = kernels_.attention->softmax(&args);
   }
   for (int64_t r = 0; r < count; ++r) {
     factor_[r] = sums_[r].sum == 0.f ? 0.f : sums_[r].top / (kProbabilityMax * sums_[r].sum);
@@ -185,13 +185,13 @@ void AttentionRows::arrange(const float* u, float factor, int64_t row, int64_t l
   uint8_t* low = probabilities_.a + low_row * probabilities_.stride;
   if (format.bytes_per_code == 1) {
     const uint8_t offset = static_cast<uint8_t>(format.mul_offset - kPlainOffset);
-    kernels_.row->probabilities(u, width, factor, offset, high, low);
+    kernels_.attention->probabilities(u, width, factor, offset, high, low);
     for (int64_t n = width; n < depth; ++n) high[n] = low[n] = 0;
     probabilities_.add[row] = probabilities_.add[low_row] = 0;
     return;
   }
   uint8_t* codes = reinterpret_cast<uint8_t*>(codes_);
-  kernels_.row->probabilities(u, width, factor, kPlainOffset, codes, codes + width_);
+  kernels_.attention->probabilities(u, width, factor, kPlainOffset, codes, codes + width_);
   probabilities_.add[row] = format.arrange(codes_, width, depth, high);
   probabilities_.add[low_row] = format.arrange(codes_ + width_, width, depth, low);
 }
@@ -213,7 +213,7 @@ void AttentionRows::mix(const HeadCodes& codes, int64_t count, const PanelRange&
     const MixArgs args = {
         tiles_, tiles_ + count * kPanel, count,   probabilities_.add, probabilities_.add + count,
         mul,    value_sums_ + e,         factor_, outputs_ + e,       output_width_};
-    kernels_.row->mix(&args);
+    kernels_.attention->mix(&args);
   }
 }
 
@@ -226,7 +226,7 @@ void AttentionRows::store(const Part& part) const {
                            rotation_of(e).rotation,
                            a_.dtype,
                            part.head->out + part.m * e * element};
-  kernels_.row->finish_rows(&args);
+  kernels_.attention->finish_rows(&args);
 }
 
 }  // namespace qfx::cpu

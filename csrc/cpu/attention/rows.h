@@ -4,6 +4,7 @@
 
 #include "cpu/attention/keys.h"
 #include "cpu/gemm/gemm.h"
+#include "cpu/kernels/tables/attention.h"
 
 namespace qfx::cpu {
 

@@ -5,6 +5,7 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
+#include "cpu/kernels/dispatch.h"
 
 namespace qfx::cpu {
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/binary/pack.h"
+#include "cpu/core/isa.h"
 #include "cpu/gemm/gemm.h"
 
 namespace qfx::cpu {

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/tiles.h"
 
 namespace qfx::cpu {
 

@@ -5,7 +5,8 @@
 
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/pack.h"
-#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/sums.h"
 
 namespace qfx::cpu {
 
@@ -68,7 +69,8 @@ class TileSink {
   virtual ~TileSink() = default;
   // Column parameters of panel p, read once before its tiles.
   virtual void load_panel(int64_t p, Panel* panel) const = 0;
-  // Raw sums [rows][32] of rows m.. and panel p; see kernels.h for the row constants.
+  // Raw sums [rows][32] of rows m.. and panel p; see cpu/kernels/tables/tiles.h for the row
+  // constants.
   virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p,
                     const Panel& panel) const = 0;
 };

@@ -120,7 +120,7 @@ class GroupedPanel {
                             zero,
                             zero_.step,
                             sums_ + (m - block_.begin) * kPanel};
-    kernels_.row->add_groups(&args);
+    kernels_.sums->add_groups(&args);
   }
 
   const Kernels& kernels_;
@@ -168,7 +168,7 @@ class GroupedLinear final : public PanelWork {
                                     to_.dtype,
                                     out,
                                     n};
-    kernels_.row->finish_floats(&args);
+    kernels_.sums->finish_floats(&args);
   }
 
  private:

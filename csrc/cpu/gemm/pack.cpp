@@ -6,6 +6,7 @@
 
 #include "cpu/core/checksum.h"
 #include "cpu/core/parallel.h"
+#include "types.h"
 
 namespace qfx::cpu {
 namespace {

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/panel.h"
 
 namespace qfx::cpu {
 

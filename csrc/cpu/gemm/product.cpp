@@ -68,7 +68,7 @@ void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
   const EpilogueArgs args = {raw,   count,        columns_of(w, p), rows.add + m,  rows.mul + m,
                              scale, scale_stride, &panel,           to.activation, to.dtype,
                              out,   w.n};
-  kernels.row->epilogue(&args);
+  kernels.sums->epilogue(&args);
 }
 
 const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/rows.h"
 
 namespace qfx::cpu {
 

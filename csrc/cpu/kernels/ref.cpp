@@ -37,11 +37,12 @@ constexpr Format kFormat = {.name = "s8s8",
 
 }  // namespace
 
-const RowKernels& row_kernels_ref() { return kRowKernels; }
-
 const Kernels& kernels_ref() {
-  static constexpr Kernels kernels = {
-      "ref", &kRowKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static constexpr Kernels kernels = {"ref",
+                                      &kRowKernels,
+                                      &kSumKernels,
+                                      &kAttentionKernels,
+                                      {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <bit>
 
+#include "cpu/kernels/tables/rows.h"
+
 namespace qfx::cpu {
 namespace {
 
@@ -123,7 +125,7 @@ std::string fault_of_rotations(const Kernels& kernels) {
     x[k] = static_cast<float>(code_at(kLines - 1, k, -128, 127)) / 3.f;
     factor[k] = 1.f / static_cast<float>(1 + k % 5);
   }
-  const RowKernels& ref = row_kernels_ref();
+  const RowKernels& ref = *kernels_ref().row;
   for (int rotation : {0, 16, kLargestRotation}) {
     const Transform transform = {factor, rotation};
     Range range, expected;

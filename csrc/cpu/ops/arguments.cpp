@@ -4,6 +4,8 @@
 
 #include "cpu/core/pages.h"
 #include "cpu/core/scratch.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/rows.h"
 #include "cpu/ops/whole.h"
 
 namespace qfx::cpu {

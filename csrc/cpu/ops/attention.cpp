@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "cpu/core/parallel.h"
+#include "cpu/kernels/dispatch.h"
 #include "cpu/ops/attention_operands.h"
 #include "cpu/ops/matrices.h"
 #include "implement.h"

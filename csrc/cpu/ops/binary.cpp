@@ -7,6 +7,8 @@
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/pack.h"
 #include "cpu/gemm/product.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/sums.h"
 #include "cpu/ops/arguments.h"
 #include "cpu/ops/whole.h"
 #include "implement.h"
@@ -67,7 +69,7 @@ struct ScaledSink final : TileSink {
     char* out = to.data + ((first + m) * w.n + p * kPanel) * to.element();
     const EpilogueArgs args = {raw, count,  columns_of(w, p), add,      mul, row_scale + m,
                                1,   &panel, to.activation,    to.dtype, out, w.n};
-    kernels_of(current_isa()).row->epilogue(&args);
+    kernels_of(current_isa()).sums->epilogue(&args);
   }
 };
 

@@ -8,6 +8,7 @@
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/pack_floats.h"
 #include "cpu/gemm/product.h"
+#include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
 #include "cpu/ops/matrices.h"
 #include "implement.h"

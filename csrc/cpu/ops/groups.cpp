@@ -1,5 +1,6 @@
 // int8_linear_groups on the CPU: a linear whose weight has a scale for each group of K.
 #include "cpu/gemm/group_product.h"
+#include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
 #include "implement.h"
 

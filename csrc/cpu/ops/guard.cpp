@@ -8,6 +8,7 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
+#include "cpu/kernels/dispatch.h"
 #include "cpu/ops/guard_counts.h"
 #include "cpu/ops/linear.h"
 #include "implement.h"

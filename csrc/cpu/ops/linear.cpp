@@ -6,6 +6,7 @@
 
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/product.h"
+#include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
 #include "implement.h"
 

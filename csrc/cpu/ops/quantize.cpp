@@ -4,6 +4,9 @@
 
 #include "cpu/core/pages.h"
 #include "cpu/core/parallel.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/rows.h"
+#include "cpu/kernels/tables/sums.h"
 #include "cpu/ops/arguments.h"
 #include "cpu/ops/whole.h"
 #include "implement.h"
@@ -141,7 +144,7 @@ struct Dequantize {
                                  dtype,
                                  out + (m * size.columns + n) * element,
                                  size.columns};
-      kernels.row->epilogue(&args);
+      kernels.sums->epilogue(&args);
     }
   }
 };

@@ -6,6 +6,9 @@
 
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/product.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/rows.h"
+#include "cpu/kernels/tables/sums.h"
 #include "cpu/ops/arguments.h"
 #include "implement.h"
 
@@ -53,7 +56,7 @@ struct CodeSink final : TileSink {
     const EpilogueArgs args = {raw,   count,        columns, rows.add + m,      rows.mul + m,
                                scale, scale_stride, &panel,  linear.activation, Dtype::kFloat32,
                                y,     kPanel};
-    kernels.row->epilogue(&args);
+    kernels.sums->epilogue(&args);
     for (int r = 0; r < count; ++r) {
       const int64_t row = first + m + r;
       int8_t* q = to.q + row * w.n + p * kPanel;

@@ -3,6 +3,9 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/rows.h"
+#include "cpu/kernels/tables/sums.h"
 #include "cpu/ops/arguments.h"
 #include "implement.h"
 
@@ -22,7 +25,7 @@ void store_floats(const Kernels& kernels, const float* row, int64_t n, Dtype dty
     if (columns < kPanel) from = std::copy_n(from, columns, rest) - columns;
     const FloatEpilogueArgs args = {
         from, 1, columns, &kOne, 0, &panel, Activation::kNone, dtype, out + i * element, n};
-    kernels.row->finish_floats(&args);
+    kernels.sums->finish_floats(&args);
   }
 }
 

@@ -3,6 +3,8 @@
 #include <tuple>
 
 #include "cpu/core/parallel.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/rows.h"
 #include "cpu/ops/arguments.h"
 #include "implement.h"
 

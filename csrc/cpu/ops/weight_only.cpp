@@ -5,6 +5,8 @@
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/product.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/sums.h"
 #include "cpu/ops/arguments.h"
 #include "implement.h"
 
@@ -38,11 +40,11 @@ void run_panel(const Kernels& kernels, const float* x, int64_t rows, const Packe
   if (panel.has_bias) std::copy_n(to.bias + p * kPanel, columns, panel.bias);
   float sums[kPanel];
   for (int64_t m = 0; m < rows; ++m) {
-    kernels.row->weight_only(x + m * groups * kGroup, w.panel(p), groups, sums);
+    kernels.sums->weight_only(x + m * groups * kGroup, w.panel(p), groups, sums);
     char* out = to.data + (m * w.n + p * kPanel) * to.element();
     const FloatEpilogueArgs args = {sums,          1,        columns, &kOne, 0, &panel,
                                     to.activation, to.dtype, out,     w.n};
-    kernels.row->finish_floats(&args);
+    kernels.sums->finish_floats(&args);
   }
 }
 

@@ -42,11 +42,12 @@ constexpr Format kFormat = {.name = "s8s8",
 
 }  // namespace
 
-const RowKernels& row_kernels_neon() { return kRowKernels; }
-
 const Kernels& kernels_neon() {
-  static constexpr Kernels kernels = {
-      "neon", &kRowKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static constexpr Kernels kernels = {"neon",
+                                      &kRowKernels,
+                                      &kSumKernels,
+                                      &kAttentionKernels,
+                                      {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

@@ -34,8 +34,9 @@ constexpr Format kFormat = {.name = "s8s8",
 }  // namespace
 
 const Kernels& kernels_neondot() {
+  const Kernels& neon = kernels_neon();
   static const Kernels kernels = {
-      "neondot", &row_kernels_neon(), {&kFormat, &kFormat, &kFormat, &kFormat}};
+      "neondot", neon.row, neon.sums, neon.attention, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

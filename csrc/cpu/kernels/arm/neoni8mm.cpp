@@ -4,6 +4,7 @@
 #include <arm_neon.h>
 
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/tables/kernels.h"
 
 namespace qfx::cpu {
 namespace {
@@ -110,7 +111,8 @@ const Kernels& kernels_neoni8mm() {
                                 .arrange = arrange_offset<0>,
                                 .minimum_rows = 2,
                                 .below = dot.formats[0]};
-  static const Kernels kernels = {"neoni8mm", dot.row, {&format, &format, &format, &format}};
+  static const Kernels kernels = {
+      "neoni8mm", dot.row, dot.sums, dot.attention, {&format, &format, &format, &format}};
   return kernels;
 }
 

@@ -4,7 +4,7 @@
 // Error against float64 on a dense sweep: about 2 * 2^-24 * max(1, |v|); tests bound it.
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include "types.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

@@ -3,7 +3,7 @@
 // the columns, compiled by each instruction set's file with its own flags.
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/rows.h"
 
 namespace qfx::cpu {
 namespace {

@@ -2,8 +2,9 @@
 // The same operations in the same order on every instruction set; 16 sums run side by side.
 #pragma once
 
+#include <cstdint>
+
 #include "cpu/kernels/rows/activation.h"
-#include "cpu/kernels/tables/kernels.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

@@ -2,7 +2,7 @@
 //     sums[m][n] += float(raw + add - mul * colsum - sum * zero) * scale,   group after group. (E3)
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/sums.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

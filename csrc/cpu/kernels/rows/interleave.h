@@ -2,7 +2,9 @@
 // side by side.
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include <cstdint>
+
+#include "cpu/kernels/tables/panel.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

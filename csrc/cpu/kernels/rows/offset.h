@@ -2,7 +2,7 @@
 // epilogue. The padding is zero: the weights are zero there.
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include <cstdint>
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

@@ -7,7 +7,7 @@
 #include "cpu/kernels/rows/quantize.h"
 #include "cpu/kernels/rows/rotate.h"
 #include "cpu/kernels/rows/widen.h"
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/attention.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

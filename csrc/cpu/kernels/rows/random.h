@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/rows.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

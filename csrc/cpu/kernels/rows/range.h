@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/rows/store.h"
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/rows.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

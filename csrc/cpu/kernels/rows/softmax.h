@@ -3,7 +3,7 @@
 // on all instruction sets.
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/attention.h"
 #if defined(__AVX2__) && defined(__FMA__)
 #include "cpu/kernels/rows/softmax_wide.h"
 #else

@@ -1,7 +1,7 @@
 // What the rows of attention's masks become before they meet scores. (A1)
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/attention.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

@@ -1,7 +1,10 @@
 // Rounding a row of floats of a panel to the output type and storing its columns.
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include <cstdint>
+
+#include "cpu/kernels/tables/panel.h"
+#include "types.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>

@@ -4,7 +4,7 @@
 // The same operations in the same order on every instruction set. x is zero padded to whole groups.
 #pragma once
 
-#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/tiles.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

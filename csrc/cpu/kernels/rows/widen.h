@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/rows/store.h"
-#include "cpu/kernels/tables/kernels.h"
+#include "types.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>

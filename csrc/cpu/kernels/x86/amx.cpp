@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/tables/kernels.h"
 
 namespace qfx::cpu {
 namespace {
@@ -142,7 +143,8 @@ const Kernels& kernels_amx() {
                                 .multiply = multiply,
                                 .minimum_rows = avx512.formats[0]->tile_rows + 1,
                                 .below = avx512.formats[0]};
-  static const Kernels kernels = {"amx", avx512.row, {&format, &format, &format, &format}};
+  static const Kernels kernels = {
+      "amx", avx512.row, avx512.sums, avx512.attention, {&format, &format, &format, &format}};
   return kernels;
 }
 

@@ -117,11 +117,12 @@ constexpr Format kNarrow = offset_format<OffsetTwice, 64>("s7s7");
 
 }  // namespace
 
-const RowKernels& row_kernels_avx2() { return kRowKernels; }
-
 const Kernels& kernels_avx2() {
-  static constexpr Kernels kernels = {
-      "avx2", &kRowKernels, {&kWide, &kNarrowWeight, &kNarrowCodes, &kNarrow}};
+  static constexpr Kernels kernels = {"avx2",
+                                      &kRowKernels,
+                                      &kSumKernels,
+                                      &kAttentionKernels,
+                                      {&kWide, &kNarrowWeight, &kNarrowCodes, &kNarrow}};
   return kernels;
 }
 

@@ -87,11 +87,12 @@ constexpr Format kFormat = {.name = "s8s8",
 
 }  // namespace
 
-const RowKernels& row_kernels_avx512() { return kRowKernels; }
-
 const Kernels& kernels_avx512vnni() {
-  static constexpr Kernels kernels = {
-      "avx512vnni", &kRowKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static constexpr Kernels kernels = {"avx512vnni",
+                                      &kRowKernels,
+                                      &kSumKernels,
+                                      &kAttentionKernels,
+                                      {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

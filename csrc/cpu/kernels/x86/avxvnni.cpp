@@ -37,8 +37,9 @@ constexpr Format kFormat = {.name = "s8s8",
 }  // namespace
 
 const Kernels& kernels_avxvnni() {
+  const Kernels& avx2 = kernels_avx2();
   static const Kernels kernels = {
-      "avxvnni", &row_kernels_avx2(), {&kFormat, &kFormat, &kFormat, &kFormat}};
+      "avxvnni", avx2.row, avx2.sums, avx2.attention, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

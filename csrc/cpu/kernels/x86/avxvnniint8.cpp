@@ -29,8 +29,9 @@ constexpr Format kFormat = {.name = "s8s8",
 }  // namespace
 
 const Kernels& kernels_avxvnniint8() {
+  const Kernels& avx2 = kernels_avx2();
   static const Kernels kernels = {
-      "avxvnniint8", &row_kernels_avx2(), {&kFormat, &kFormat, &kFormat, &kFormat}};
+      "avxvnniint8", avx2.row, avx2.sums, avx2.attention, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 
