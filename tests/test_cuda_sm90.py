@@ -20,7 +20,6 @@ from tests.test_op_parts import as_tuple, assert_equals
 ROOT = Path(__file__).resolve().parent.parent
 SM90 = ROOT / "csrc" / "cuda" / "sm90"
 KERNEL = {name: (SM90 / name).read_text() for name in ("gemm.cuh", "ring.cuh")}
-NAMES = re.findall(r"^QFX_..\((\w+),", (SM90 / "kernels.inc").read_text(), re.M)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def programs() -> Path:
     return build
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cuda_objects.HOPPER)
 def test_sums_are_exact_in_any_order_of_threads_and_copies(name: str, programs: Path) -> None:
     assert f"{name} ok" in run([programs / "sm90_tests", name])
 
@@ -131,7 +130,7 @@ def object_of(name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cuda_objects.HOPPER)
 def test_the_machine_code_has_what_hopper_is_for(name: str) -> None:
     right = int(re.findall(r"(?:x|swap)(\d+)", name)[0])
     product = f"IGMMA.64x{right}x32.S8.S8" if "s8" in name else f"BGMMA.64x{right}x256.AND.POPC"

@@ -12,7 +12,7 @@ set(PROGRAMS sm90_tests choice_tests)
 foreach(broken ${QFX_BROKEN})
   string(REGEX MATCH "^(.+)=(.+)$" matched ${broken})
   set(program broken_${CMAKE_MATCH_1})
-  add_executable(${program} ${QFX_ROOT}/csrc/cuda/sm90/${CMAKE_MATCH_2}.cu
+  add_executable(${program} ${QFX_CUDA_HOPPER_FOLDER}/${CMAKE_MATCH_2}.cu
                  $<TARGET_OBJECTS:sm90_main>)
   target_include_directories(${program} PRIVATE ${CMAKE_BINARY_DIR}/broken/${CMAKE_MATCH_1})
   target_compile_options(${program} PRIVATE -O0)  # quick to compile, soon over

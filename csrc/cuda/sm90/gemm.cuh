@@ -236,12 +236,4 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if constexpr (C::kCluster > 1) sync_cluster();  // others still arrive at this block's barriers
 }
 
-// Defines the launch of a row of kernels.inc; each has a file of its own.
-#define QFX_SM90_KERNEL(name, Terms, Sums)                                                  \
-  void launch_##name(const Launch& l, const Terms& terms) {                                 \
-    using C = Constants<k_##name>;                                                          \
-    launch<C::kCluster>(gemm<C, Sums>, l.blocks, C::kThreads, C::kShared, l.stream, l.left, \
-                        l.right, l.problem, Sums{terms}, l.out);                            \
-  }
-
 }  // namespace qfx::cuda::sm90
