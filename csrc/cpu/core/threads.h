@@ -1,5 +1,5 @@
-// torch's own pool of threads. The core's only use of torch: the native tests put another header
-// of this name in its place.
+// torch's own pool of threads, the only use of torch below the operators: the native tests put
+// another header of this name in its place.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
