@@ -8,12 +8,12 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/dispatch.h"
-#include "cpu/gemm.h"
-#include "cpu/guard_counts.h"
-#include "cpu/selfcheck.h"
-#include "cpu/shares.h"
-#include "cuda/layout.h"
+#include "cpu/attention/shares.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/selfcheck.h"
+#include "cpu/ops/guard_counts.h"
+#include "cuda/gemm/layout.h"
 #include "stamps.h"
 
 namespace {

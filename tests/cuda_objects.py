@@ -16,6 +16,8 @@ import pytest
 from tests.builds import one_process
 
 ROOT = Path(__file__).resolve().parent.parent
+_TABLE = (ROOT / "csrc" / "cuda" / "sm90" / "kernels.inc").read_text()
+HOPPER = re.findall(r"^QFX_..\((\w+),", _TABLE, re.M)  # the kernels that CMake makes files of
 BUILD = ROOT / "build" / "cuda-nvcc"  # kept, so that only what changed is compiled again
 _MEMORY = re.compile(r"^ Function (\S+?):\n +REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", re.M)
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.x]*)", re.M)

@@ -15,7 +15,7 @@ from qfx.ops.weight import cuda_packed_size
 from tests import cuda_objects
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+SOURCES = [*sorted(s.stem for s in (ROOT / "csrc" / "cuda").rglob("*.cu")), *cuda_objects.HOPPER]
 ARCHITECTURES = ("75", "80", "90")
 # Instructions, as regular expressions, that the fast paths of a source consist of.
 INSTRUCTIONS = [
@@ -68,7 +68,7 @@ def object_of(source: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("source", [s.stem for s in SOURCES])
+@pytest.mark.parametrize("source", SOURCES)
 def test_kernels_keep_to_registers(source: str) -> None:
     memory = cuda_objects.memory_of_kernels(object_of(source))
     assert memory and {name for name, size in memory.items() if size > 0} == set()

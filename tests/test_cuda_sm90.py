@@ -1,4 +1,4 @@
-"""The Hopper kernels (csrc/cuda/gemm_sm90.cuh), which no GPU has run yet: on the emulator against
+"""The Hopper kernels (csrc/cuda/sm90/gemm.cuh), which no GPU has run yet: on the emulator against
 exact sums; broken on purpose, which the emulator must see; compiled, their machine code read."""
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from tests.rows import ROWS, Row
 from tests.test_op_parts import as_tuple, assert_equals
 
 ROOT = Path(__file__).resolve().parent.parent
-CUDA = ROOT / "csrc" / "cuda"
-KERNEL = {name: (CUDA / name).read_text() for name in ("gemm_sm90.cuh", "ring_sm90.cuh")}
-NAMES = re.findall(r"^QFX_..\((\w+),", (CUDA / "kernels_sm90.inc").read_text(), re.M)
+SM90 = ROOT / "csrc" / "cuda" / "sm90"
+KERNEL = {name: (SM90 / name).read_text() for name in ("gemm.cuh", "ring.cuh")}
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def write_broken(b: Broken) -> str:
     """Its headers in the build folder, unless they are there; what CMake takes."""
     count = sum(text.count(b.old) for text in KERNEL.values())
     assert count == 1, f"{b.name}: '{b.old}' is {count} times in the kernel"
-    folder = cuda_emulator.BUILD / "broken" / b.name / "cuda"
+    folder = cuda_emulator.BUILD / "broken" / b.name / "cuda" / "sm90"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in KERNEL.items():
         path, broken = folder / name, text.replace(b.old, b.new)
@@ -113,7 +112,7 @@ def programs() -> Path:
     return build
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cuda_objects.HOPPER)
 def test_sums_are_exact_in_any_order_of_threads_and_copies(name: str, programs: Path) -> None:
     assert f"{name} ok" in run([programs / "sm90_tests", name])
 
@@ -127,11 +126,11 @@ def test_the_emulator_sees_that_a_kernel_is_broken(broken: Broken, programs: Pat
 
 
 def object_of(name: str) -> Path:
-    (path,) = (o for o in cuda_objects.objects() if o.name == f"sm90_{name}.cu.o")
+    (path,) = (o for o in cuda_objects.objects() if o.name == f"{name}.cu.o")
     return path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cuda_objects.HOPPER)
 def test_the_machine_code_has_what_hopper_is_for(name: str) -> None:
     right = int(re.findall(r"(?:x|swap)(\d+)", name)[0])
     product = f"IGMMA.64x{right}x32.S8.S8" if "s8" in name else f"BGMMA.64x{right}x256.AND.POPC"

@@ -87,10 +87,15 @@ def test_every_equation_is_cited_by_code_or_tests() -> None:
     assert {e for e in _defined_equations() if f"({e})" not in text} == set()
 
 
-def test_every_module_is_in_the_architecture() -> None:
+def test_every_room_and_every_path_is_in_the_architecture() -> None:
+    """Rooms have rows, and what the text names is there."""
     text = (ROOT / "docs/architecture.md").read_text()
-    modules = [_name(p) for p in sorted((ROOT / "qfx").glob("*.py")) if p.name != "__init__.py"]
-    assert [module for module in modules if f"`{module}`" not in text] == []
+    rooms = [p.parent for p in (ROOT / "qfx").glob("*/__init__.py")]
+    places = [f"`{p.relative_to(ROOT).as_posix()}/`" for p in rooms]
+    places += [f"`qfx/{p.name}`" for p in (ROOT / "qfx").glob("*.py") if p.name != "__init__.py"]
+    assert [place for place in places if place not in text] == []
+    named = re.findall(r"`((?:qfx|csrc|tests|examples|benchmarks)/[\w/]+(?:\.\w+)?)`", text)
+    assert len(named) > 40 and [path for path in named if not (ROOT / path).exists()] == []
 
 
 def _options_table() -> dict[str, tuple[str, str]]:

@@ -49,7 +49,7 @@ def test_tiles_of_arm_keep_their_sums_in_registers(aarch64: Path, name: str) -> 
     objdump = shutil.which("aarch64-linux-gnu-objdump")
     if objdump is None:
         pytest.skip("no aarch64-linux-gnu-objdump on the PATH")
-    (path,) = aarch64.glob(f"**/ukernel_{name}.cpp.o")
+    (path,) = aarch64.glob(f"**/arm/{name}.cpp.o")
     listing = subprocess.run([objdump, "-dC", path], check=True, capture_output=True, text=True)
     functions = [f for f in listing.stdout.split("\n\n") if "::tile<" in f or "::strip<" in f]
     spilling = [f.strip().split("\n")[0] for f in functions if _moves_vectors_to_the_stack(f)]

@@ -174,12 +174,12 @@ def test_the_swept_rows_compile(session: Session) -> None:
     for operands, k in (("s8", 4096), ("b1", 4100)):
         row = {"operands": operands, "m": 1, "k": k, "n": 64, "best": f"{operands}_swap16/2"}
         session.add("sweep", row)
-    (session.out / "cuda").mkdir()
-    sweep.write_measured(session).rename(session.out / "cuda" / "measured.inc")
+    (session.out / "cuda" / "sm90").mkdir(parents=True)
+    sweep.write_measured(session).rename(session.out / "cuda" / "sm90" / "measured.inc")
     folders = (session.out, ROOT / "csrc", Path(torch.__file__).parent / "include")
     given = [f"-I{folder}" for folder in folders]
     compiler = ["c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Werror", *given]
-    command = [*compiler, str(ROOT / "csrc" / "cuda" / "choice.cpp")]
+    command = [*compiler, str(ROOT / "csrc" / "cuda" / "sm90" / "choice.cpp")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

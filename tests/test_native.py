@@ -1,4 +1,4 @@
-"""The CPU core by itself: tests/native is built without torch and run."""
+"""What computes on the CPU by itself: tests/native is built without torch and run."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 Everything ends after `budget` seconds at the latest, whatever hangs. Each figure is a line of
 DIR/results.jsonl as soon as it is known; the short table comes last. DIR/measured.inc belongs into
-csrc/cuda/ and the table of costs, DIR/<gpu>.json, into qfx/gpu/: together, from one run, since the
-table's times are those of these kernels. The exit status is 1 if anything is wrong.
+csrc/cuda/sm90/ and the table of costs, DIR/<gpu>.json, into qfx/gpu/: together, from one run, since
+the table's times are those of these kernels. The exit status is 1 if anything is wrong.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ SMALL_M = 128  # up to here tiles are few, so that K is worth splitting
 
 
 def named(operands: str) -> list[str]:
-    """The Hopper kernels of csrc/cuda/kernels_sm90.inc for "s8" or "b1" operands."""
-    text = (ROOT / "csrc" / "cuda" / "kernels_sm90.inc").read_text()
+    """The Hopper kernels of csrc/cuda/sm90/kernels.inc for "s8" or "b1" operands."""
+    text = (ROOT / "csrc" / "cuda" / "sm90" / "kernels.inc").read_text()
     return re.findall(rf"^QFX_{operands.upper()}\((\w+),", text, re.M)
 
 

@@ -2,7 +2,7 @@
 // loaded and nothing stored meanwhile. benchmarks/gpu/peak.py compiles and calls it.
 #include <cstring>
 
-#include "cuda/gemm_sm90.cuh"
+#include "cuda/sm90/gemm.cuh"
 
 namespace qfx::cuda::sm90 {
 namespace {

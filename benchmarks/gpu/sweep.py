@@ -1,4 +1,4 @@
-"""The fastest right kernel by shape: the rows of csrc/cuda/measured.inc."""
+"""The fastest right kernel by shape: the rows of csrc/cuda/sm90/measured.inc."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _calls(session: Session, operands: str, m: int, k: int, n: int) -> list[Call
 
 
 def nearest(session: Session, m: int, k: int, n: int) -> str:
-    """The kernel that csrc/cuda/choice.cpp will take by these rows: of the nearest sizes."""
+    """The kernel that csrc/cuda/sm90/choice.cpp will take by these rows: of the nearest sizes."""
     rows = [r for r in session.of("sweep") if r.get("operands") == "s8" and r["best"]]
 
     def distance(row: Row) -> float:

@@ -7,7 +7,7 @@ Layout K32N32, version 2, one flat int8 tensor:
     (W[n, k] >= 0) = blocks[n // 32, k // 32, n % 32] >> (k % 32) & 1
 
 On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
-say everything (csrc/cuda/bits_layout.h), zero padded:
+say everything (csrc/cuda/gemm/bits_layout.h), zero padded:
     set int32 [N4], bits uint32 [N, Kp/32]     N4 = N rounded up to 4, Kp = K rounded up to 128
     (W[n, k] >= 0) = bits[n, k // 32] >> (k % 32) & 1,  set[n] = sum_k (W[n, k] >= 0)
 Equations: docs/numerics.md (H1).

@@ -10,7 +10,7 @@ Layout K4N32, version 3, one flat int8 tensor:
     group_sums[n // 32, g, n % 32] = sum_k W[n, k], k // group = g
 
 On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
-say everything (csrc/cuda/layout.h):
+say everything (csrc/cuda/gemm/layout.h):
     colsum int32 [N4], W int8 [N, Kp], zero padded     N4 = N up to 4, Kp = K up to 16
     group_sums int32 [N, G], zeros int8 [group / 64], only if group > 0
 """

@@ -1,9 +1,9 @@
-// Laws of cuda/choice.h.
+// Laws of cuda/sm90/choice.h.
 #include <cstdio>
 #include <exception>
 #include <string>
 
-#include "cuda/choice.h"
+#include "cuda/sm90/choice.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
-// The twin of csrc/cuda/device.cpp: the CPU is the GPU.
-#include "cuda/device.h"
+// The twin of csrc/cuda/core/device.cpp: the CPU is the GPU.
+#include "cuda/core/device.h"
 
 #include <torch/headeronly/util/Exception.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/ptx.cuh"
+#include "cuda/core/ptx.cuh"
 
 namespace {
 

@@ -1,5 +1,5 @@
 # The Hopper kernels, against exact sums, and the same with kernels that are broken on purpose: for each
-# name in QFX_BROKEN, "name=kernel", the headers broken/<name>/cuda/*_sm90.cuh of the build folder are
+# name in QFX_BROKEN, "name=kernel", the headers broken/<name>/cuda/sm90/*.cuh of the build folder are
 # found before csrc/cuda's.
 set(QFX_BROKEN "" CACHE STRING "broken kernels, name=kernel")
 set_source_files_properties(${QFX_CUDA_HOPPER_KERNELS} PROPERTIES LANGUAGE CXX)
@@ -12,7 +12,7 @@ set(PROGRAMS sm90_tests choice_tests)
 foreach(broken ${QFX_BROKEN})
   string(REGEX MATCH "^(.+)=(.+)$" matched ${broken})
   set(program broken_${CMAKE_MATCH_1})
-  add_executable(${program} ${QFX_ROOT}/csrc/cuda/sm90_${CMAKE_MATCH_2}.cu
+  add_executable(${program} ${QFX_CUDA_HOPPER_FOLDER}/${CMAKE_MATCH_2}.cu
                  $<TARGET_OBJECTS:sm90_main>)
   target_include_directories(${program} PRIVATE ${CMAKE_BINARY_DIR}/broken/${CMAKE_MATCH_1})
   target_compile_options(${program} PRIVATE -O0)  # quick to compile, soon over

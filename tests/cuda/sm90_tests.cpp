@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/multiply_sm90.h"
-#include "cuda/ptx.cuh"
+#include "cuda/core/ptx.cuh"
+#include "cuda/sm90/multiply.h"
 
 namespace {
 

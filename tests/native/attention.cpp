@@ -1,10 +1,10 @@
 // Attention of heads that share keys against the reference's (A1) to (A6), its operands between
 // pages that fault.
-#include "cpu/attention.h"
+#include "cpu/attention/attention.h"
 
 #include <limits>
 
-#include "cpu/threads.h"
+#include "cpu/core/threads.h"
 #include "harness.h"
 
 namespace qfx::test {

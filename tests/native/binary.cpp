@@ -1,9 +1,8 @@
 // The kernels of the 1-bit product (H1), alone and as a whole on one thread and on several.
-#include "cpu/binary.h"
-
 #include <algorithm>
 
-#include "cpu/threads.h"
+#include "cpu/binary/gemm.h"
+#include "cpu/core/threads.h"
 #include "harness.h"
 
 namespace qfx::test {

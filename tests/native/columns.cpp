@@ -1,5 +1,6 @@
 // The kernels on the columns of a panel of floats, against those of the reference.
-#include "cpu/quantize.h"
+#include "cpu/gemm/quantize.h"
+#include "cpu/kernels/tables/rows.h"
 #include "harness.h"
 
 namespace qfx::test {
@@ -16,14 +17,14 @@ void range_one(Subject& subject, const RowKernels& row, const std::vector<float>
   int32_t* found = out.get<int32_t>(kPanel, place);
   int32_t expected[kPanel];
   row.range_of_columns(x, k, found);
-  row_kernels_ref().range_of_columns(values.data(), k, expected);
+  kernels_ref().row->range_of_columns(values.data(), k, expected);
   subject.same(found, expected, kPanel);
 }
 
 ColumnCodes codes_for(const std::vector<float>& values, int bits) {
   int32_t magnitude[kPanel];
-  row_kernels_ref().range_of_columns(values.data(), static_cast<int64_t>(values.size()) / kPanel,
-                                     magnitude);
+  kernels_ref().row->range_of_columns(values.data(), static_cast<int64_t>(values.size()) / kPanel,
+                                      magnitude);
   ColumnCodes codes;
   for (int n = 0; n < kPanel; ++n) {
     const RowCode code = code_of({magnitude[n], 0, 0}, {bits, true, false});
@@ -46,8 +47,8 @@ void quantize_one(Subject& subject, const RowKernels& row, const std::vector<flo
   std::vector<int8_t> expected(values.size());
   int32_t expected_colsum[kPanel];
   row.quantize_columns(x, groups, parameters.copy(codes, place), found, colsum);
-  row_kernels_ref().quantize_columns(values.data(), groups, codes.data(), expected.data(),
-                                     expected_colsum);
+  kernels_ref().row->quantize_columns(values.data(), groups, codes.data(), expected.data(),
+                                      expected_colsum);
   subject.same(found, expected.data(), groups * kPanel * kGroup);
   subject.same(colsum, expected_colsum, kPanel);
 }

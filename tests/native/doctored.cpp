@@ -2,7 +2,8 @@
 // sentence that names the kernel, and these tests see them and those that leave their operands.
 #include <algorithm>
 
-#include "cpu/selfcheck.h"
+#include "cpu/kernels/selfcheck.h"
+#include "cpu/kernels/tables/rows.h"
 #include "harness.h"
 
 namespace qfx::test {
@@ -90,17 +91,17 @@ void check_refusals(Subject& subject, const Kernels& kernels, const Format& form
 
 void wrong_rotation(const float* x, int64_t n, const Transform* transform, float* out,
                     Range* range) {
-  row_kernels_ref().rotate(x, n, transform, out, range);
+  kernels_ref().row->rotate(x, n, transform, out, range);
   if (transform->rotation == kLargestRotation) out[n - 1] = -out[n - 1];
 }
 
 void wrong_way_back(const float* x, int64_t n, const Transform* transform, float* out) {
   Range range;
-  row_kernels_ref().rotate(x, n, transform, out, &range);
+  kernels_ref().row->rotate(x, n, transform, out, &range);
 }
 
 void wrong_range(const float* x, int64_t n, const Transform* transform, float* out, Range* range) {
-  row_kernels_ref().rotate(x, n, transform, out, range);
+  kernels_ref().row->rotate(x, n, transform, out, range);
   range->high -= 1;
 }
 

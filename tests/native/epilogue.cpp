@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/kernels/tables/sums.h"
 #include "harness.h"
 
 namespace qfx::test {
@@ -56,7 +57,7 @@ struct Output {
 class EpilogueTest {
  public:
   explicit EpilogueTest(const Kernels& kernels)
-      : row_(*kernels.row), subject_(std::string("epilogue__") + kernels.isa) {}
+      : table_(*kernels.sums), subject_(std::string("epilogue__") + kernels.isa) {}
 
   void run(const Case& c, Place place) {
     subject_.begin(c.text() + ", operands " + name_of(place));
@@ -72,21 +73,21 @@ class EpilogueTest {
                          scale_per_row,       tile.panel.data(),
                          c.activation,        c.dtype,
                          expected.data(),     output.ldo};
-    row_kernels_ref().epilogue(&args);
+    kernels_ref().sums->epilogue(&args);
     args.tile = sums_.copy(tile.sums, place);
     args.row_add = add_.copy(tile.row_add, place);
     args.row_mul = mul_.copy(tile.row_mul, place);
     args.row_scale = scale_.copy(tile.row_scale, place);
     args.panel = panel_.copy(tile.panel, place);
     args.out = found;
-    row_.epilogue(&args);
+    table_.epilogue(&args);
     subject_.same_floats(c.dtype, found, expected.data(), output.count);
   }
 
   void passed() const { subject_.passed(); }
 
  private:
-  const RowKernels& row_;
+  const SumKernels& table_;
   Subject subject_;
   Pages out_, sums_, add_, mul_, scale_, panel_;
 };

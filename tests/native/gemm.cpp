@@ -1,8 +1,8 @@
 // Whole products on one thread and on several: packing, arranging, the driver and both sinks.
-#include "cpu/pack_floats.h"
-#include "cpu/product.h"
-#include "cpu/selfcheck.h"
-#include "cpu/threads.h"
+#include "cpu/core/threads.h"
+#include "cpu/gemm/pack_floats.h"
+#include "cpu/gemm/product.h"
+#include "cpu/kernels/selfcheck.h"
 #include "harness.h"
 
 namespace qfx::test {

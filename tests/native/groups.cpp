@@ -2,8 +2,9 @@
 // several, both against plain loops (E3).
 #include <limits>
 
-#include "cpu/group_product.h"
-#include "cpu/threads.h"
+#include "cpu/core/threads.h"
+#include "cpu/gemm/group_product.h"
+#include "cpu/kernels/tables/sums.h"
 #include "harness.h"
 
 namespace qfx::test {
@@ -22,7 +23,7 @@ float value_of(int64_t i) { return static_cast<float>(hash(i) % 1000) * 0x1p-16f
 class SumTest {
  public:
   explicit SumTest(const Kernels& kernels)
-      : row_(*kernels.row), subject_(std::string("add_groups__") + kernels.isa) {}
+      : table_(*kernels.sums), subject_(std::string("add_groups__") + kernels.isa) {}
 
   void run(int rows, int64_t groups, bool with_zero, Place place) {
     subject_.begin(std::to_string(rows) + " rows, " + std::to_string(groups) + " groups" +
@@ -50,7 +51,7 @@ class SumTest {
                             with_zero ? zero_.copy(zero, place) : nullptr,
                             with_zero ? kPanel : 0,
                             found};
-    row_.add_groups(&args);
+    table_.add_groups(&args);
     for (int64_t g = 0; g < groups; ++g) {
       for (int64_t i = 0; i < rows * kPanel; ++i) {
         const int64_t m = i / kPanel, n = i % kPanel;
@@ -74,7 +75,7 @@ class SumTest {
     return made;
   }
 
-  const RowKernels& row_;
+  const SumKernels& table_;
   Subject subject_;
   Pages raw_, add_, sum_, mul_, colsum_, scale_, zero_, sums_;
 };

@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "cpu/kernels/tables/rows.h"
+
 namespace qfx::test {
 namespace {
 
@@ -91,8 +93,8 @@ void Subject::same_floats(Dtype dtype, const void* found, const void* expected,
     return same(static_cast<const float*>(found), static_cast<const float*>(expected), count);
   }
   std::vector<float> values(static_cast<size_t>(2 * count));
-  row_kernels_ref().widen(found, dtype, count, values.data());
-  row_kernels_ref().widen(expected, dtype, count, values.data() + count);
+  kernels_ref().row->widen(found, dtype, count, values.data());
+  kernels_ref().row->widen(expected, dtype, count, values.data() + count);
   same(values.data(), values.data() + count, count);
 }
 

@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/dispatch.h"
+#include "cpu/kernels/dispatch.h"
+#include "types.h"
 
 namespace qfx::test {
 

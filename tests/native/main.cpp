@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "cpu/selfcheck.h"
+#include "cpu/kernels/selfcheck.h"
 #include "harness.h"
 
 namespace qfx::test {

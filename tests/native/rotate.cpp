@@ -1,6 +1,7 @@
 // The transform of a row before it is quantized, there and back, against the reference. (R1)
 #include <bit>
 
+#include "cpu/kernels/tables/rows.h"
 #include "harness.h"
 
 namespace qfx::test {
@@ -54,7 +55,7 @@ class RotateTest {
     if (expected.magnitude < kInfinity) there_.same(&found.magnitude, &expected.magnitude, 3);
   }
 
-  const RowKernels &row_, &ref_ = row_kernels_ref();
+  const RowKernels &row_, &ref_ = *kernels_ref().row;
   Subject there_, back_;
   Pages x_, factor_, out_;
 };

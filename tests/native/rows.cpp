@@ -1,5 +1,5 @@
 // The kernels on one row of floats, against those of the reference.
-#include "cpu/quantize.h"
+#include "cpu/gemm/quantize.h"
 #include "harness.h"
 
 namespace qfx::test {
@@ -164,7 +164,7 @@ class RowTest {
   }
 
   std::string isa_;
-  const RowKernels &row_, &ref_ = row_kernels_ref();
+  const RowKernels &row_, &ref_ = *kernels_ref().row;
   Pages in_, out_, random_;
 };
 

@@ -1,8 +1,8 @@
 // Every tile height of every format, prefetching or not, fresh and accumulating: (G1).
 #include <algorithm>
 
-#include "cpu/pack.h"
-#include "cpu/selfcheck.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/kernels/selfcheck.h"
 #include "harness.h"
 
 namespace qfx::test {

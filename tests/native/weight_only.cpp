@@ -1,13 +1,14 @@
 // Float rows times int8 weights, and the epilogue of their sums, against the reference's (W1).
 #include <limits>
 
-#include "cpu/pack.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/kernels/tables/sums.h"
 #include "harness.h"
 
 namespace qfx::test {
 namespace {
 
-void sums_of(Subject& subject, const RowKernels& row, Numbers kind, int64_t k, Place place) {
+void sums_of(Subject& subject, const SumKernels& table, Numbers kind, int64_t k, Place place) {
   static Pages in, weights, out;
   subject.begin("K=" + std::to_string(k) + ", operands " + name_of(place));
   std::vector<float> values = numbers(kind, k);
@@ -19,12 +20,12 @@ void sums_of(Subject& subject, const RowKernels& row, Numbers kind, int64_t k, P
   const int8_t* b = weights.copy(block, place);
   float* found = out.get<float>(kPanel, place);
   float expected[kPanel];
-  row.weight_only(x, b, groups, found);
-  row_kernels_ref().weight_only(values.data(), block.data(), groups, expected);
+  table.weight_only(x, b, groups, found);
+  kernels_ref().sums->weight_only(values.data(), block.data(), groups, expected);
   subject.same(found, expected, kPanel);
 }
 
-void finish(Subject& subject, const RowKernels& row, Dtype dtype, Activation activation,
+void finish(Subject& subject, const SumKernels& table, Dtype dtype, Activation activation,
             int columns, bool has_bias, Place place) {
   static Pages in, panels, scales, out;
   subject.begin(std::to_string(columns) + " columns, operands " + name_of(place));
@@ -44,12 +45,12 @@ void finish(Subject& subject, const RowKernels& row, Dtype dtype, Activation act
   std::vector<uint8_t> expected(static_cast<size_t>(count * element_of(dtype)), Pages::kCanary);
   FloatEpilogueArgs args = {sums.data(),  rows,       columns, scale.data(),    step,
                             panel.data(), activation, dtype,   expected.data(), ldo};
-  row_kernels_ref().finish_floats(&args);
+  kernels_ref().sums->finish_floats(&args);
   args.sums = in.copy(sums, place);
   args.row_scale = scales.copy(scale, place);
   args.panel = panels.copy(panel, place);
   args.out = found;
-  row.finish_floats(&args);
+  table.finish_floats(&args);
   subject.same_floats(dtype, found, expected.data(), count);
 }
 
@@ -60,13 +61,13 @@ void check_weight_only(const Kernels& kernels) {
   Subject finish_floats(std::string("finish_floats__") + kernels.isa);
   for (Place place : kPlaces) {
     for (Numbers kind : kNumbers) {
-      for (int64_t k : sizes()) sums_of(weight_only, *kernels.row, kind, k, place);
+      for (int64_t k : sizes()) sums_of(weight_only, *kernels.sums, kind, k, place);
     }
     for (Dtype dtype : kDtypes) {
       for (Activation activation : kActivations) {
         for (int columns = 1; columns <= kPanel; ++columns) {
           for (bool bias : {false, true}) {
-            finish(finish_floats, *kernels.row, dtype, activation, columns, bias, place);
+            finish(finish_floats, *kernels.sums, dtype, activation, columns, bias, place);
           }
         }
       }

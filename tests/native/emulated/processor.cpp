@@ -1,6 +1,6 @@
-// In place of csrc/cpu/processor.cpp: a processor that has, beside what this one has, the
+// In place of csrc/cpu/core/processor.cpp: a processor that has, beside what this one has, the
 // instructions that this folder emulates.
-#include "cpu/isa.h"
+#include "cpu/core/isa.h"
 
 namespace qfx::cpu {
 

@@ -1,0 +1,86 @@
+// The integer GEMM: acc[m][n] = sum_k (q[m][k] - z[m]) w[n][k], handed on tile by tile. (G1)
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/core/scratch.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/sums.h"
+
+namespace qfx::cpu {
+
+// Activations in an operand format.
+struct Rows {
+  const Format* format;
+  uint8_t* a;
+  int64_t count, stride;
+  int32_t *add, *mul;
+};
+
+// The fastest format that is exact for these codes and this many rows.
+const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows);
+
+// What a thread calls behind its last tile.
+inline void release(const Format& format) {
+  if (format.release != nullptr) format.release();
+}
+
+// How many rows to arrange at a time: whole row blocks, about 16 MB of them.
+int64_t rows_at_once(const PackedWeight& w);
+
+// What holds rows until the next ones.
+struct RowsMemory {
+  Scratch codes, constants;
+};
+
+// Room for `count` rows of w.k codes.
+Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory);
+
+// The same in memory of the calling thread, reused between calls.
+Rows make_rows(const Format& format, int64_t count, const PackedWeight& w);
+
+// Arranges the codes of row m.
+void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
+                 const Rows& rows);
+
+// A block of rows, whose codes stay in L2 while it meets panel after panel.
+struct RowBlock {
+  int64_t begin, end;
+
+  int64_t rows() const { return end - begin; }
+};
+
+inline constexpr int64_t kRowsPerBlock = 240;  // in tiles of 3 to 6, 12 or 30
+inline constexpr int64_t kBlockK = 512;        // a panel block of 32 x 512 bytes stays in L1
+
+// What is to be done with a block of rows and panel p, by several threads at once.
+class PanelWork {
+ public:
+  virtual ~PanelWork() = default;
+  virtual void run(const RowBlock& block, int64_t p) const = 0;
+};
+
+void for_each_panel(const Rows& rows, const PackedWeight& w, const PanelWork& work);
+
+// Receives finished tiles; called from several threads at once for different tiles.
+class TileSink {
+ public:
+  virtual ~TileSink() = default;
+  // Column parameters of panel p, read once before its tiles.
+  virtual void load_panel(int64_t p, Panel* panel) const = 0;
+  // Raw sums [rows][32] of rows m.. and panel p; see cpu/kernels/tables/tiles.h for the row
+  // constants.
+  virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p,
+                    const Panel& panel) const = 0;
+};
+
+// Rows of a tile: as tall as the kernels allow, and all of about the same height.
+int64_t tile_height(int64_t rows, int64_t tallest);
+
+// Rows of the tiles that a GEMM of this many rows is cut into.
+int64_t tile_rows_for(const Format& format, int64_t rows);
+
+void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink);
+
+}  // namespace qfx::cpu

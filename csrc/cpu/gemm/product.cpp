@@ -1,0 +1,113 @@
+#include "cpu/gemm/product.h"
+
+#include <cstring>
+
+#include "cpu/core/parallel.h"
+#include "cpu/core/scratch.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int64_t kStepsPerElement = 16;  // of quantizing and arranging, in parallel.h's unit
+
+void load_colsum(const PackedWeight& w, int64_t p, Panel* panel) {
+  std::memcpy(panel->colsum, w.colsum + p * kPanel, sizeof(panel->colsum));
+}
+
+// Whether all codes lie in [-64, 63].
+bool all_narrow(const int8_t* q, int64_t count) {
+  constexpr int64_t kBlock = 4096;  // wide codes show early
+  for (int64_t i = 0; i < count; i += kBlock) {
+    unsigned outside = 0;
+    for (int64_t j = i; j < std::min(i + kBlock, count); ++j) {
+      outside |= static_cast<uint8_t>(q[j] + 64) & 0x80;
+    }
+    if (outside != 0) return false;
+  }
+  return true;
+}
+
+Operands operands_of(const PackedWeight& w, bool narrow_codes) {
+  if (narrow_codes) return w.narrow ? Operands::kNarrow : Operands::kNarrowCodes;
+  return w.narrow ? Operands::kNarrowWeight : Operands::kWide;
+}
+
+}  // namespace
+
+void IntegerSink::load_panel(int64_t p, Panel* panel) const { load_colsum(w, p, panel); }
+
+void IntegerSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
+                       const Panel& panel) const {
+  for (int r = 0; r < count; ++r, ++m, raw += kPanel) {
+    const uint32_t add = static_cast<uint32_t>(rows.add[m]),
+                   mul = static_cast<uint32_t>(rows.mul[m]);
+    for (int n = 0; n < columns_of(w, p); ++n) {
+      const uint32_t colsum = static_cast<uint32_t>(panel.colsum[n]);
+      out[m * w.n + p * kPanel + n] =
+          static_cast<int32_t>(static_cast<uint32_t>(raw[n]) + add - mul * colsum);
+    }
+  }
+}
+
+void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel) {
+  load_colsum(w, p, panel);
+  panel->has_bias = to.bias != nullptr;
+  const int columns = columns_of(w, p);
+  for (int n = 0; n < kPanel; ++n) {
+    panel->scale[n] = n < columns ? to.w_scale[p * kPanel + n] : 0.f;
+    panel->bias[n] = n < columns && panel->has_bias ? to.bias[p * kPanel + n] : 0.f;
+  }
+}
+
+void FloatSink::load_panel(int64_t p, Panel* panel) const { load_columns(w, to, p, panel); }
+
+void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
+                     const Panel& panel) const {
+  char* out = to.data + ((first + m) * w.n + p * kPanel) * to.element();
+  const float* scale = row_scale + (first + m) * scale_stride;
+  const EpilogueArgs args = {raw,   count,        columns_of(w, p), rows.add + m,  rows.mul + m,
+                             scale, scale_stride, &panel,           to.activation, to.dtype,
+                             out,   w.n};
+  kernels.sums->epilogue(&args);
+}
+
+const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                              int64_t count) {
+  const Format& wide = format_for(kernels, operands_of(w, false), count);
+  const Format& narrow = format_for(kernels, operands_of(w, true), count);
+  const bool same = &wide == &narrow || !all_narrow(q, count * w.k);
+  return same ? wide : narrow;
+}
+
+Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                   const int32_t* zero_points, int64_t zero_stride, int64_t count) {
+  const Rows rows = make_rows(format_of_codes(kernels, w, q, count), count, w);
+  parallel(count, count * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      arrange_row(w, q + m * w.k, zero_points[m * zero_stride], m, rows);
+    }
+  });
+  return rows;
+}
+
+Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
+                    const CodeSpec& spec, const TensorCode* shared, float* scales) {
+  const bool narrow = spec.bits < 8;
+  const Rows rows = make_rows(format_for(kernels, operands_of(w, narrow), x.rows), x.rows, w);
+  parallel(x.rows, x.rows * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    thread_local Scratch scratch;
+    int8_t* q = scratch.get<int8_t>(kRowsAtOnce * w.k);
+    RowCode codes[kRowsAtOnce];
+    for (int64_t m = begin; m < end; m += kRowsAtOnce) {
+      const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
+      quantize_rows(kernels, x, spec, shared, m, count, codes, q);
+      for (int64_t r = 0; r < count; ++r) {
+        arrange_row(w, q + r * w.k, codes[r].zero_point, m + r, rows);
+        if (shared == nullptr) scales[m + r] = codes[r].scale;
+      }
+    }
+  });
+  return rows;
+}
+
+}  // namespace qfx::cpu

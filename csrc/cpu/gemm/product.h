@@ -1,0 +1,87 @@
+// An integer product as operators use it: rows of codes or of floats made ready for the kernels,
+// and tiles stored as exact sums or through the epilogue.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/quantize.h"
+
+namespace qfx::cpu {
+
+// Stores the exact sums in out[M][N].
+struct IntegerSink final : TileSink {
+  const PackedWeight& w;
+  const Rows& rows;
+  int32_t* out;
+
+  IntegerSink(const PackedWeight& w, const Rows& rows, int32_t* out) : w(w), rows(rows), out(out) {}
+
+  void load_panel(int64_t p, Panel* panel) const override;
+  void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
+};
+
+// Where and how an operator's float result is written.
+struct FloatOutput {
+  const float* w_scale;
+  const float* bias;  // or null
+  Activation activation;
+  Dtype dtype;
+  char* data;  // [M, N]
+
+  int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
+};
+
+// The parameters of panel p's columns.
+void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel);
+
+// Applies the epilogue (E1) while the tile is in cache. `first` is the output row of rows' row 0.
+struct FloatSink final : TileSink {
+  const Kernels& kernels;
+  const PackedWeight& w;
+  const Rows& rows;
+  const FloatOutput& to;
+  const float* row_scale;
+  int64_t scale_stride, first;
+
+  FloatSink(const Kernels& kernels, const PackedWeight& w, const Rows& rows, const FloatOutput& to,
+            const float* row_scale, int64_t scale_stride, int64_t first)
+      : kernels(kernels),
+        w(w),
+        rows(rows),
+        to(to),
+        row_scale(row_scale),
+        scale_stride(scale_stride),
+        first(first) {}
+
+  void load_panel(int64_t p, Panel* panel) const override;
+  void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
+};
+
+// The columns of panel p that the weight has.
+inline int columns_of(const PackedWeight& w, int64_t p) {
+  return static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
+}
+
+// The fastest format that holds the codes q [count, K].
+const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                              int64_t count);
+
+// Arranges codes q [M, K] for the kernels, in the fastest format that holds them.
+Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                   const int32_t* zero_points, int64_t zero_stride, int64_t count);
+
+// Quantizes x [M, K] row by row and arranges the codes. Each row has its own code, which is chosen
+// here and whose scale goes to scales[m]; or all have `shared`, whose scales are there already.
+Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
+                    const CodeSpec& spec, const TensorCode* shared, float* scales);
+
+// Runs f(first, count) over the rows, a bounded number at a time, so that the memory for arranged
+// rows stays bounded too.
+template <typename F>
+void in_chunks(const PackedWeight& w, int64_t rows, const F& f) {
+  const int64_t step = rows_at_once(w);
+  for (int64_t first = 0; first < rows; first += step) f(first, std::min(step, rows - first));
+}
+
+}  // namespace qfx::cpu

@@ -1,0 +1,154 @@
+#include "cpu/gemm/quantize.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <mutex>
+#include <new>
+
+#include "cpu/core/parallel.h"
+#include "cpu/core/scratch.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr float kSmallestScale = 0x1p-126f;
+constexpr int32_t kInfinity = 0x7f800000;
+
+float from_sortable(int32_t order) {
+  return std::bit_cast<float>(order ^ ((order >> 31) & 0x7fffffff));
+}
+
+Range widest(const Range& a, const Range& b) {
+  return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
+}
+
+RowCode faulty_code(float fault, int32_t qmin, int32_t qmax) {  // (Q4)
+  return {fault, 0.f, 0, qmin, qmax, false};
+}
+
+bool is_none(const Transform& t) { return t.factor == nullptr && t.rotation == 0; }
+
+// Row m in float32: x itself, or `memory`.
+const float* row_into(const Kernels& kernels, const FloatMatrix& x, int64_t m, Range* range,
+                      float* memory) {
+  const float* row = static_cast<const float*>(x.row(m));
+  if (x.dtype != Dtype::kFloat32) {
+    kernels.row->widen(x.row(m), x.dtype, x.columns, memory);
+    row = memory;
+  }
+  if (is_none(x.transform)) {
+    if (range != nullptr) kernels.row->range(row, x.columns, range);
+    return row;
+  }
+  Range found;
+  kernels.row->rotate(row, x.columns, &x.transform, memory, range == nullptr ? &found : range);
+  return memory;
+}
+
+bool needs_memory(const FloatMatrix& x) {
+  return x.dtype != Dtype::kFloat32 || !is_none(x.transform);
+}
+
+}  // namespace
+
+RowCode code_of(const Range& range, const CodeSpec& spec) {
+  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
+  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
+  if (range.magnitude >= kInfinity) {
+    return faulty_code(std::bit_cast<float>(range.magnitude), qmin, qmax);
+  }
+  if (spec.symmetric) {  // (Q1)
+    const float scale = std::bit_cast<float>(range.magnitude) / static_cast<float>(qmax);
+    const float kept = std::max(scale, kSmallestScale);
+    return {kept, 1.f / kept, 0, qmin, qmax, true};
+  }
+  const float low = from_sortable(range.low), high = from_sortable(range.high);
+  const float n = static_cast<float>(qmax - qmin);
+  const float scale = std::max(high / n - low / n, kSmallestScale);  // (Q2)
+  const float inverse = 1.f / scale;
+  const int32_t zero = qmin - static_cast<int32_t>(std::nearbyintf(low * inverse));
+  return {scale, inverse, std::clamp(zero, qmin, qmax), qmin, qmax, true};
+}
+
+const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m, Range* range) {
+  thread_local Scratch scratch;
+  return row_into(kernels, x, m, range, needs_memory(x) ? scratch.get<float>(x.columns) : nullptr);
+}
+
+RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                        int64_t m) {
+  Range range;
+  row_as_floats(kernels, x, m, &range);
+  return code_of(range, spec);
+}
+
+void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                   const TensorCode* shared, int64_t first, int64_t count, RowCode* codes,
+                   int8_t* q) {
+  thread_local Scratch scratch;
+  float* memory = needs_memory(x) ? scratch.get<float>(kRowsAtOnce * x.columns) : nullptr;
+  const int64_t step = memory == nullptr ? 0 : x.columns;
+  const float* rows[kRowsAtOnce];
+  for (int64_t r = 0; r < count; ++r) {
+    Range range;
+    Range* asked = shared == nullptr ? &range : nullptr;
+    rows[r] = row_into(kernels, x, first + r, asked, memory + r * step);
+    if (shared != nullptr) {
+      codes[r] = shared->of(first + r);
+      continue;
+    }
+    ::new (&codes[r]) RowCode(code_of(range, spec));  // a copy would wait for the stores
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    kernels.row->quantize(rows[r], x.columns, &codes[r], q + r * x.columns);
+  }
+}
+
+RowCode TensorCode::of(int64_t m) const {
+  return std::isfinite(scales[m]) ? code : faulty_code(scales[m], code.qmin, code.qmax);
+}
+
+TensorCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                              float* scales) {
+  constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
+  Range all = {0, 0, 0};
+  std::mutex merging;
+  parallel(x.rows, x.rows * x.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    Range part = {0, 0, 0};
+    for (int64_t m = begin; m < end; ++m) {
+      Range range;
+      row_as_floats(kernels, x, m, &range);
+      const bool finite = range.magnitude < kInfinity;
+      if (finite) part = widest(part, range);
+      scales[m] = finite ? 0.f : std::bit_cast<float>(range.magnitude);
+    }
+    const std::lock_guard<std::mutex> lock(merging);
+    all = widest(all, part);
+  });
+  const RowCode code = code_of(all, spec);
+  for (int64_t m = 0; m < x.rows; ++m) {
+    if (scales[m] == 0.f) scales[m] = code.scale;
+  }
+  return {code, scales};
+}
+
+RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point) {
+  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
+  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
+  if (!std::isfinite(scale)) return faulty_code(scale, qmin, qmax);
+  const float kept = std::max(scale, kSmallestScale);
+  return {kept, 1.f / kept, std::clamp(zero_point, qmin, qmax), qmin, qmax, true};
+}
+
+RowCode given_row_code(const Range& range, const CodeSpec& spec, float scale, int32_t zero_point) {
+  if (range.magnitude < kInfinity) return given_code(spec, scale, zero_point);
+  return code_of(range, spec);  // (Q4)
+}
+
+void quantize_row_of(const Kernels& kernels, const FloatMatrix& x, int64_t m, const RowCode& code,
+                     int8_t* q) {
+  kernels.row->quantize(row_as_floats(kernels, x, m), x.columns, &code, q);
+}
+
+}  // namespace qfx::cpu

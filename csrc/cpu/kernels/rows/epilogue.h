@@ -1,0 +1,90 @@
+// A panel of sums becomes columns of outputs: scale, bias, activation, one rounding.
+#pragma once
+
+#include "cpu/kernels/rows/activation.h"
+#include "cpu/kernels/rows/store.h"
+#include "cpu/kernels/tables/sums.h"
+
+namespace qfx::cpu {
+namespace {
+
+template <Activation A>
+inline void activate_all(float* y) {
+  for (int n = 0; n < kPanel; ++n) y[n] = activate<A>(y[n]);
+}
+
+inline void activate_row(Activation activation, float* y) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      return activate_all<Activation::kRelu>(y);
+    case Activation::kGelu:
+      return activate_all<Activation::kGelu>(y);
+    case Activation::kGeluTanh:
+      return activate_all<Activation::kGeluTanh>(y);
+    case Activation::kSilu:
+      return activate_all<Activation::kSilu>(y);
+  }
+}
+
+// y[n] = act(float(raw + add - mul * colsum) * (scale * wscale) + bias)                       (E1)
+template <Activation A>
+inline void finish_row(const int32_t* raw, uint32_t add, uint32_t mul, float scale, const Panel& p,
+                       float* y) {
+  for (int n = 0; n < kPanel; ++n) {
+    const uint32_t acc =
+        static_cast<uint32_t>(raw[n]) + add - mul * static_cast<uint32_t>(p.colsum[n]);
+    y[n] = static_cast<float>(static_cast<int32_t>(acc)) * (scale * p.scale[n]);
+  }
+  if (p.has_bias) {
+    for (int n = 0; n < kPanel; ++n) y[n] = y[n] + p.bias[n];
+  }
+  activate_all<A>(y);
+}
+
+template <Activation A>
+inline void finish_tile(const EpilogueArgs& e) {
+  const int64_t element = e.dtype == Dtype::kFloat32 ? 4 : 2;
+  alignas(64) float y[kPanel];
+  for (int m = 0; m < e.rows; ++m) {
+    const uint32_t add = static_cast<uint32_t>(e.row_add[m]),
+                   mul = static_cast<uint32_t>(e.row_mul[m]);
+    finish_row<A>(e.tile + m * kPanel, add, mul, e.row_scale[m * e.scale_stride], *e.panel, y);
+    store_row(y, e.columns, e.dtype, static_cast<char*>(e.out) + m * e.ldo * element);
+  }
+}
+
+inline void epilogue(const EpilogueArgs* args) {
+  switch (args->activation) {
+    case Activation::kNone:
+      return finish_tile<Activation::kNone>(*args);
+    case Activation::kRelu:
+      return finish_tile<Activation::kRelu>(*args);
+    case Activation::kGelu:
+      return finish_tile<Activation::kGelu>(*args);
+    case Activation::kGeluTanh:
+      return finish_tile<Activation::kGeluTanh>(*args);
+    case Activation::kSilu:
+      return finish_tile<Activation::kSilu>(*args);
+  }
+}
+
+// One of the two scales is 1, which changes nothing.                                    (W1) (E3)
+inline void finish_floats(const FloatEpilogueArgs* args) {
+  const FloatEpilogueArgs& e = *args;
+  const int64_t element = e.dtype == Dtype::kFloat32 ? 4 : 2;
+  alignas(64) float y[kPanel];
+  for (int m = 0; m < e.rows; ++m) {
+    const float scale = e.row_scale[m * e.scale_stride], *sums = e.sums + m * kPanel;
+    for (int n = 0; n < kPanel; ++n) y[n] = sums[n] * (scale * e.panel->scale[n]);
+    if (e.panel->has_bias) {
+      for (int n = 0; n < kPanel; ++n) y[n] = y[n] + e.panel->bias[n];
+    }
+    activate_row(e.activation, y);
+    store_row(y, e.columns, e.dtype, static_cast<char*>(e.out) + m * e.ldo * element);
+  }
+}
+
+}  // namespace
+}  // namespace qfx::cpu

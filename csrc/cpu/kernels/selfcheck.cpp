@@ -1,0 +1,181 @@
+#include "cpu/kernels/selfcheck.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "cpu/kernels/tables/rows.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int kDepth = 77;                    // of the products: whole steps and a tail
+constexpr int kPaddedDepth = 2 * kKMultiple;  // room for every k_multiple
+constexpr int kLines = 4;                     // kinds of rows
+
+// The least and greatest codes a product of this kind may hold.
+struct Limits {
+  int a_low, a_high, w_low, w_high;
+};
+
+Limits limits_of(Operands operands) {
+  const bool narrow_codes = operands == Operands::kNarrowCodes || operands == Operands::kNarrow;
+  const bool narrow_weight = operands == Operands::kNarrowWeight || operands == Operands::kNarrow;
+  return {narrow_codes ? -64 : -128, narrow_codes ? 63 : 127, narrow_weight ? -64 : -128,
+          narrow_weight ? 64 : 127};
+}
+
+// Line i of codes in [low, high]: all lowest, all highest, in turns, or mixed.
+int8_t code_at(int i, int k, int low, int high) {
+  switch (i % kLines) {
+    case 0:
+      return static_cast<int8_t>(low);
+    case 1:
+      return static_cast<int8_t>(high);
+    case 2:
+      return static_cast<int8_t>(k % 2 ? low : high);
+    default:
+      return static_cast<int8_t>(low + (i * 31 + k * 17) % (high - low + 1));
+  }
+}
+
+// Operands, and the exact products of their codes.
+struct Problem {
+  int8_t q[kMaxTileRows][kDepth];
+  alignas(64) int8_t b[kPaddedDepth * kPanel] = {};  // a panel block, zero padded
+  int32_t colsum[kPanel] = {};
+  int32_t expected[kMaxTileRows][kPanel] = {};
+
+  explicit Problem(const Limits& limits) {
+    for (int k = 0; k < kDepth; ++k) {
+      for (int m = 0; m < kMaxTileRows; ++m) q[m][k] = code_at(m, k, limits.a_low, limits.a_high);
+      for (int n = 0; n < kPanel; ++n) {
+        const int8_t w = code_at(n / 4 + n, k, limits.w_low, limits.w_high);
+        b[k / kGroup * kPanel * kGroup + n * kGroup + k % kGroup] = w;
+        colsum[n] += w;
+        for (int m = 0; m < kMaxTileRows; ++m) expected[m][n] += q[m][k] * w;
+      }
+    }
+  }
+};
+
+// The first element of a tile on rows begin, begin + 1, ... that is wrong, as (row, column), or
+// (rows, 0) if none is.
+std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int begin,
+                               const Problem& problem) {
+  constexpr int kStride = kPaddedDepth * kMaxBytesPerCode + 64;
+  alignas(64) uint8_t a[kMaxTileRows * kStride];
+  alignas(64) int32_t sums[kMaxTileRows * kPanel];
+  int32_t add[kMaxTileRows];
+  const int depth = (kDepth + format.k_multiple - 1) / format.k_multiple * format.k_multiple;
+  for (int m = 0; m < rows; ++m) {
+    add[m] = format.arrange(problem.q[begin + m], kDepth, depth, a + m * kStride);
+  }
+  const int first = format.k_multiple;  // the rest is accumulated
+  tile(a, kStride, problem.b, first / kGroup, problem.b, sums, false);
+  tile(a + first * format.bytes_per_code, kStride, problem.b + first * kPanel,
+       (depth - first) / kGroup, problem.b, sums, true);
+  for (int m = 0; m < rows; ++m) {
+    for (int n = 0; n < kPanel; ++n) {
+      // Unsigned, as wrong sums may be anything.
+      const uint32_t found =
+          static_cast<uint32_t>(sums[m * kPanel + n]) + static_cast<uint32_t>(add[m]) -
+          static_cast<uint32_t>(format.mul_offset) * static_cast<uint32_t>(problem.colsum[n]);
+      if (found != static_cast<uint32_t>(problem.expected[begin + m][n])) return {m, n};
+    }
+  }
+  return {rows, 0};
+}
+
+std::string fault_of_tile(const Kernels& kernels, const Format& format, TileFn tile, int rows,
+                          const Problem& problem) {
+  for (int begin = 0; begin < kLines; begin += rows) {  // low tiles see every kind of row too
+    const auto [m, n] = first_wrong(format, tile, rows, begin, problem);
+    if (m == rows) continue;
+    return "kernel " + kernel_name(kernels, format, rows) +
+           " computes a wrong product on this processor (row " + std::to_string(m) + ", column " +
+           std::to_string(n) + " of a product of depth " + std::to_string(kDepth) + ")";
+  }
+  return "";
+}
+
+std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
+  for (int rows = 1; rows <= format.tile_rows; ++rows) {
+    for (const TileFn* tiles : {format.tiles, format.prefetching_tiles}) {
+      const std::string fault = fault_of_tile(kernels, format, tiles[rows - 1], rows, problem);
+      if (!fault.empty()) return fault;
+    }
+  }
+  return "";
+}
+
+// The first element of `found` whose bits are not those of `expected`, or n.
+int first_other(const float* found, const float* expected, int n) {
+  const auto same = [](float a, float b) {
+    return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+  };
+  return static_cast<int>(std::mismatch(found, found + n, expected, same).first - found);
+}
+
+// Against the reference, which is plain loops.
+std::string fault_of_rotations(const Kernels& kernels) {
+  constexpr int n = 2 * kLargestRotation;
+  float x[n], factor[n], there[n], back[n], expected_there[n], expected_back[n];
+  for (int k = 0; k < n; ++k) {
+    x[k] = static_cast<float>(code_at(kLines - 1, k, -128, 127)) / 3.f;
+    factor[k] = 1.f / static_cast<float>(1 + k % 5);
+  }
+  const RowKernels& ref = *kernels_ref().row;
+  for (int rotation : {0, 16, kLargestRotation}) {
+    const Transform transform = {factor, rotation};
+    Range range, expected;
+    kernels.row->rotate(x, n, &transform, there, &range);
+    ref.rotate(x, n, &transform, expected_there, &expected);
+    kernels.row->rotate_back(x, n, &transform, back);
+    ref.rotate_back(x, n, &transform, expected_back);
+    const int at =
+        std::min(first_other(there, expected_there, n), first_other(back, expected_back, n));
+    const bool same_range = range.magnitude == expected.magnitude && range.low == expected.low &&
+                            range.high == expected.high;
+    if (at == n && same_range) continue;
+    return std::string("kernel rotate__") + kernels.isa +
+           " computes a wrong rotation on this processor (blocks of " + std::to_string(rotation) +
+           ", " + (at < n ? "element " + std::to_string(at) : "the range") + " of a row of " +
+           std::to_string(n) + ")";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<const Format*> formats_of(const Kernels& kernels) {
+  std::vector<const Format*> found;
+  for (const Format* format : kernels.formats) {
+    for (; format != nullptr; format = format->below) {
+      if (std::find(found.begin(), found.end(), format) == found.end()) found.push_back(format);
+    }
+  }
+  return found;
+}
+
+std::string kernel_name(const Kernels& kernels, const Format& format, int rows) {
+  return std::string(format.name) + "_gemm_" + std::to_string(rows) + "x" + std::to_string(kPanel) +
+         "__" + kernels.isa;
+}
+
+std::string fault_of(const Kernels& kernels) {
+  std::vector<const Format*> checked;
+  for (int kind = 0; kind < kOperandKinds; ++kind) {
+    const Problem problem(limits_of(static_cast<Operands>(kind)));
+    for (const Format* f = kernels.formats[kind]; f != nullptr; f = f->below) {
+      if (std::find(checked.begin(), checked.end(), f) != checked.end()) continue;
+      checked.push_back(f);
+      const std::string fault = fault_of_format(kernels, *f, problem);
+      if (f->release != nullptr) f->release();
+      if (!fault.empty()) return fault;
+    }
+  }
+  return fault_of_rotations(kernels);
+}
+
+}  // namespace qfx::cpu

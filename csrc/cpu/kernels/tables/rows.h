@@ -1,0 +1,57 @@
+// Rows of floats: conversion, range, rotation, and the codes that they become.
+//
+// Files of an instruction set are compiled with its flags, so this header holds plain C types only:
+// an inline function shared with other files could carry wide instructions into them.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/tables/panel.h"
+#include "types.h"
+
+namespace qfx::cpu {
+
+using qfx::Dtype;
+using qfx::Transform;
+
+inline constexpr int kLargestRotation = 64;
+inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
+
+// Extremes of a row as sortable integers: `magnitude` is the bit pattern of max|x| (NaN above
+// infinity above all finite), `low` and `high` bound the row and zero (see
+// to_sortable in rows/range.h).
+struct Range {
+  int32_t magnitude, low, high;
+};
+
+// How one row becomes codes: q = clamp(rne(x * inverse) + zero_point, qmin, qmax), 0 if !finite.
+struct RowCode {
+  float scale, inverse;
+  int32_t zero_point, qmin, qmax;
+  bool finite;
+};
+
+// How the columns of one panel become codes: q = clamp(rne(x * inverse), -qmax, qmax) & finite.
+struct ColumnCodes {
+  float inverse[kPanel];
+  int32_t finite[kPanel];  // -1 or 0
+  int32_t qmax;
+};
+
+struct RowKernels {
+  void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
+  void (*range)(const float* x, int64_t n, Range* range);
+  // out = R (x * factor) and its range, or back: factor * (R^T x). `out` may be x.
+  void (*rotate)(const float* x, int64_t n, const Transform* transform, float* out, Range* range);
+  void (*rotate_back)(const float* x, int64_t n, const Transform* transform, float* out);
+  void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
+  void (*quantize_clamped)(const float* x, int64_t n, const RowCode* code, int8_t* q);
+  void (*random)(uint64_t seed, int64_t first, int64_t groups, uint16_t* bits);
+  void (*quantize_stochastic)(const float* x, int64_t n, const RowCode* code,
+                              const uint16_t* random, int8_t* q);
+  void (*range_of_columns)(const float* x, int64_t k, int32_t* magnitude);
+  void (*quantize_columns)(const float* x, int64_t groups, const ColumnCodes* codes, int8_t* out,
+                           int32_t* colsum);
+};
+
+}  // namespace qfx::cpu

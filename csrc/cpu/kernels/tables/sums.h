@@ -1,0 +1,82 @@
+// Sums of products become outputs; float activations times int8 weights, whose sums are floats.
+//
+// Files of an instruction set are compiled with its flags, so this header holds plain C types only:
+// an inline function shared with other files could carry wide instructions into them.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/tables/panel.h"
+#include "types.h"
+
+namespace qfx::cpu {
+
+using qfx::Activation;
+using qfx::Dtype;
+
+// The float parameters of one panel of columns, [32] each, zero padded.
+struct Panel {
+  float scale[kPanel], bias[kPanel];
+  int32_t colsum[kPanel];
+  bool has_bias;
+};
+
+// The same where the sums are floats, as float activations times int8 weights give them.
+struct FloatPanel {
+  float scale[kPanel], bias[kPanel];
+  bool has_bias;
+};
+
+// Rows of an int32 tile [rows][32] -> out[m * ldo + n], n < columns. (E1)
+struct EpilogueArgs {
+  const int32_t* tile;
+  int rows, columns;
+  const int32_t *row_add, *row_mul;
+  const float* row_scale;
+  int64_t scale_stride;  // 1: one scale per row, 0: one for all
+  const Panel* panel;
+  Activation activation;
+  Dtype dtype;
+  void* out;
+  int64_t ldo;
+};
+
+// Rows of float sums [rows][32] -> out[m * ldo + n], n < columns:
+//     act(sums * (row_scale * scale) + bias)
+struct FloatEpilogueArgs {
+  const float* sums;
+  int rows, columns;
+  const float* row_scale;
+  int64_t scale_stride;  // 1: one scale per row, 0: one for all
+  const FloatPanel* panel;
+  Activation activation;
+  Dtype dtype;
+  void* out;
+  int64_t ldo;
+};
+
+// Rows of the products of `groups` groups of K, which have a scale of the weight each, and a zero
+// point: from raw sums to sums of floats. (E3)
+struct GroupArgs {
+  const int32_t* raw;  // [groups][rows][32]
+  int64_t groups;
+  int rows;
+  const int32_t *row_add, *row_sum;  // of group g and row m at [g * row_step + m]
+  int64_t row_step;
+  const int32_t* row_mul;  // [rows]
+  const int32_t* colsum;   // [groups][32]
+  const float* scale;      // of group g and column n at [g * scale_step + n]
+  int64_t scale_step;
+  const int32_t* zero;  // the same with zero_step, or null
+  int64_t zero_step;
+  float* sums;  // [rows][32], added to
+};
+
+struct SumKernels {
+  void (*epilogue)(const EpilogueArgs* args);
+  void (*add_groups)(const GroupArgs* args);
+  void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
+  void (*finish_floats)(const FloatEpilogueArgs* args);
+};
+
+}  // namespace qfx::cpu

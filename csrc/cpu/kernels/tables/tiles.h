@@ -1,0 +1,52 @@
+// Products of integers: how an instruction set lays out rows of codes, and its tiles.
+//
+// A row of activations is quantized to codes q[k], then arranged into an operand format of the
+// instruction set, together with integer constants of the row such that
+//     sum_k (q[k] - z) w[n][k] = tile[n] + row_add - row_mul * colsum[n]      (wrapping int32)
+// with row_add returned by arrange and row_mul = z + mul_offset.
+//
+// Files of an instruction set are compiled with its flags, so this header holds plain C types only:
+// an inline function shared with other files could carry wide instructions into them.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/tables/panel.h"
+
+namespace qfx::cpu {
+
+inline constexpr int kMaxTileRows = 32;
+inline constexpr int kMaxBytesPerCode = 2;
+inline constexpr int kAhead = 4096;  // bytes ahead of the weights that one row or two prefetch
+
+// tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32. A prefetching tile
+// asks for as many bytes from `ahead` on as it reads from b; they need not be there.
+using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
+                        const int8_t* ahead, int32_t* tile, bool accumulate);
+
+// What is known of the codes of a product. Narrow weights lie in [-64, 64], narrow activations in
+// [-64, 63]: every product of 7 bits or fewer.
+enum class Operands : int { kWide, kNarrowWeight, kNarrowCodes, kNarrow };
+inline constexpr int kOperandKinds = 4;
+
+// An operand format of activations and the tiles that read it.
+struct Format {
+  const char* name;     // bits of activations and weights that it is exact for: s8s8, s7s8, ...
+  int tile_rows;        // the tallest tile
+  int bytes_per_code;   // of an arranged row; 1: it is the codes plus mul_offset
+  int k_multiple;       // rows are padded to this with what adds nothing; divides kKMultiple
+  int32_t mul_offset;   // see above
+  const TileFn* tiles;  // tiles[r - 1] handles r rows
+  const TileFn* prefetching_tiles;
+  int32_t (*arrange)(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a);
+  // What a thread calls behind its last tile, to give back what tiles set up. Null if nothing.
+  void (*release)() = nullptr;
+  // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
+  // ceiling that benchmarks quote. Null where there is none to speak of.
+  int64_t (*multiply)(int64_t rounds) = nullptr;
+  // What to use instead for fewer than minimum_rows rows, or null.
+  int64_t minimum_rows = 0;
+  const Format* below = nullptr;
+};
+
+}  // namespace qfx::cpu

@@ -1,0 +1,80 @@
+#include "cpu/ops/arguments.h"
+
+#include <algorithm>
+
+#include "cpu/core/pages.h"
+#include "cpu/core/scratch.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/kernels/tables/rows.h"
+#include "cpu/ops/whole.h"
+
+namespace qfx::cpu {
+
+void check_cpu(const char* op, const char* what, const Tensor& t) {
+  STD_TORCH_CHECK(t.is_cpu(), op, ": ", what,
+                  " is not on the CPU while other operands are; move all "
+                  "operands to one device");
+}
+
+FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
+                            const std::optional<Tensor>& factor, int64_t rotation) {
+  if (factor.has_value()) check_cpu(op, "factor", *factor);
+  const Transform transform = transform_of(op, x, size, factor, rotation);
+  const Dtype dtype = dtype_of(op, x.scalar_type());
+  return {x.const_data_ptr(), dtype, size.rows, size.columns, size.columns, transform};
+}
+
+PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
+                       int64_t n) {
+  check_dtype(op, "the packed weight", packed, {ScalarType::Char});
+  STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
+                  ", pack_weight returns one dimension");
+  PackedWeight weight;
+  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
+  std::string fault = open_packed(data, packed.numel(), &weight);
+  if (fault.empty()) fault = fault_at_first_use(data, packed.numel(), weight.contents);
+  STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
+  STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
+                  ") but the weight was packed for K=", weight.k);
+  STD_TORCH_CHECK(weight.n == n, op, ": N=", n,
+                  " is asked for (n, or the size of w_scale) but the "
+                  "weight was packed for N=",
+                  weight.n);
+  return weight;
+}
+
+void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows) {
+  check_dtype(op, "zero_point", zero_point, {ScalarType::Int});
+  check_per_row(op, "zero_point", zero_point, rows);
+}
+
+Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
+  // The C library maps what is larger anew at each call: in small pages that costs more than to
+  // write it, for logits as much as their product.
+  constexpr int64_t kAlwaysMapped = 32 << 20;
+  Tensor made = allocated(
+      shape, dtype, [&] { return torch::stable::empty({shape.data(), shape.size()}, dtype); });
+  const int64_t bytes = made.numel() * made.element_size();
+  if (bytes >= kAlwaysMapped) prefer_huge_pages(made.mutable_data_ptr(), bytes);
+  return made;
+}
+
+const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
+  if (!bias.has_value()) return nullptr;
+  check_float(op, "bias", *bias);
+  check_vector(op, "bias", *bias, n);
+  const Dtype dtype = dtype_of(op, bias->scalar_type());
+  const bool contiguous = bias->is_contiguous();
+  if (dtype == Dtype::kFloat32 && contiguous) return floats(*bias);
+  const Tensor flat = contiguous ? *bias : made_contiguous(*bias);
+  thread_local Scratch scratch;
+  float* values = scratch.get<float>(std::max<int64_t>(n, 1));
+  if (dtype == Dtype::kFloat32) {
+    std::copy_n(floats(flat), n, values);
+  } else {
+    kernels_of(current_isa()).row->widen(flat.const_data_ptr(), dtype, n, values);
+  }
+  return values;
+}
+
+}  // namespace qfx::cpu

@@ -1,0 +1,156 @@
+// int8_attention, attention_decode and attention_append on the CPU.
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "cpu/core/parallel.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/ops/attention_operands.h"
+#include "cpu/ops/matrices.h"
+#include "implement.h"
+
+namespace qfx::cpu {
+namespace {
+
+// The result of run(attention), which writes it; `op` says who asks.
+template <typename Run>
+Tensor attention(const char* op, Tensor q, Tensor k, Tensor v, const std::optional<Tensor>& mask,
+                 double scale, bool causal, ScalarType out_dtype, const Run& run) {
+  check_float(op, "q", q);
+  check_float(op, "k", k);
+  check_float(op, "v", v);
+  dtype_of(op, out_dtype);
+  const auto shape = attention_shape(op, {q, k, v, mask, scale, causal});
+  q = with_contiguous_rows(q);
+  k = with_contiguous_rows(k);
+  v = with_contiguous_rows(v);
+  Tensor y = empty_on_cpu(shape, out_dtype);
+  if (y.numel() == 0) return y;  // of matrices without number, perhaps
+  run(attention_of(op, {q, k, v, mask, scale, causal}, y));
+  return y;
+}
+
+Tensor int8_attention(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask, double scale,
+                      bool causal, ScalarType out_dtype) {
+  const Kernels& kernels = kernels_of(current_isa());
+  return attention("int8_attention", q, k, v, mask, scale, causal, out_dtype,
+                   [&](const Attention& a) { attend(kernels, a); });
+}
+
+// Multiply-accumulates of a head's queries.
+int64_t steps_of_head(const Attention& a) {
+  return a.group() * a.q.rows * a.k.rows * (a.q.columns + a.v.columns);
+}
+
+Tensor attention_decode(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask, double scale,
+                        bool causal, ScalarType out_dtype) {
+  const Kernels& kernels = kernels_of(current_isa());
+  return attention("attention_decode", q, k, v, mask, scale, causal, out_dtype,
+                   [&](const Attention& a) {
+                     const int64_t queries = static_cast<int64_t>(a.queries.size());
+                     parallel(queries, a.heads() * steps_of_head(a), [&](int64_t i, int64_t end) {
+                       for (; i < end; ++i) attend_in_float(kernels, a, i);
+                     });
+                   });
+}
+
+// The rows of `past`, then those of `added`: [*B, P + R, D], filled one matrix at a time.
+class Grown {
+ public:
+  Grown(const char* op, const char* what, const Tensor& past, const Tensor& added)
+      : past_tensor_(checked(op, what, past, added)),
+        added_tensor_(with_contiguous_rows(added)),
+        past_(past_tensor_),
+        added_(added_tensor_),
+        whole_(empty_on_cpu(shape_with(past, past_.rows + added_.rows), past.scalar_type())) {}
+
+  const Tensor& whole() const { return whole_; }
+  int64_t count() const { return past_.count; }
+
+  void fill_all() const {
+    const int64_t count = whole_.numel() == 0 ? 0 : past_.count;
+    for (int64_t i = 0; i < count; ++i) fill(i);
+  }
+
+  void fill(int64_t i) const {
+    const int64_t bytes = past_.columns * past_.element;
+    char* out =
+        static_cast<char*>(whole_.mutable_data_ptr()) + i * (past_.rows + added_.rows) * bytes;
+    copy(past_, i, out);
+    copy(added_, i, out + past_.rows * bytes);
+  }
+
+ private:
+  static Tensor checked(const char* op, const char* what, const Tensor& past, const Tensor& added) {
+    const bool same =
+        past.dim() >= 2 && past.dim() == added.dim() && past.scalar_type() == added.scalar_type() &&
+        past.size(past.dim() - 1) == added.size(past.dim() - 1) &&
+        std::equal(past.sizes().begin(), past.sizes().end() - 2, added.sizes().begin());
+    STD_TORCH_CHECK(same, op, ": past_", what, " is ", dtype_name(past.scalar_type()),
+                    " with shape ", shape_of(past), " and ", what, " ",
+                    dtype_name(added.scalar_type()), " with shape ", shape_of(added),
+                    ", expected one dtype and shapes [*B, P, D] and [*B, R, D]");
+    return with_contiguous_rows(past);
+  }
+
+  static std::vector<int64_t> shape_with(const Tensor& t, int64_t rows) {
+    std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
+    shape[shape.size() - 2] = rows;
+    return shape;
+  }
+
+  static void copy(const Matrices& from, int64_t i, char* out) {
+    const int64_t bytes = from.columns * from.element;
+    if (bytes == 0) return;
+    const char* rows = from[i];
+    if (from.row_stride == from.columns) {
+      std::memcpy(out, rows, from.rows * bytes);
+      return;
+    }
+    for (int64_t r = 0; r < from.rows; ++r) {
+      std::memcpy(out + r * bytes, rows + r * from.row_stride * from.element, bytes);
+    }
+  }
+
+  Tensor past_tensor_, added_tensor_;  // keep what the two below point to
+  Matrices past_, added_;
+  Tensor whole_;
+};
+
+// Each head's keys and values are copied just before they are read, so they come from the cache.
+std::tuple<Tensor, Tensor, Tensor> attention_append(Tensor q, Tensor past_k, Tensor k,
+                                                    Tensor past_v, Tensor v,
+                                                    std::optional<Tensor> mask, double scale,
+                                                    bool causal, ScalarType out_dtype) {
+  constexpr const char* op = "attention_append";
+  const Grown keys(op, "k", past_k, k), values(op, "v", past_v, v);
+  STD_TORCH_CHECK(keys.count() == values.count(), op, ": past_k has shape ", shape_of(past_k),
+                  " but past_v ", shape_of(past_v), ", expected the same batch axes");
+  const Kernels& kernels = kernels_of(current_isa());
+  Tensor y = attention(
+      op, q, keys.whole(), values.whole(), mask, scale, causal, out_dtype, [&](const Attention& a) {
+        parallel(a.heads(), a.heads() * steps_of_head(a), [&](int64_t i, int64_t end) {
+          for (; i < end; ++i) {
+            keys.fill(i);
+            values.fill(i);
+            for (int64_t j = 0; j < a.group(); ++j) {
+              attend_in_float(kernels, a, i * a.group() + j);
+            }
+          }
+        });
+      });
+  if (y.numel() == 0) {  // which nothing attended to
+    keys.fill_all();
+    values.fill_all();
+  }
+  return {y, keys.whole(), values.whole()};
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  implement<"int8_attention", &int8_attention>(m);
+  implement<"attention_decode", &attention_decode>(m);
+  implement<"attention_append", &attention_append>(m);
+}
+
+}  // namespace
+}  // namespace qfx::cpu

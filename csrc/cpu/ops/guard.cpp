@@ -1,0 +1,171 @@
+// int8_linear_guarded on the CPU: int8_linear_dynamic, but rows whose error bound (B5) exceeds the
+// guard are those of the float linear.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "cpu/core/parallel.h"
+#include "cpu/core/scratch.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/ops/guard_counts.h"
+#include "cpu/ops/linear.h"
+#include "implement.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr const char* kOp = "int8_linear_guarded";
+using torch::stable::detail::from;
+
+// The sum of (x[k] * factor[k])^2, in double: no float32 overflows or vanishes in it.
+double sum_of_squares(const float* x, const float* factor, int64_t n) {
+  constexpr int kLanes = 8;  // independent sums, for the compiler to vectorize
+  double sums[kLanes] = {};
+  const auto add = [&](int64_t k, int lane) {
+    const double v = factor == nullptr ? x[k] : static_cast<double>(x[k]) * factor[k];
+    sums[lane] += v * v;
+  };
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) add(k + lane, lane);
+  }
+  for (; k < n; ++k) add(k, 0);
+  double sum = 0;
+  for (double lane : sums) sum += lane;
+  return sum;
+}
+
+// What the bound of a row is computed with.
+struct Bound {
+  double step;         // of x's elements in units of the row's scale (B1), times sqrt K
+  double alpha, beta;  // of the weight
+  const float* factor;
+};
+
+// g_m of a row with this scale. (B5)
+double bound_of(const Bound& bound, const float* x, int64_t k, float scale) {
+  const double size = std::sqrt(sum_of_squares(x, nullptr, k));
+  if (size == 0) return 0;
+  const double transformed =
+      bound.factor == nullptr ? size : std::sqrt(sum_of_squares(x, bound.factor, k));
+  return (bound.step * scale * bound.alpha + transformed * bound.beta) / size;
+}
+
+Bound bound_for(const CodeSpec& spec, const Tensor& error, const float* factor, int64_t k) {
+  const double n = (1 << spec.bits) - (spec.symmetric ? 2 : 1);  // qmax - qmin
+  const double step = (0.5 + std::ldexp(n, -21)) * std::sqrt(static_cast<double>(k));
+  return {step, floats(error)[0], floats(error)[1], factor};
+}
+
+// The rows that are to run in float. What cannot be compared, as a row with a NaN, is among them.
+std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMatrix& x,
+                                const float* scales) {
+  const Kernels& kernels = kernels_of(current_isa());
+  thread_local Scratch scratch;
+  bool* above = scratch.get<bool>(std::max<int64_t>(x.rows, 1));
+  parallel(x.rows, x.rows * x.columns, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const float* row = row_as_floats(kernels, x, m);
+      above[m] = !(bound_of(bound, row, x.columns, scales[m]) <= guard);
+    }
+  });
+  std::vector<int64_t> rows;
+  for (int64_t m = 0; m < x.rows; ++m) {
+    if (above[m]) rows.push_back(m);
+  }
+  return rows;
+}
+
+// aten::<name> of the arguments on the stack, one tensor out.
+template <size_t N>
+Tensor call(const char* name, std::array<StableIValue, N> stack) {
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor activated(const Tensor& y, const std::string& activation) {
+  if (activation == "relu") return call<1>("aten::relu", {from(y)});
+  if (activation == "silu") return call<1>("aten::silu", {from(y)});
+  if (activation == "none") return y;
+  const std::string approximate = activation == "gelu" ? "none" : "tanh";
+  return call<2>("aten::gelu", {from(y), from(approximate)});
+}
+
+// The linear on these rows of x, in the dtype that it had before the pass.
+Tensor in_float(const Tensor& x, const Tensor& w, const DynamicLinear& how) {
+  const auto cast = [&](const Tensor& t) { return torch::stable::to(t, how.out_dtype); };
+  const std::optional<Tensor> bias =
+      how.bias.has_value() ? std::optional<Tensor>(cast(*how.bias)) : std::nullopt;
+  return activated(call<3>("aten::linear", {from(cast(x)), from(cast(w)), from(bias)}),
+                   how.activation);
+}
+
+// Replaces these rows of y, an operator's fresh output, by those of the float linear.
+void run_in_float(const std::vector<int64_t>& rows, const Tensor& x, const Tensor& w,
+                  const DynamicLinear& how, const Matrix& size, Tensor* y) {
+  const int64_t count = static_cast<int64_t>(rows.size());
+  const int64_t in_bytes = size.columns * (x.scalar_type() == ScalarType::Float ? 4 : 2);
+  const int64_t out_bytes = w.size(0) * (how.out_dtype == ScalarType::Float ? 4 : 2);
+  Tensor some = empty_on_cpu({count, size.columns}, x.scalar_type());
+  const char* source = static_cast<const char*>(x.const_data_ptr());
+  char* gathered = static_cast<char*>(some.mutable_data_ptr());
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(gathered + i * in_bytes, source + rows[i] * in_bytes, in_bytes);
+  const Tensor result = allocated({count, w.size(0)}, how.out_dtype,
+                                  [&] { return made_contiguous(in_float(some, w, how)); });
+  const char* found = static_cast<const char*>(result.const_data_ptr());
+  char* out = static_cast<char*>(y->mutable_data_ptr());
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(out + rows[i] * out_bytes, found + i * out_bytes, out_bytes);
+}
+
+void check_guard(const Tensor& x, const Tensor& w, const Tensor& w_scale, const Tensor& error,
+                 double guard) {
+  const Matrix size = matrix_of(kOp, "x", x);
+  check_float(kOp, "w", w);
+  check_dtype(kOp, "error", error, {ScalarType::Float});
+  STD_TORCH_CHECK(w.dim() == 2 && w.size(0) == w_scale.numel() && w.size(1) == size.columns, kOp,
+                  ": w has shape ", shape_of(w), ", expected ", w_scale.numel(), "x", size.columns,
+                  ", the packed weight's N and K");
+  STD_TORCH_CHECK(error.dim() == 1 && error.numel() == 2, kOp, ": error has shape ",
+                  shape_of(error), ", expected 2, the weight's alpha and beta");
+  STD_TORCH_CHECK(guard > 0 && std::isfinite(guard), kOp, ": guard=", guard,
+                  " is no positive relative error");
+}
+
+Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error,
+                           std::optional<Tensor> bias, double guard, Text site,
+                           std::vector<int64_t> axes, int64_t bits, bool symmetric, Text activation,
+                           ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
+  check_float(kOp, "x", x);
+  check_guard(x, w, w_scale, error, guard);
+  const Matrix size = matrix_of(kOp, "x", x);
+  x = made_contiguous(x);
+  error = made_contiguous(error);
+  factor = made_contiguous(factor);
+  const CodeSpec spec = code_spec_of(kOp, axes, bits, symmetric);
+  const DynamicLinear how = {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation};
+  thread_local Scratch scratch;
+  float* scales = scratch.get<float>(scales_for(size, w_scale));
+  Tensor y = linear_of_floats(kOp, x, how, scales);
+  if (y.numel() == 0) {  // of rows without number, perhaps
+    count_guarded(site, size.rows, 0);
+    return y;
+  }
+  const Bound bound =
+      bound_for(spec, error, factor.has_value() ? floats(*factor) : nullptr, size.columns);
+  const FloatMatrix matrix = float_matrix_of(kOp, x, size, std::nullopt, 0);
+  const std::vector<int64_t> rows = rows_above(guard, bound, matrix, scales);
+  if (!rows.empty()) run_in_float(rows, x, w, how, size, &y);
+  count_guarded(site, size.rows, static_cast<int64_t>(rows.size()));
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  implement<"int8_linear_guarded", &int8_linear_guarded>(m);
+}
+
+}  // namespace
+}  // namespace qfx::cpu

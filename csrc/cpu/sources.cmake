@@ -1,0 +1,80 @@
+# The CPU's sources, for CMakeLists.txt here and in tests/native, so that both agree on the flags.
+
+# What computes, which needs nothing of torch but its threads (cpu/core/threads.h).
+set(QFX_CPU_SOURCES
+  attention/attention.cpp
+  attention/decode.cpp
+  attention/keys.cpp
+  attention/mask.cpp
+  attention/rows.cpp
+  attention/shares.cpp
+  binary/gemm.cpp
+  binary/pack.cpp
+  binary/ref.cpp
+  core/checksum.cpp
+  core/isa.cpp
+  core/processor.cpp
+  gemm/gemm.cpp
+  gemm/group_product.cpp
+  gemm/pack.cpp
+  gemm/pack_floats.cpp
+  gemm/product.cpp
+  gemm/quantize.cpp
+  kernels/dispatch.cpp
+  kernels/ref.cpp
+  kernels/selfcheck.cpp)
+# What makes operators of it.
+set(QFX_CPU_OPERATORS
+  ops/arguments.cpp
+  ops/attention.cpp
+  ops/attention_operands.cpp
+  ops/binary.cpp
+  ops/bmm.cpp
+  ops/groups.cpp
+  ops/guard.cpp
+  ops/guard_counts.cpp
+  ops/linear.cpp
+  ops/quantize.cpp
+  ops/requantize.cpp
+  ops/rotate.cpp
+  ops/stochastic.cpp
+  ops/weight_only.cpp
+  ops/whole.cpp)
+# Every form of an op must give the same bits, so the compiler may not contract a*b+c on its own.
+# Nothing reads floating-point traps or errno; saying so lets it vectorize the activations.
+set(QFX_CPU_OPTIONS -ffp-contract=off -fno-trapping-math -fno-math-errno)
+
+# qfx_isa(<file> <flags>): the only files that use wide instructions, chosen at run time.
+macro(qfx_isa file)
+  list(APPEND QFX_CPU_SOURCES ${file})
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/${file} PROPERTIES COMPILE_OPTIONS
+                              "-O3;${ARGN}")
+endmacro()
+include(CheckCXXCompilerFlag)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(QUIET -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593: its own AVX-512 header
+  qfx_isa(kernels/x86/avx2.cpp -mavx2 -mfma -mf16c)
+  qfx_isa(kernels/x86/avxvnni.cpp -mavx2 -mavxvnni)
+  check_cxx_compiler_flag(-mavxvnniint8 QFX_AVXVNNIINT8)  # GCC 13, Clang 16
+  if(QFX_AVXVNNIINT8)
+    list(APPEND QFX_CPU_OPTIONS -DQFX_AVXVNNIINT8)
+    qfx_isa(kernels/x86/avxvnniint8.cpp -mavx2 -mavxvnniint8)
+  endif()
+  qfx_isa(kernels/x86/avx512vnni.cpp -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl
+          -mavx512dq -mavx512vnni -mprefer-vector-width=512 ${QUIET})
+  qfx_isa(kernels/x86/amx.cpp -mamx-tile -mamx-int8)
+  qfx_isa(binary/avx2.cpp -mavx2)
+  qfx_isa(binary/avx512.cpp -mavx512f -mavx512vpopcntdq ${QUIET})
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    set(KEEP -fno-schedule-insns)  # before registers are allocated, or sums do not fit into them
+    set(WITH -march=armv8.2-a)
+  else()
+    set(WITH -mcpu=generic)  # zig knows no -march
+  endif()
+  qfx_isa(kernels/arm/neon.cpp ${KEEP})
+  qfx_isa(kernels/arm/neondot.cpp ${WITH}+dotprod ${KEEP})
+  qfx_isa(kernels/arm/neoni8mm.cpp ${WITH}+dotprod+i8mm ${KEEP})
+endif()
+list(TRANSFORM QFX_CPU_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+list(TRANSFORM QFX_CPU_OPERATORS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

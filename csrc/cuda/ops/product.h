@@ -1,0 +1,58 @@
+// Products of tensors: rows that tensor cores can read, and the kernel for a GPU and a shape.
+#pragma once
+
+#include <optional>
+
+#include "cuda/gemm/gemm.h"
+#include "cuda/ops/arguments.h"
+
+namespace qfx::cuda {
+
+// Rows and the tensor that they lie in.
+struct HeldRows {
+  Tensor memory;
+  Rows rows;
+};
+
+// The rows of codes q [..., K]: q itself, or a copy where rows do not begin at multiples of 16
+// bytes.
+HeldRows rows_of_codes(const Tensor& q, const Matrix& size, Stream stream);
+
+// The same for each matrix of t [*B, R, K], whose rows or whose columns may be contiguous.
+HeldRows rows_of_matrices(const Tensor& t, Stream stream);
+
+Rows rows_of_weight(const PackedWeight& w);
+
+// A value for each of `rows` rows, or one for all; contiguous.
+PerRow<int32_t> zero_points_of(const char* op, const char* what, const Tensor& zero_point,
+                               int64_t rows);
+
+PerRow<float> row_scales_of(const char* op, const char* what, const Tensor& scale, int64_t rows);
+
+// One element for each of n columns; contiguous.
+const float* col_scales_of(const char* op, const char* what, const Tensor& scale, int64_t n);
+AnyFloats bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n);
+
+// The codes of x [..., K] with their scales and zero points, made on the way.
+struct QuantizedRows {
+  Tensor q, scale, zero_point;
+};
+QuantizedRows quantized_rows(const char* op, const Tensor& x, const CodeSpec& spec, Stream stream,
+                             const std::optional<Tensor>& factor = std::nullopt,
+                             int64_t rotation = 0);
+
+// Runs a product whose operands lie beside `like`.
+void run_product(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a,
+                 const Rows& w, const CodeTerms& terms, const Output& out);
+void run_product(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a,
+                 const Rows& w, const SignTerms& terms, const Output& out);
+
+// int8_linear of operands on one device, as `op`.
+struct LinearOperands {
+  Tensor q, scale, zero_point, packed, w_scale;
+  std::optional<Tensor> bias;
+};
+Tensor linear_of_codes(const char* op, const OnDevice& device, LinearOperands operands,
+                       const std::string& activation, ScalarType out_dtype);
+
+}  // namespace qfx::cuda

@@ -1,8 +1,0 @@
-// Bits: two warpgroups take tiles in turns.
-#include "cuda/gemm_sm90.cuh"
-
-namespace qfx::cuda::sm90 {
-
-QFX_SM90_KERNEL(b1_128x128, SignTerms, SignSums)
-
-}  // namespace qfx::cuda::sm90

@@ -1,8 +1,0 @@
-// Bits: two warpgroups share a tile, two blocks of a cluster the right operand.
-#include "cuda/gemm_sm90.cuh"
-
-namespace qfx::cuda::sm90 {
-
-QFX_SM90_KERNEL(b1_128x256x2, SignTerms, SignSums)
-
-}  // namespace qfx::cuda::sm90

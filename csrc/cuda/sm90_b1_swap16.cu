@@ -1,8 +1,0 @@
-// Bits: 64 output features by 16 tokens.
-#include "cuda/gemm_sm90.cuh"
-
-namespace qfx::cuda::sm90 {
-
-QFX_SM90_KERNEL(b1_swap16, SignTerms, SignSums)
-
-}  // namespace qfx::cuda::sm90

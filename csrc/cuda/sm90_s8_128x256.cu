@@ -1,8 +1,0 @@
-// Codes: two warpgroups share a tile.
-#include "cuda/gemm_sm90.cuh"
-
-namespace qfx::cuda::sm90 {
-
-QFX_SM90_KERNEL(s8_128x256, CodeTerms, CodeSums)
-
-}  // namespace qfx::cuda::sm90

@@ -1,8 +1,0 @@
-// Codes: 64 output features by 8 tokens.
-#include "cuda/gemm_sm90.cuh"
-
-namespace qfx::cuda::sm90 {
-
-QFX_SM90_KERNEL(s8_swap8, CodeTerms, CodeSums)
-
-}  // namespace qfx::cuda::sm90
