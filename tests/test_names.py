@@ -164,6 +164,13 @@ REACHED = {
         lambda: Model(lambda s, x: x @ next(s.a.parameters()), a=linear()), ("a.weight",)
     ),
     "bound_method": Reached(lambda: Model(hidden_run, a=linear()), ("a",)),
+    "parameter_through_getattr": Reached(
+        lambda: Passing(lambda s, x: x @ s.w, base=Model(lambda s, x: x, w=weight())),
+        ("base.w",),
+    ),
+    "second_name": Reached(
+        lambda: (lambda a: Model(lambda s, x: s.b(x), a=a, b=a))(linear()), ("b",)
+    ),
     # Not registered: what the code calls them.
     "list": Reached(
         lambda: Model(lambda s, x: in_turn(s.a, x), a=[linear(), linear()]), ("a.0", "a.1")
