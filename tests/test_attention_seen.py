@@ -155,6 +155,19 @@ def test_all_instruction_sets_layouts_and_heads_give_the_same_bits(
             assert same_bits(expected, case.run())
 
 
+@pytest.mark.parametrize("kind", ["lowest of each head", "some of each head"])
+def test_heads_that_share_keys_are_those_one_by_one(isa: str, kind: str) -> None:
+    """Each sees other keys, and so their mean is another. (A2)"""
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(1, 4, 5, 24), torch.randn(2, 1, 2, 40, 24) + 1
+    mask = torch.broadcast_to(MASKS[kind](1, 4, 5, 40), (1, 4, 5, 40))  # type: ignore[arg-type]
+    y = Case(q, k, v, mask, False).run()
+    for h in range(4):
+        one, keys = slice(h, h + 1), slice(h // 2, h // 2 + 1)
+        alone = Case(q[:, one], k[:, keys], v[:, keys], mask[:, one], False).run()
+        assert same_bits(y[:, one], alone)
+
+
 @given(ISAS, SIZES, SIZES, st.sampled_from([16, 40, 64]), st.sampled_from([LOWEST, -1e9]), SEEDS)
 def test_a_row_that_is_masked_everywhere_equals_float(
     isa: str, m: int, n: int, d: int, value: float, seed: int

@@ -216,6 +216,15 @@ def test_a_snapshot_looks_at_the_tensor_and_at_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REGIONS)
+def test_a_sample_is_six_cache_lines_or_all_of_a_tensor(name: str) -> None:
+    """At least, also where no run of bytes is as long as a line."""
+    tensor = REGIONS[name]
+    count = len(_places(tensor, tensor).unique())
+    least = min(count, 6 * 64 // tensor.element_size())
+    assert least <= _C.sample_size(tensor) <= count
+
+
+@pytest.mark.parametrize("name", REGIONS)
 def test_the_content_is_all_of_a_tensor(name: str) -> None:
     tensor = REGIONS[name].contiguous()
     before = _C.content(tensor)

@@ -164,9 +164,10 @@ REACHED = {
         lambda: Model(lambda s, x: x @ next(s.a.parameters()), a=linear()), ("a.weight",)
     ),
     "bound_method": Reached(lambda: Model(hidden_run, a=linear()), ("a",)),
-    "parameter_through_getattr": Reached(
-        lambda: Passing(lambda s, x: x @ s.w, base=Model(lambda s, x: x, w=weight())),
-        ("base.w",),
+    "tensors_through_getattr": Reached(
+        lambda: Passing(lambda s, x: x @ s.w @ s.t, base=Model(
+            lambda s, x: x, w=weight(), t=nn.Buffer(weight().detach()))),
+        ("base.w", "base.t"),
     ),
     "second_name": Reached(
         lambda: (lambda a: Model(lambda s, x: s.b(x), a=a, b=a))(linear()), ("b",)

@@ -90,10 +90,7 @@ ATTENDING = (
         "heads that share keys have the center of the first one's mask",
         old="if (masked_apart(a)) return attend(kernels, unshared(a));\n",
         new="",
-        tests=(
-            "test_all_instruction_sets_layouts_and_heads_give_the_same_bits",
-            "test_a_row_does_not_change_with_what_it_does_not_see",
-        ),
+        tests=("test_heads_that_share_keys_are_those_one_by_one",),
     ),
     Mutant(
         "probabilities are without the scales of their values",
@@ -137,8 +134,8 @@ ATTENDING = (
     ),
     Mutant(
         "one query that sees no key is not zero",
-        old="if (sum == 0.f) std::fill_n(y, e, 0.f);\n",
-        new="",
+        old="const float inverse = sum == 0.f ? 0.f : 1.f / sum;",
+        new="const float inverse = 1.f / sum;",
         tests=("test_rows_without_keys_are_zero_and_faults_show",),
     ),
     Mutant(

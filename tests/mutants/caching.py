@@ -161,7 +161,7 @@ STAMPS = (
         "a sample of short rows has one row a place",
         old="const int64_t neighbours = (kLine + length - 1) / length;",
         new="const int64_t neighbours = 1;",
-        tests=("test_a_snapshot_looks_at_the_tensor_and_at_nothing_else",),
+        tests=("test_a_sample_is_six_cache_lines_or_all_of_a_tensor",),
     ),
     Mutant(
         "a sample of rows that lie apart reads what is between",
