@@ -68,7 +68,9 @@ MASKS: dict[str, Callable[[int, int, int, int], Tensor | None]] = {
     "minus infinity": lambda b, h, m, n: torch.randn(m, n).masked_fill(_some(m, n), -math.inf),
     "lowest": lambda b, h, m, n: torch.randn(m, n).masked_fill(_some(m, n), LOWEST),
     "lowest, padding": lambda b, h, m, n: torch.zeros(m, n).masked_fill(~_padding(m, n), LOWEST),
-    "lowest of each head": lambda b, h, m, n: torch.randn(h, 1, n).masked_fill(_some(1, n), LOWEST),
+    "lowest of each head": lambda b, h, m, n: torch.randn(h, 1, n).masked_fill(
+        _some(h, n)[:, None], LOWEST
+    ),
     "-1e4": lambda b, h, m, n: torch.zeros(m, n).masked_fill(_some(m, n), -1e4),
     "transposed": lambda b, h, m, n: torch.randn(n, m).masked_fill(_some(n, m), -3e5).T,
 }

@@ -164,10 +164,10 @@ REACHED = {
         lambda: Model(lambda s, x: x @ next(s.a.parameters()), a=linear()), ("a.weight",)
     ),
     "bound_method": Reached(lambda: Model(hidden_run, a=linear()), ("a",)),
-    "tensors_through_getattr": Reached(
-        lambda: Passing(lambda s, x: x @ s.w @ s.t, base=Model(
-            lambda s, x: x, w=weight(), t=nn.Buffer(weight().detach()))),
-        ("base.w", "base.t"),
+    "weak_tensors": Reached(
+        lambda: (lambda a: Model(lambda s, x: x @ s.r().w @ s.r().t, a=a, r=weakref.ref(a)))(
+            Model(lambda s, x: x, w=weight(), t=nn.Buffer(torch.randn(K, K)))),
+        ("a.w", "a.t"),
     ),
     "second_name": Reached(
         lambda: (lambda a: Model(lambda s, x: s.b(x), a=a, b=a))(linear()), ("b",)
