@@ -204,6 +204,7 @@ SHARED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "interleaved": (lambda t: t.repeat_interleave(2, dim=1), True),
     "unsqueezed": (lambda t: t.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2), True),
     "tiled": (lambda t: t.repeat(1, 2, 1, 1), False),
+    "in turn": (lambda t: t.unsqueeze(1).expand(-1, 2, -1, -1, -1).flatten(1, 2), False),
     "selected": (lambda t: t[:, [1, 0], None].expand(-1, -1, 2, -1, -1).flatten(1, 2), False),
     "written": (_written, False),
 }

@@ -68,7 +68,9 @@ MASKS: dict[str, Callable[[int, int, int, int], Tensor | None]] = {
     "minus infinity": lambda b, h, m, n: torch.randn(m, n).masked_fill(_some(m, n), -math.inf),
     "lowest": lambda b, h, m, n: torch.randn(m, n).masked_fill(_some(m, n), LOWEST),
     "lowest, padding": lambda b, h, m, n: torch.zeros(m, n).masked_fill(~_padding(m, n), LOWEST),
-    "lowest of each head": lambda b, h, m, n: torch.randn(h, 1, n).masked_fill(_some(1, n), LOWEST),
+    "lowest of each head": lambda b, h, m, n: torch.randn(h, 1, n).masked_fill(
+        _some(h, n)[:, None], LOWEST
+    ),
     "-1e4": lambda b, h, m, n: torch.zeros(m, n).masked_fill(_some(m, n), -1e4),
     "transposed": lambda b, h, m, n: torch.randn(n, m).masked_fill(_some(n, m), -3e5).T,
 }
@@ -153,6 +155,19 @@ def test_all_instruction_sets_layouts_and_heads_give_the_same_bits(
     for isa in _C.isas():
         with on_isa(isa), on_threads(threads):
             assert same_bits(expected, case.run())
+
+
+@pytest.mark.parametrize("kind", ["lowest of each head", "some of each head"])
+def test_heads_that_share_keys_are_those_one_by_one(isa: str, kind: str) -> None:
+    """Each sees other keys, and so their mean is another. (A2)"""
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(1, 4, 5, 24), torch.randn(2, 1, 2, 40, 24) + 1
+    mask = torch.broadcast_to(MASKS[kind](1, 4, 5, 40), (1, 4, 5, 40))  # type: ignore[arg-type]
+    y = Case(q, k, v, mask, False).run()
+    for h in range(4):
+        one, keys = slice(h, h + 1), slice(h // 2, h // 2 + 1)
+        alone = Case(q[:, one], k[:, keys], v[:, keys], mask[:, one], False).run()
+        assert same_bits(y[:, one], alone)
 
 
 @given(ISAS, SIZES, SIZES, st.sampled_from([16, 40, 64]), st.sampled_from([LOWEST, -1e9]), SEEDS)

@@ -216,6 +216,15 @@ def test_a_snapshot_looks_at_the_tensor_and_at_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REGIONS)
+def test_a_sample_is_six_cache_lines_or_all_of_a_tensor(name: str) -> None:
+    """At least, also where no run of bytes is as long as a line."""
+    tensor = REGIONS[name]
+    count = len(_places(tensor, tensor).unique())
+    least = min(count, 6 * 64 // tensor.element_size())
+    assert least <= _C.sample_size(tensor) <= count
+
+
+@pytest.mark.parametrize("name", REGIONS)
 def test_the_content_is_all_of_a_tensor(name: str) -> None:
     tensor = REGIONS[name].contiguous()
     before = _C.content(tensor)
@@ -276,11 +285,14 @@ def test_layers_that_share_the_call_do_not_displace_each_other(
 
 
 def test_sets_of_weights_that_died_are_forgotten() -> None:
-    f = _wrapper(1)
-    for _ in range(50):
-        f(X, torch.randn(8, 8))
+    f, weights = _wrapper(1), [torch.randn(8, 8) for _ in range(50)]
+    for weight in weights:  # at once, so that none has the identity of another
+        f(X, weight)
+    del weight
+    weights.clear()
+    f(X, torch.randn(8, 8))
     known = inspect.getclosurevars(inspect.unwrap(f)).nonlocals["as_before"]
-    assert len(inspect.getclosurevars(known).nonlocals["known"]) <= 2
+    assert len(inspect.getclosurevars(known).nonlocals["known"]) == 1
 
 
 FACTOR, ZERO = Constant((0.5, 2.0)), Constant((3,), torch.int32)

@@ -164,6 +164,14 @@ REACHED = {
         lambda: Model(lambda s, x: x @ next(s.a.parameters()), a=linear()), ("a.weight",)
     ),
     "bound_method": Reached(lambda: Model(hidden_run, a=linear()), ("a",)),
+    "weak_tensors": Reached(
+        lambda: (lambda a: Model(lambda s, x: x @ s.r().w @ s.r().t, a=a, r=weakref.ref(a)))(
+            Model(lambda s, x: x, w=weight(), t=nn.Buffer(torch.randn(K, K)))),
+        ("a.w", "a.t"),
+    ),
+    "second_name": Reached(
+        lambda: (lambda a: Model(lambda s, x: s.b(x), a=a, b=a))(linear()), ("b",)
+    ),
     # Not registered: what the code calls them.
     "list": Reached(
         lambda: Model(lambda s, x: in_turn(s.a, x), a=[linear(), linear()]), ("a.0", "a.1")

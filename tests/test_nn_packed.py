@@ -42,6 +42,13 @@ def step(module: Any, **options: Any) -> None:
     optimizer.step()
 
 
+def one_element(module: Any) -> None:
+    """A step that counts no version, on an element that no sample has."""
+    module.weight.grad = torch.zeros(16, 24)
+    module.weight.grad[15, 23] = 50
+    torch.optim.SGD([module.weight], lr=1.0, fused=True).step()
+
+
 def trained(module: Any) -> None:
     module.train()
     step(module)
@@ -81,6 +88,7 @@ def unseen(module: Any) -> None:
 EVENTS: dict[str, Callable[[Any], None]] = {
     "optimizer": step,
     "fused optimizer": lambda module: step(module, fused=True),
+    "fused optimizer, one element": one_element,
     "eval, train, eval": trained,
     "load_state_dict": loaded,
     "load_state_dict, assign": assigned,

@@ -11,6 +11,7 @@ from torch import nn
 
 import qfx
 from qfx.cost.model import Estimate
+from qfx.match.kinds import Site
 from qfx.match.matching import match
 from qfx.plan.policy import Plan, decide
 from qfx.values.config import parse_options
@@ -100,6 +101,23 @@ def test_slower_sites_stay_float_with_the_numbers() -> None:
 
 def test_the_least_gain_is_enough() -> None:
     assert _int8(_plan(qfx.Config(minimum_gain=1.5), Prices(1.5, 1.0))) == ALL
+
+
+class Packing(Prices):
+    """At every call it takes longer than int8 saves."""
+
+    def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: qfx.Scheme) -> float:
+        return 4.0
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_weight_that_trains_is_packed_at_every_call_which_has_its_price(trains: bool) -> None:
+    linear = nn.Linear(64, 8).requires_grad_(trains)
+    (site,) = match(qfx.trace(linear, torch.randn(4, 64)))
+    assert isinstance(site, Site)
+    (entry,) = decide([replace(site, trains=True)], qfx.Config(), Packing(4.0, 1.0)).entries
+    assert entry.estimate == Estimate(4.0, 5.0 if trains else 1.0)
+    assert (entry.scheme is None) == trains
 
 
 def test_zero_minimum_gain_quantizes_all() -> None:

@@ -208,6 +208,19 @@ def test_one_seen_write_makes_a_call_compare_all_weights() -> None:
         assert all(map(torch.equal, f(x), (int8_by_hand(x, m.w) for m in (first, second))))
 
 
+def test_a_fused_step_on_one_element_is_seen() -> None:
+    """It counts no version, and no sample has the element."""
+    model, x = Wide(), torch.randn(3, 64)
+    f = compiled(model)
+    with torch.no_grad():
+        f(x)
+    model.w.grad = torch.zeros(96, 64)
+    model.w.grad[95, 63] = 100
+    torch.optim.SGD([model.w], lr=1.0, fused=True).step()
+    with torch.no_grad():
+        assert torch.equal(f(x), int8_by_hand(x, model.w))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_merge_is_seen(dtype: torch.dtype) -> None:
     """A delta of a thousandth of the weights, in all of them or in a third of the rows. In bfloat16
@@ -237,14 +250,16 @@ def test_a_weight_is_packed_once() -> None:
     assert CACHE.packs == before + 2
 
 
-def test_a_stale_weight_is_packed_once() -> None:
+@pytest.mark.parametrize(("factor", "packs"), [(1, 0), (2, 1)])
+def test_a_weight_is_packed_again_once_if_its_content_has_changed(factor: int, packs: int) -> None:
     weight, packing = nn.Parameter(torch.randn(8, 8)), Packing(qfx.QSpec())
     CACHE.get(weight, (), packing)
-    CACHE.invalidate([weight])
     before = CACHE.packs
+    weight.data *= factor
     for _ in range(3):
+        CACHE.invalidate([weight])
         CACHE.get(weight, (), packing)
-    assert CACHE.packs == before + 1
+    assert CACHE.packs == before + packs
 
 
 def test_another_optimizer_does_not_repack() -> None:
@@ -400,6 +415,17 @@ def test_parameters_that_share_memory_but_count_versions_apart() -> None:
     for weight in 3 * (first, second):
         assert torch.equal(CACHE.get(weight, (), spec).blocks, expected)
     assert CACHE.packs == packs
+
+
+def test_no_parameter_is_known_when_another_has_its_memory_packed_anew() -> None:
+    first = nn.Parameter(torch.randn(8, 8))
+    second, before, spec = nn.Parameter(first.data), first.detach().clone(), Packing(qfx.QSpec())
+    expected = CACHE.get(first, (), spec).blocks.clone()
+    with torch.no_grad():
+        second.mul_(-3)
+    assert not torch.equal(CACHE.get(second, (), spec).blocks, expected)
+    first.data.copy_(before)  # which is all that it had before
+    assert torch.equal(CACHE.get(first, (), spec).blocks, expected)
 
 
 # --- operands that are rewritten between calls ---

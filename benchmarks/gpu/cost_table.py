@@ -125,7 +125,7 @@ def _training(session: Session, dtype: torch.dtype) -> list[float]:
 
 
 def write_table(session: Session) -> Path | None:
-    """qfx/gpu/<name>.json of the grids that are complete; None if not even one type's is."""
+    """qfx/cost/<name>.json of the grids that are complete; None if not even one type's is."""
     axes, points = axes_of(session), {}
     for row in session.of("cost"):
         if "what" in row and row["what"] != "training":

@@ -1,4 +1,4 @@
-"""Cost on a GPU: a table per GPU, committed as qfx/gpu/<name>.json by `python -m benchmarks.gpu`.
+"""Cost on a GPU: a table per GPU, committed as qfx/cost/<name>.json by `python -m benchmarks.gpu`.
 
 A table holds grids of seconds of the GPU's own work, without the host's launches: of products, of
 whole matrices in int8 and in float; and of passes, which make codes of activations. Between the

@@ -115,8 +115,8 @@ CALIBRATING = (
     ),
     Mutant(
         "linears in no graph are not listed",
-        old='if isinstance(module, nn.Linear) and name and not seen & {name, f"{name}.weight"}:',
-        new="if isinstance(module, nn.Linear) and name and not seen:",
+        old="if name and id(module) not in ran:",
+        new="if name and not ran:",
         tests=("test_layers_that_share_a_graph_have_their_own_lines_and_nothing_is_missing",),
     ),
     Mutant(
@@ -133,8 +133,8 @@ CALIBRATING = (
     ),
     Mutant(
         "a report measures the noise of the float form",
-        old="self.trials[start] = Trial(sqnr(result, output),",
-        new="self.trials[start] = Trial(sqnr(result, result),",
+        old="self.measured[start] = Measured(sqnr(result, output),",
+        new="self.measured[start] = Measured(sqnr(result, result),",
         tests=("test_block[explain]", "test_bad_site_has_a_low_sqnr"),
     ),
     Mutant(

@@ -103,8 +103,8 @@ GRAPHS = (
     ),
     Mutant(
         "a causal attention sees all keys",
-        old='causal = bool(arguments.get("is_causal", False))',
-        new="causal = False",
+        old='for name in ("is_causal", "enable_gqa"))',
+        new='for name in ("no_causal", "enable_gqa"))',
         tests=("test_attention_of_a_block_is_int8",),
     ),
     Mutant(
@@ -235,8 +235,8 @@ GRAPHS = (
     ),
     Mutant(
         "a call site has the name of the outermost module",
-        old="return _plain(str(stack[-1][0]), prefixes)",
-        new="return _plain(str(stack[0][0]), prefixes)",
+        old="key, (source, *_) = stack[-1]",
+        new="key, (source, *_) = stack[0]",
         tests=("test_names_of_an_unscripted_module",),
     ),
     Mutant(

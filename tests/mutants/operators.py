@@ -116,4 +116,22 @@ OPERATORS = (
         new="            if len(devices) > 2:\n",
         tests=("test_operands_on_another_device",),
     ),
+    Mutant(
+        "heads of keys are repeated in turn",
+        old="k, v = (t.repeat_interleave(group, -3) for t in (k, v))",
+        new="k, v = (t.repeat(group, 1, 1) for t in (k, v))",
+        tests=("test_all_instruction_sets_layouts_and_heads_give_the_same_bits",),
+    ),
+    Mutant(
+        "a fake result of appended keys has none of the past",
+        old="rows = past.shape[-2] + added.shape[-2]",
+        new="rows = added.shape[-2]",
+        tests=("test_opcheck[attention_append]",),
+    ),
+    Mutant(
+        "the mean of the keys is that of all of them",
+        old="return torch.where(alike, k - total / row.sum(-2, keepdim=True), k)",
+        new="return torch.where(alike, k - total / row.shape[-2], k)",
+        tests=("test_kernel_equals_reference[int8_attention]",),
+    ),
 )

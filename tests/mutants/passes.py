@@ -58,8 +58,8 @@ PACKING = (
     ),
     Mutant(
         "the group sums of a panel lie where the one before has its last",
-        old="group_sums + p * ((k + group - 1) / group)",
-        new="group_sums + p * (k / group)",
+        old="if (group > 0) sum_groups(block, k, group, group_sums + p * groups);",
+        new="if (group > 0) sum_groups(block, k, group, group_sums + p * (k / group));",
         tests=(
             "test_kernel_equals_reference[pack_weight]",
             "test_kernel_equals_reference[int8_linear_groups]",

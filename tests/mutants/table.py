@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from tests.mutants.attending import ATTENDING
+from tests.mutants.caching import CACHING
 from tests.mutants.calibrating import CALIBRATING
 from tests.mutants.graphs import GRAPHS
+from tests.mutants.keeping import KEEPING
 from tests.mutants.modules import MODULES
+from tests.mutants.naming import NAMING
 from tests.mutants.operators import OPERATORS
 from tests.mutants.passes import PASSES
 from tests.mutants.planning import PLANNING
@@ -20,4 +24,8 @@ MUTANTS = (
     *CALIBRATING,
     *PASSES,
     *PRODUCTS,
+    *ATTENDING,
+    *CACHING,
+    *KEEPING,
+    *NAMING,
 )

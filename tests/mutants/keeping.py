@@ -1,0 +1,161 @@
+"""Defects of what is kept: files, tables of times, state dicts, what a linear had."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+KEEPING = (
+    Mutant(
+        "a file is written in place",
+        old="        _write(partial, data, mode)\n",
+        new="        target.write_bytes(data)\n        shutil.copy(target, partial)\n",
+        tests=(
+            "test_a_full_disk_leaves_the_earlier_file",
+            "test_a_failure_at_the_end_leaves_the_earlier_file",
+        ),
+    ),
+    Mutant(
+        "a file that is written anew loses its permissions",
+        old="            shutil.copymode(target, partial)\n",
+        new="            pass\n",
+        tests=("test_permissions_stay_and_links_are_followed",),
+    ),
+    Mutant(
+        "a link is replaced, not what it points to",
+        old="Path(os.path.realpath(path))",
+        new="Path(path)",
+        tests=("test_permissions_stay_and_links_are_followed",),
+    ),
+    Mutant(
+        "a table is read that others may write",
+        old="if not own or about.st_mode & _OTHERS:",
+        new="if not own:",
+        tests=("test_what_another_user_could_have_written_is_not_read",),
+    ),
+    Mutant(
+        "a table of another user is read",
+        old="about.st_uid == os.geteuid()",
+        new="about.st_uid >= 0",
+        tests=("test_what_another_user_could_have_written_is_not_read",),
+    ),
+    Mutant(
+        "a table is written to where a link leads",
+        old="            path.unlink(missing_ok=True)  # the table",
+        new="            pass  # the table",
+        tests=("test_a_link_is_not_written_through",),
+    ),
+    Mutant(
+        "the newest tables go",
+        old="sorted(_ages(folder))[:-MOST]",
+        new="sorted(_ages(folder))[MOST:]",
+        tests=("test_what_was_not_of_use_for_longest_goes",),
+    ),
+    Mutant(
+        "a kept time that is no number is believed",
+        old="if type(raw) not in (int, float) or not least <= raw <= most:",
+        new="if type(raw) not in (int, float) or raw < least or raw > most:",
+        tests=("test_a_number_that_is_no_time_is_refused",),
+    ),
+    Mutant(
+        "codes are loaded under the scheme that the module had",
+        old="        self.scheme = found.scheme\n",
+        new="",
+        tests=("test_any_module_takes_the_scheme_of_the_file",),
+    ),
+    Mutant(
+        "codes below the scheme's range are loaded",
+        old="if low < least or high > most:",
+        new="if high > most:",
+        tests=("test_the_error_says_what_is_wrong",),
+    ),
+    Mutant(
+        "scales that are not positive are loaded",
+        old="wrong = ~((value > 0) & value.isfinite())",
+        new="wrong = ~value.isfinite()",
+        tests=("test_the_error_says_what_is_wrong",),
+    ),
+    Mutant(
+        "what the scheme needs may be missing",
+        old="if (name in given) != (name in kinds):",
+        new="if name in given and name not in kinds:",
+        tests=(
+            "test_one_change_gives_what_the_file_says_or_an_error",
+            "test_the_error_says_what_is_wrong",
+        ),
+    ),
+    Mutant(
+        "a format of later is read",
+        old="if numbers and numbers[0] != FORMAT:",
+        new="if numbers and numbers[0] < FORMAT:",
+        tests=("test_the_error_says_what_is_wrong",),
+    ),
+    Mutant(
+        "what a later scheme says is not looked at",
+        old="        if number:\n",
+        new="        if number < 0:\n",
+        tests=(
+            "test_the_error_says_what_is_wrong",
+            "test_one_change_gives_what_the_file_says_or_an_error",
+        ),
+    ),
+    Mutant(
+        "a module's scheme is taken by another kind of module",
+        old='    if found["module"] != module:',
+        new='    if not found["module"]:',
+        tests=(
+            "test_the_error_says_what_is_wrong",
+            "test_trained_modules_load_what_was_trained_alike",
+        ),
+    ),
+    Mutant(
+        "steps that were trained under another scheme are loaded",
+        old="if there[name] != here[name]]",
+        new="if name not in here]",
+        tests=("test_trained_modules_load_what_was_trained_alike",),
+    ),
+    Mutant(
+        "a refused state dict leaves half a model loaded",
+        old="        module.register_load_state_dict_pre_hook(check)\n",
+        new="        pass\n",
+        tests=("test_a_refused_state_dict_leaves_the_whole_model",),
+    ),
+    Mutant(
+        "loaded scales are the file's own memory",
+        old="given.detach() if assign else given.detach().to(device, copy=True)",
+        new="given.detach() if assign else given.detach().to(device)",
+        tests=("test_what_is_loaded_is_a_copy_unless_assigned",),
+    ),
+    Mutant(
+        "the hooks of a linear are dropped",
+        old="    for name in CALL_HOOKS:",
+        new="    for name in CALL_HOOKS[3:]:",
+        tests=(
+            "test_hooks_go_over_in_order_and_their_handles_remove_them",
+            "test_hooks_that_went_over_are_compiled",
+        ),
+    ),
+    Mutant(
+        "hidden buffers of a linear are saved",
+        old="    to._non_persistent_buffers_set |= of._non_persistent_buffers_set\n",
+        new="",
+        tests=("test_attributes_tensors_and_children_go_over",),
+    ),
+    Mutant(
+        "hooks on a state dict are lost without a word",
+        old="getattr(module, name).values() for name in STATE_HOOKS",
+        new="getattr(module, name).values() for name in ()",
+        tests=("test_obstacles_are_refused_by_name_and_nothing_is_changed",),
+    ),
+    Mutant(
+        "a packed weight's contents are not looked at",
+        old='return sum == contents ? ""',
+        new='return true ? ""',
+        tests=("test_any_changed_byte_of_a_packed_weight_is_noticed",),
+    ),
+    Mutant(
+        "words of a packed weight may change places",
+        old="plain[l] += row[l];\n      falling[l] += plain[l];",
+        new="plain[l] += row[l];",
+        tests=("test_any_changed_byte_of_a_packed_weight_is_noticed",),
+    ),
+)
