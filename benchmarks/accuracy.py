@@ -30,8 +30,9 @@ import qfx
 from benchmarks.common import compiled_apart, machine, merge
 from benchmarks.judged import JUDGED, Judged
 from benchmarks.models import names
-from qfx.dynamo_backend import plan_of
+from qfx.cost.chosen import chosen_costs
 from qfx.graph.capture import clone
+from qfx.pipeline import Context, run_passes
 from qfx.plan.policy import Plan
 from qfx.values.config import parse_options
 from qfx.values.scheme import Scheme
@@ -53,7 +54,8 @@ def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
     plans: list[Plan] = []
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        plans.append(plan_of(clone(gm), config))
+        context = Context(config, chosen_costs(), around=None)
+        plans.append(run_passes(clone(gm), context, "decide").plan)
         return qfx.backend(gm, inputs, options={**ALL, **options})
 
     with torch.no_grad():

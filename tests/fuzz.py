@@ -10,8 +10,10 @@ has them and are finite.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -63,7 +65,7 @@ class Seen:
 
     @property
     def ratio(self) -> float:
-        return statistics.median(self.ratios)
+        return statistics.median(self.ratios or [math.nan])
 
     def __str__(self) -> str:
         return (
@@ -207,25 +209,25 @@ def _compare_buffers(p: Program, eager: nn.Module, ours: nn.Module, exact: Inter
 
 
 def _check_replaced(p: Program) -> None:
-    """Linears as `quantize_` leaves them: within the bound, or refused."""
+    """Linears as `quantize_` leaves them: within the bound, float with a warning, or refused."""
     linears = [h for h in p.holdings if h.put_on]
     weights = [p.state[next(iter(h.tensors))][1] for h in linears]
     served = [h for h, w in zip(linears, weights, strict=True) if w.dtype in QUANTIZED]
     if not served or p.ties(linears):
         return
     module, config = p.module(), qfx.Config(scheme=p.scheme[0])
-    refused = [h.name for h in served if not PUT_ON[h.put_on].replaced]
+    fates = Counter(PUT_ON[str(h.put_on)].fate for h in served)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="quantize_: ")  # linears of other types stay
         try:
             qfx.quantize_(module, config)
         except ValueError as why:
-            if not refused:
+            if not fates["refused"]:
                 raise Mismatch(f"quantize_: {why}") from None
             return
     made = sum(isinstance(m, qfx.nn.Linear) for m in module.modules())
-    if refused or made != len(served):
-        raise Mismatch(f"quantize_ made {made} int8 modules of {len(served)}, {refused} among them")
+    if fates["refused"] or made != fates["replaced"]:
+        raise Mismatch(f"quantize_ made {made} int8 modules of {dict(fates)}")
     exact, arguments = Interpreter(replace(p, chosen=None), p.scheme[1]).call(), p.arguments()
     with torch.no_grad():
         outputs = module(*arguments)

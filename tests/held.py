@@ -92,8 +92,7 @@ def found(module: Any, path: str) -> Any:
 
 class PutOn(NamedTuple):
     """Operations before and after the linear, or one that makes its weight of other tensors;
-    `parts`: the paths of the weight, or of these. `replaced`: whether `qfx.quantize_` can put an
-    int8 module in its place."""
+    `parts`: the paths of the weight, or of these."""
 
     apply: Callable[[Any], Any] = lambda linear: None
     before: str = ""
@@ -102,8 +101,11 @@ class PutOn(NamedTuple):
     parts: tuple[str, ...] = ("weight",)
 
     @property
-    def replaced(self) -> bool:
-        return self.weight is None and self.apply is not _own_forward
+    def fate(self) -> str:
+        """What `qfx.quantize_` does with it: it is `replaced`, `left` float, or `refused`."""
+        if self.apply in (_own_forward, _old_weight_norm):
+            return "refused"
+        return "left" if self.weight else "replaced"
 
 
 def _pre_hook(linear: nn.Module) -> None:

@@ -223,9 +223,10 @@ def attended_before_large_keys(d: Draft) -> Arguments | None:
 
 
 def attended_by_pairs(d: Draft) -> Arguments | None:
+    """Of heads that are an axis of their own: further calls have another first axis."""
     found = attended(d)
-    even = found is not None and d.real[found["q"]].shape[-3] % 2 == 0
-    return found if even else None
+    shape = d.real[found["q"]].shape if found else ()
+    return found if len(shape) > 3 and shape[-3] % 2 == 0 else None
 
 
 def writable(test: Callable[[Tensor], bool] = lambda t: True) -> Make:

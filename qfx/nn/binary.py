@@ -17,6 +17,7 @@ from qfx.values.scheme import PER_ROW, PER_TENSOR
 from qfx.weights.cache import Memo
 
 ops = torch.ops.qfx
+torch.fx.wrap("output_dtype")  # here too: where it is called
 CLIP = 1.0  # weights beyond it get no gradient
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 Cast = Callable[[Tensor], Tensor]
 
 
+@torch.fx.wrap  # symbolic tracing does not know the type of x
 def output_dtype(x: Tensor) -> torch.dtype:
     """What nn.Linear would return for this input: autocast's type where that is on, else its own.
 

@@ -14,6 +14,7 @@ from qfx.ops.registry import WHY_FIRST_ORDER
 from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
+torch.fx.wrap("output_dtype")  # here too: where it is called
 _DEFAULT = Scheme()  # Dynamo traces the use of one, not the making
 
 
