@@ -74,7 +74,7 @@ def test_int8_operators_of_the_model_itself(name: str) -> None:
 def test_a_plan_counts_int8_operators_of_the_model_itself() -> None:
     mixed = nn.Sequential(_replaced("w8a8"), nn.Linear(8, 8))
     with torch.no_grad():
-        plan = run_passes(qfx.trace(mixed, ROWS), Context(qfx.Config()), "decide").plan
+        plan = run_passes(qfx.trace(mixed, ROWS), Context(qfx.Config(), FIXED_COSTS), "decide").plan
     assert (plan.quantized, plan.total) == (2, 3) and "xa8r_ws8r_h64" in str(plan)
 
 

@@ -4,7 +4,7 @@
 
 Everything ends after `budget` seconds at the latest, whatever hangs. Each figure is a line of
 DIR/results.jsonl as soon as it is known; the short table comes last. DIR/measured.inc belongs into
-csrc/cuda/sm90/ and the table of costs, DIR/<gpu>.json, into qfx/cost/: together, from one run, since
+csrc/cuda/sm90/ and the table of costs, DIR/<gpu>.json, into qfx/cost/: together, from one run, as
 the table's times are those of these kernels. The exit status is 1 if anything is wrong.
 """
 
