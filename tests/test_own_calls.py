@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.pipeline import Context, run_passes
 from qfx.report.html import page
+from tests.conftest import FIXED_COSTS
 
 COARSE = qfx.Scheme(x=qfx.QSpec(bits=5), w=qfx.QSpec(bits=4))
 ops = torch.ops.qfx
@@ -74,7 +75,8 @@ def test_int8_operators_of_the_model_itself(name: str) -> None:
 def test_a_plan_counts_int8_operators_of_the_model_itself() -> None:
     mixed = nn.Sequential(_replaced("w8a8"), nn.Linear(8, 8))
     with torch.no_grad():
-        plan = run_passes(qfx.trace(mixed, ROWS), Context(qfx.Config(), FIXED_COSTS), "decide").plan
+        context = Context(qfx.Config(), FIXED_COSTS)
+        plan = run_passes(qfx.trace(mixed, ROWS), context, "decide").plan
     assert (plan.quantized, plan.total) == (2, 3) and "xa8r_ws8r_h64" in str(plan)
 
 
