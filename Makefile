@@ -70,7 +70,7 @@ sanitize-%: $(VENV)/.tools
 
 # The native tests on processors that this machine is not. Installs nothing.
 emulate:
-	$(WITH_TOOLS) python3 tests/emulation.py
+	$(WITH_TOOLS) python3 tests/kernels/emulation.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -26,7 +26,9 @@ def on_cpu(session: Session) -> Iterator[Row]:
         return
     which = f"{CPU_TESTS} and binary_pack" if session.dry else CPU_TESTS
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = _within([*pytest, "tests/test_op_parts.py", "-k", which], min(CPU_LIMIT, session.left))
+    done = _within(
+        [*pytest, "tests/ops/test_op_parts.py", "-k", which], min(CPU_LIMIT, session.left)
+    )
     if done is None:
         yield {"what": "CPU kernels", "result": f"not done within {CPU_LIMIT:.0f} s"}
         return

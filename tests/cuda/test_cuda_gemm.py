@@ -1,0 +1,244 @@
+"""The products of csrc/cuda on the emulator, beyond the rows of the table: sizes at the edges of
+tiles, extremes of codes, split K, views, the same bits in any order of threads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qfx.ops import REFERENCES
+from qfx.ops.quantize import ACTIVATIONS
+from qfx.ops.weight import cuda_pack_weight
+from tests.conftest import same_bits
+from tests.cuda import emulator as cuda_emulator
+from tests.cuda.emulator import run
+from tests.lib.bounds import STEEPEST, U32, UNIT
+from tests.lib.rows import ROWS, Row
+from tests.ops.test_op_parts import as_tuple
+
+# The one with most rows and a long K is there for how the CPU cuts its work.
+WEIGHT_ONLY = [row for row in ROWS if row.op == "int8_weight_linear" and row.k < 60000]
+
+
+@pytest.fixture(autouse=True)
+def emulator() -> None:
+    cuda_emulator.emulate()
+
+
+@pytest.mark.parametrize("row", WEIGHT_ONLY, ids=str)
+def test_weight_only_is_within_its_bound(row: Row) -> None:
+    """(W1) in the order of (W2); then scale, bias, activation and output type round."""
+    x, packed, scale, bias, activation, dtype = row.arguments()
+    got = run(row.op, *cuda_emulator.arguments_of(row))
+    w = REFERENCES["unpack_weight"](packed, row.n, row.k).double()
+    x, scale = x.double(), scale.double()
+    exact = x @ w.t() * scale + (0 if bias is None else bias.double())
+    error = (row.k / 2 + 8) * U32 * (x.abs() @ w.abs().t()) * scale
+    error = error + U32 * (exact.abs() + error)
+    if activation not in ("none", "relu"):
+        error = error * STEEPEST + 4 * U32 * exact.abs().clamp_min(1)
+    y = ACTIVATIONS[activation](exact)
+    error = error + UNIT[dtype] * (y.abs() + error) + 2.0**-25
+    assert got.dtype == dtype and ((got.double() - y).abs() <= error).all()
+
+
+@pytest.mark.parametrize("architecture", [75, 1000])
+def test_every_tile_on_each_architecture(architecture: int) -> None:
+    """Turing's instructions, and later ones: tests/cuda/gemm_tests.cpp."""
+    program = cuda_emulator.build() / f"gemm_tests_{architecture}"
+    result = subprocess.run([program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and result.stdout == "ok\n", result.stdout + result.stderr
+
+
+def extremes(generator: torch.Generator, *shape: int) -> Tensor:
+    """Half of the codes are -128, -127 or 127."""
+    codes = torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+    ends = torch.tensor([-128, 127, -127], dtype=torch.int8)
+    chosen = ends[torch.randint(0, 3, shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < 0.5, chosen, codes)
+
+
+def in_two_orders(call: Callable[[], Any]) -> tuple[Tensor, ...]:
+    """The result, which must not depend on the order of threads and copies."""
+    cuda_emulator.emulate(seed=1)
+    first = as_tuple(call())
+    cuda_emulator.emulate(seed=2)
+    assert all(same_bits(a, b) for a, b in zip(first, as_tuple(call()), strict=True))
+    return first
+
+
+HEIGHTS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 300)
+WIDTHS = ((1, 1), (33, 7), (65, 65), (129, 31))
+# Few tiles and a long K, which is split into parts on the emulated GPU's four multiprocessors.
+SPLIT = ((1, 1025, 5), (16, 2200, 70), (17, 4097, 3), (65, 1100, 64))
+LONGEST = ((1, 65792, 2),)
+
+
+@pytest.mark.parametrize(
+    "m, k, n", [(m, k, n) for m in HEIGHTS for k, n in WIDTHS] + [*SPLIT, *LONGEST]
+)
+def test_sums_of_codes_are_exact(m: int, k: int, n: int) -> None:
+    generator = torch.Generator().manual_seed(m + k + n)
+    q, w = extremes(generator, m, k), extremes(generator, n, k)
+    zero = extremes(generator, m, 1).int()
+    (got,) = in_two_orders(lambda: run("int8_mm", q, zero, cuda_pack_weight(w), n))
+    assert torch.equal(got.double(), (q.double() - zero) @ w.double().t())
+
+
+@pytest.mark.parametrize("m, k, n", [(1, 33, 7), (17, 65, 65), (129, 129, 31), *SPLIT])
+def test_sums_of_signs_are_exact(m: int, k: int, n: int) -> None:
+    generator = torch.Generator().manual_seed(m + k + n)
+    x, w = (torch.randn(rows, 8 * k, generator=generator) for rows in (m, n))
+    (packed,) = in_two_orders(lambda: run("binary_pack", w))
+    (got,) = in_two_orders(lambda: run("binary_mm", x, packed, n))
+    signs_x, signs_w = (torch.where(t >= 0, 1.0, -1.0).double() for t in (x, w))
+    assert torch.equal(got.double(), signs_x @ signs_w.t())
+
+
+@pytest.mark.parametrize("m", [1, 3, 5, 8, 9, 17])
+@pytest.mark.parametrize("k, n", [(1, 3), (48, 5), (1000, 40), (4097, 3)])
+def test_weight_only_of_few_rows(m: int, k: int, n: int) -> None:
+    """Warps share K where columns are few; a row with a NaN or an infinity shows it, no other."""
+    generator = torch.Generator().manual_seed(m + k + n)
+    x, w = torch.randn(m, k, generator=generator), extremes(generator, n, k)
+    x[m // 2, k // 2], w[:, k // 2] = torch.inf, 1
+    arguments = (x, cuda_pack_weight(w), torch.ones(n), None, "none", torch.float32)
+    (got,) = in_two_orders(lambda: run("int8_weight_linear", *arguments))
+    exact, terms = x.double() @ w.double().t(), x.double().abs() @ w.double().abs().t()
+    finite = torch.arange(m) != m // 2
+    error = (got.double() - exact).abs()
+    assert (error[finite] <= (k / 2 + 8) * U32 * terms[finite]).all()
+    assert (got[m // 2] == torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    "m, k, n, group", [(3, 300, 70, 64), (70, 130, 33, 128), (16, 640, 5, 320)]
+)
+@pytest.mark.parametrize("zeros", [True, False])
+def test_groups_of_extremes(m: int, k: int, n: int, group: int, zeros: bool) -> None:
+    generator = torch.Generator().manual_seed(m + k + n)
+    q, w, groups = extremes(generator, m, k), extremes(generator, n, k), -(-k // group)
+    how = (torch.rand(m, 1, generator=generator), extremes(generator, m, 1).int())
+    w_scale = torch.rand(n, 2 * groups, generator=generator)[:, ::2]  # with strides
+    w_zero = extremes(generator, groups, n).int().t() if zeros else None
+    rest = (w_scale, w_zero, None, "none", torch.float32)
+    (got,) = in_two_orders(
+        lambda: run("int8_linear_groups", q, *how, cuda_pack_weight(w, group), *rest)
+    )
+    packed = REFERENCES["pack_weight"](w, group)
+    assert same_bits(got, REFERENCES["int8_linear_groups"](q, *how, packed, *rest))
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": Tensor.contiguous,
+    "columns": lambda t: t.mT.contiguous().mT,
+    "padded": lambda t: torch.nn.functional.pad(t, (0, 16))[..., :-16],
+    "every second": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "batch last": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
+    "heads": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "expanded": lambda t: t[:1].expand_as(t),
+    "offset": lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].reshape(t.shape),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("k", [48, 33])
+def test_batched_products_of_views(view: str, k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    a = VIEWS[view](extremes(generator, 2, 3, 5, k))
+    b = VIEWS[view](extremes(generator, 2, 3, 7, k))
+    zero = extremes(generator, 2, 3, 5, 1).int()
+    (got,) = in_two_orders(lambda: run("int8_bmm", a, zero, b))
+    assert torch.equal(got.double(), (a.double() - zero) @ b.double().mT)
+
+
+def test_a_row_beyond_float_shows_and_leaves_the_others_alone() -> None:
+    """Codes 0, zero point 0, an infinite scale (Q4): as the two operators one after the other."""
+    generator = torch.Generator().manual_seed(0)
+    q, w = extremes(generator, 20, 40), extremes(generator, 70, 40)
+    scale = torch.rand(20, 1, generator=generator)
+    scale[3], scale[11] = 3e38, torch.nan
+    linear = (q, scale, extremes(generator, 20, 1).int())
+    rest = (torch.rand(70, generator=generator), None, "none")
+    how = (torch.rand(20, 1, generator=generator) * 1e4, torch.full((20, 1), 5).int(), 7, False)
+    got = in_two_orders(
+        lambda: run("int8_linear_requantize", *linear, cuda_pack_weight(w), *rest, *how)
+    )
+    packed = REFERENCES["pack_weight"](w)
+    expected = REFERENCES["int8_linear_requantize"](*linear, packed, *rest, *how)
+    assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
+    assert not got[0][3].any() and got[1][3].isinf() and got[1][11].isnan() and got[0][4].any()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_int8_gradients_have_the_bits_of_the_cpu(
+    symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(T3) with CUDA's operators in the place of the CPU's."""
+    generator = torch.Generator().manual_seed(1)
+    x, w, grad = (torch.randn(*s, generator=generator) for s in ((19, 33), (21, 33), (19, 21)))
+    cpu = torch.ops.qfx
+    codes = cpu.quantize(x, [1], 8, symmetric)
+    w_codes, w_scale, _ = cpu.quantize(w, [1], 8, True)
+    how = ([1], 8, 8, symmetric, torch.tensor([7]), torch.float32)
+
+    def gradients() -> tuple[Tensor, Tensor]:
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        operands = (a, b, None, None, None, *codes, cpu.pack_weight(w_codes), w_scale.flatten())
+        cpu.int8_linear_ste(*operands, *how).backward(grad)
+        assert a.grad is not None and b.grad is not None
+        return a.grad, b.grad
+
+    expected = gradients()
+    monkeypatch.setattr("qfx.ops.ste.ops", torch.ops.qfx_emulated)
+    assert all(same_bits(g, e) for g, e in zip(gradients(), expected, strict=True))
+
+
+Q, ZERO = torch.ones(5, 8, dtype=torch.int8), torch.zeros(5, 1, dtype=torch.int32)
+PACKED, BITS = torch.zeros(32 + 6 * 16, dtype=torch.int8), torch.zeros(48, dtype=torch.int8)
+HOW = (None, "none", torch.float32)
+CALLS: dict[str, tuple[Callable[[], Any], str]] = {
+    "k": (lambda: run("int8_mm", Q[:, :7].float(), ZERO, PACKED, 6), "q has dtype Float, expected"),
+    "bytes": (
+        lambda: run("int8_mm", Q, ZERO, PACKED[1:], 6),
+        "the packed weight has 127 bytes, but one for N=6 (n, or the size of w_scale) and K=8 of x",
+    ),
+    "zero": (lambda: run("int8_mm", Q, ZERO[:3], PACKED, 6), "zero_point has 3 elements, expected"),
+    "w_scale": (
+        lambda: run("int8_linear", Q, torch.ones(1), ZERO, PACKED, torch.ones(6, 1), *HOW),
+        "w_scale has shape 6x1, expected 6, one element for each output feature",
+    ),
+    "bias": (
+        lambda: run("int8_linear", Q, torch.ones(1), ZERO, PACKED, torch.ones(6), Q[0], *HOW[1:]),
+        "bias has dtype Char, expected Float or BFloat16 or Half",
+    ),
+    "groups": (
+        lambda: run(
+            "int8_linear_groups", Q, torch.ones(1), ZERO, PACKED, torch.ones(6, 1),
+            torch.zeros(6, 2, dtype=torch.int32), *HOW,
+        ),
+        "w_zero has shape 6x2, expected 6x1",
+    ),
+    "batch": (
+        lambda: run("int8_bmm", Q[None], ZERO, Q[None, :, :7]),
+        "a_q has K=8 (shape 1x5x8) but b_q has K=7 (shape 1x5x7)",
+    ),
+    "bits": (
+        lambda: run("binary_mm", torch.ones(5, 200), BITS[1:], 1),
+        "the packed weight has 47 bytes, but one for N=1 (n, or the size of scale) and K=200 of x "
+        "(shape 5x200) has 48",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_error_sentence(name: str) -> None:
+    call, phrase = CALLS[name]
+    with pytest.raises(RuntimeError, match=re.escape(phrase)):
+        call()

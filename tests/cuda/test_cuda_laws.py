@@ -1,0 +1,173 @@
+"""The laws of quantization (docs/numerics.md) for the CUDA kernels, on the emulator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qfx.ops import REFERENCES
+from qfx.ops.weight import cuda_pack_weight
+from tests.conftest import same_bits
+from tests.cuda.emulator import emulate, run
+from tests.lib.strategies import (
+    AXES,
+    BITS,
+    DTYPES,
+    FAULTY,
+    FINITE,
+    LAYOUTS,
+    SEEDS,
+    SIZES,
+    codes,
+    matrices,
+    strided,
+)  # fmt: skip
+from tests.ops.test_op_parts import as_tuple
+
+HALVES = (torch.bfloat16, torch.float16)
+# On both sides of the longest rows that a warp, and a block, holds in registers.
+LENGTHS = [a + b for a in (1024, 8192) for b in (-1, 0, 1, 8, 64)]
+TRANSFORMS = st.sampled_from([(False, 0), (True, 0), (False, 16), (True, 64)])
+
+
+def assert_same(op: str, *arguments: Any) -> None:
+    """The emulated kernel's bits are the reference's."""
+    expected = REFERENCES[op](*arguments)
+    got = run(op, *arguments)
+    pairs = zip(as_tuple(got), as_tuple(expected), strict=True)
+    assert all(same_bits(g, e) for g, e in pairs)
+
+
+def transform(x: Tensor, with_factor: bool, rotation: int) -> tuple[Tensor | None, int]:
+    k = x.shape[1]
+    factor = torch.linspace(0.5, 2.0, k) if with_factor else None
+    return factor, rotation if rotation and k % rotation == 0 else 0
+
+
+@given(
+    matrices(fills=FINITE + FAULTY), DTYPES, AXES, BITS, st.booleans(), TRANSFORMS, LAYOUTS, SEEDS
+)
+def test_quantize(
+    x: Tensor, dtype: torch.dtype, axes: list[int], bits: int, symmetric: bool,
+    how: tuple[bool, int], layout: str, seed: int,
+) -> None:  # fmt: skip
+    """(Q1)-(Q4), (R1) from any memory, in any order of threads."""
+    emulate(seed=seed)
+    x = strided(x.to(dtype), layout)
+    assert_same("quantize", x, axes, bits, symmetric, *transform(x, *how))
+    assert_same("fake_quantize", x, axes, bits, symmetric, dtype)
+    factor, _ = transform(x, *how)
+    assert_same("quantize_stochastic", x, torch.tensor([seed * 2**31 - 7]), axes, bits, factor)
+
+
+@given(matrices(fills=FINITE + FAULTY), DTYPES, BITS, st.booleans(), st.booleans(), SEEDS)
+def test_quantize_static(
+    x: Tensor, dtype: torch.dtype, bits: int, symmetric: bool, per_row: bool, seed: int
+) -> None:
+    """(Q6), scales that are zero, negative, infinite and NaN included."""
+    emulate(seed=seed)
+    g = torch.Generator().manual_seed(seed)
+    count = x.shape[0] if per_row else 1
+    odd = torch.tensor([0.0, -1.0, torch.inf, -torch.inf, torch.nan, 1e-40, 3e38])
+    scale = torch.cat([torch.rand(count, generator=g), odd])
+    scale = scale[torch.randint(0, len(scale), (count,), generator=g)]
+    zero = torch.randint(-300, 300, (count,), generator=g, dtype=torch.int32)
+    given_zero = None if symmetric else zero
+    assert_same("quantize_static", x.to(dtype), scale, given_zero, bits, symmetric)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("k", LENGTHS)
+def test_rows_of_every_length(k: int, dtype: torch.dtype) -> None:
+    """In the registers of a warp, in those of a block, and read again; aligned and not."""
+    emulate(seed=k)
+    x = torch.randn(3, k, generator=torch.Generator().manual_seed(k)).to(dtype)
+    for rotation in (0, 64) if k % 64 == 0 else (0,):
+        for rows in (x, x[1:], torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].reshape(3, k)):
+            assert_same("quantize", rows, [1], 8, False, None, rotation)
+            assert_same("quantize", rows, [0, 1], 8, True, torch.linspace(1, 2, k), rotation)
+            assert_same("rotate", rows, torch.linspace(1, 2, k), rotation, True)
+    assert_same("quantize_stochastic", x, torch.tensor([k]), [1], 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("rows, columns", [(65, 130), (64, 64), (1, 200), (200, 2), (129, 63)])
+def test_transposed_matrices(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Turned by tiles, some of which the matrix does not fill; its lines lie apart."""
+    emulate(seed=rows)
+    lines = torch.randn(columns, rows + 3, generator=torch.Generator().manual_seed(columns))
+    x = lines.to(dtype)[:, :rows].t()
+    assert_same("quantize", x, [1], 8, False)
+    assert_same("quantize_stochastic", x, torch.tensor([7]), [1], 8, torch.linspace(1, 2, columns))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_half_precision_input(dtype: torch.dtype, symmetric: bool) -> None:
+    """All 65536 bit patterns, NaN and infinities in rows of their own kind. (Q3) (Q4)"""
+    emulate()
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    assert_same("quantize", patterns.view(dtype).reshape(-1, 32), [1], 8, symmetric)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, *HALVES])
+def test_results_round_to_the_nearest(out_dtype: torch.dtype) -> None:
+    """One rounding of (E1), ties to even, over all exponents from denormals to overflow."""
+    emulate()
+    generator = torch.Generator().manual_seed(0)
+    powers = torch.arange(-150, 128)[:, None]
+    significands = torch.randint(-(2**24), 2**24, (len(powers), 999), generator=generator)
+    significands[:, :256] = significands[:, :256] >> 11 << 11 | 1 << 10  # ties of half types
+    how = (None, None, None, "none", out_dtype)
+    scales = torch.ldexp(torch.ones(len(powers), 1), powers)
+    assert_same("dequantize", significands.int(), scales, *how)
+
+
+@given(st.data(), SIZES, SIZES, st.sampled_from([0, 64, 128, 1024]), SEEDS)
+def test_unpack_is_the_inverse_of_pack(
+    data: st.DataObject, n: int, k: int, group: int, seed: int
+) -> None:
+    emulate(seed=seed)
+    w = data.draw(codes(n, k))
+    packed = run("pack_weight", w, group)
+    assert torch.equal(packed, cuda_pack_weight(w, group))
+    unaligned = torch.cat([packed[:0], torch.zeros(3, dtype=torch.int8), packed])[3:]
+    assert torch.equal(run("unpack_weight", unaligned, n, k), w)
+
+
+X, Q = torch.randn(5, 8), torch.ones(5, 8, dtype=torch.int8)
+CALLS: dict[str, tuple[Callable[[], Any], str]] = {
+    "double": (
+        lambda: run("quantize", X.double(), [1], 8, True),
+        "quantize: x has dtype Double, expected Float or BFloat16 or Half",
+    ),
+    "rotation": (
+        lambda: run("quantize", X, [1], 8, True, None, 16),
+        "x has K=8 (shape 5x8), which rotation=16 does not divide",
+    ),
+    "scale_count": (
+        lambda: run("quantize_static", X, torch.ones(4), None, 8, True),
+        "scale has 4 elements, expected one for each of the 5 rows or a single one",
+    ),
+    "pack_group": (lambda: run("pack_weight", Q, 32), "group=32, expected 0 (one scale for all of"),
+    "unpack_n": (
+        lambda: run("unpack_weight", cuda_pack_weight(Q), 9, 8),
+        "unpack_weight: the packed weight has 112 bytes, but one for N=9 (n, or the size of "
+        "w_scale) and K=8 of x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_error_sentence(name: str) -> None:
+    emulate()
+    call, phrase = CALLS[name]
+    with pytest.raises(RuntimeError, match=re.escape(phrase)):
+        call()

@@ -1,0 +1,160 @@
+"""The native tests (tests/native) on processors that this machine is not: `make emulate`.
+
+Kernels of x86-64 whose instructions are rare run with those written in C++, which is
+tests/native/emulated; kernels of 64-bit ARM run under qemu, on processors of three levels.
+Needs nothing but Python's library, so that make can run it by itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+X86_64 = ("x86_64", "AMD64")
+# A processor as qemu names it -> what must be found and used there, and the parts to run, all if
+# empty. The last has all kernels; on the others the least that shows that they lack no instruction.
+LEVELS: dict[str, tuple[set[str], tuple[str, ...]]] = {
+    "cortex-a53": ({"neon", "ref"}, ("tiles", "gemm")),
+    "neoverse-n1": ({"neondot", "neon", "ref"}, ("tiles", "gemm")),
+    "max": ({"neoni8mm", "neondot", "neon", "ref"}, ()),
+}
+# What a whole run reports as right of each instruction set, beside its tiles.
+CHECKED = (
+    "widen", "range", "quantize", "quantize_clamped", "random", "quantize_stochastic",
+    "range_of_columns", "quantize_columns", "epilogue", "weight_only", "finish_floats", "attention",
+    "add_groups", "linear_groups", "rotate", "rotate_back",
+    "binary_signs", "binary_gemm", "gemm", "linear", "pack_floats", "doctored kernels are refused",
+)  # fmt: skip
+
+
+class Failed(Exception):
+    """A command's output, which ends with what went wrong."""
+
+
+def missing_to_build() -> str:
+    """What is missing to build the native tests, as a sentence; empty if nothing is."""
+    missing = [tool for tool in ("cmake", "ninja") if shutil.which(tool) is None]
+    return f"not on the PATH: {' and '.join(missing)}" if missing else ""
+
+
+def missing_on_x86_64() -> str:
+    if platform.machine() not in X86_64:
+        return f"these kernels are of x86-64, and this is {platform.machine()}"
+    return missing_to_build()
+
+
+def qemu() -> str | None:
+    return shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+
+
+def cross_compiler() -> str | None:
+    """A C++ compiler for 64-bit ARM, as the environment variable CXX takes it."""
+    if shutil.which("aarch64-linux-gnu-g++"):
+        return "aarch64-linux-gnu-g++"
+    target = "c++ -target aarch64-linux-musl"
+    if shutil.which("zig"):
+        return f"zig {target}"
+    return f"{sys.executable} -m ziglang {target}" if find_spec("ziglang") else None
+
+
+def missing_on_aarch64() -> str:
+    if qemu() is None:
+        return "no qemu-aarch64 on the PATH (Debian's package is qemu-user-static)"
+    if cross_compiler() is None:
+        return "no compiler for aarch64: g++-aarch64-linux-gnu of Debian, or pip's ziglang"
+    return missing_to_build()
+
+
+def _run(*command: str, **environment: str) -> str:
+    result = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+    )
+    text = result.stdout.decode()
+    if result.returncode != 0:
+        raise Failed(f"{' '.join(command)}\n{text}")
+    return text
+
+
+def _build(name: str, *options: str, **environment: str) -> Path:
+    """Kept between runs, so that only what changed is compiled again."""
+    folder = ROOT / "build" / name
+    source = str(ROOT / "tests" / "native")
+    _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", *options, **environment)
+    _run("cmake", "--build", str(folder))
+    return folder
+
+
+def build_emulated() -> Path:
+    return _build("native-emulated", "-DQFX_EMULATE=ON")
+
+
+def build_aarch64() -> Path:
+    compiler = cross_compiler()
+    assert compiler is not None
+    target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
+    return _build("native-aarch64", *target, "-DCMAKE_EXE_LINKER_FLAGS=-static", CXX=compiler)
+
+
+def run_emulated(folder: Path) -> str:
+    return _run(str(folder / "native_tests"))
+
+
+def run_aarch64(folder: Path, cpu: str) -> str:
+    emulator = qemu()
+    assert emulator is not None
+    return _run(emulator, "-cpu", cpu, str(folder / "native_tests"), *LEVELS[cpu][1])
+
+
+def tested_in(output: str) -> set[str]:
+    """The instruction sets that a run of the native tests found and tested."""
+    return {line.split(":")[0] for line in output.splitlines() if line.endswith(": tested")}
+
+
+def unchecked_in(output: str, isa: str) -> set[str]:
+    """What of this instruction set the run does not report as right."""
+    checked = {line.split(" ok, ")[0] for line in output.splitlines() if " ok, " in line}
+    tiles = any(name.endswith(f"_gemm_1x32__{isa}") for name in checked)
+    missing = {name for name in CHECKED if f"{name}__{isa}" not in checked}
+    return missing if tiles else missing | {"tiles"}
+
+
+def _report(where: str, output: str, expected: set[str]) -> bool:
+    tested = tested_in(output)
+    kernels = output.count(" ok, ")
+    print(f"{where}: {', '.join(sorted(tested))} tested, {kernels} kernels ok", flush=True)
+    if tested != expected:
+        print(f"{where}: expected {', '.join(sorted(expected))}")
+    return tested == expected
+
+
+def main() -> int:
+    good = True
+    if missing := missing_on_x86_64():
+        print(f"AMX and AVX-VNNI-INT8 are not emulated: {missing}")
+        good = False
+    else:
+        output = run_emulated(build_emulated())
+        good &= _report("x86-64", output, {"amx", "avxvnniint8", "ref"})
+    if missing := missing_on_aarch64():
+        print(f"64-bit ARM is not emulated: {missing}")
+        return 1
+    folder = build_aarch64()
+    for cpu, (isas, _) in LEVELS.items():
+        good &= _report(f"aarch64 {cpu}", run_aarch64(folder, cpu), isas)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as failure:
+        sys.exit(str(failure))

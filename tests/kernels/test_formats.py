@@ -1,0 +1,71 @@
+"""Operand formats: codes of 7 bits take faster kernels, chosen by the codes themselves, exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qfx import _C
+from tests.conftest import on_isa
+from tests.lib.strategies import ISAS, POSITIVE, SEEDS
+
+OPS = torch.ops.qfx
+# Extremes of activations and weights on both sides of what counts as narrow (kernels.h).
+CODES = (-128, -65, -64, 63, 64, 127)
+WEIGHTS = (-128, -65, -64, 64, 65, 127)
+
+
+def exact(q: Tensor, zero: Tensor, w: Tensor) -> Tensor:
+    return (q.double() - zero.double()) @ w.double().t()
+
+
+@pytest.mark.parametrize("w_code", WEIGHTS)
+@pytest.mark.parametrize("code", CODES)
+def test_extremes_are_exact(isa: str, code: int, w_code: int) -> None:
+    """All pairs of sums at the edge of 16 bits, in every tile height, with and without a tail."""
+    for m, k in ((1, 64), (2, 20), (3, 600), (14, 1030)):
+        q = torch.full((m, k), code, dtype=torch.int8)
+        w = torch.full((33, k), w_code, dtype=torch.int8)
+        zero = torch.full((m, 1), -7, dtype=torch.int32)
+        assert torch.equal(OPS.int8_mm(q, zero, OPS.pack_weight(w), 33).double(), exact(q, zero, w))
+
+
+@given(ISAS, POSITIVE, POSITIVE, POSITIVE, st.integers(2, 8), st.integers(2, 8), SEEDS)
+def test_every_pair_of_bits_is_exact(
+    isa: str, m: int, k: int, n: int, bits: int, w_bits: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    low, high = -(1 << bits - 1), 1 << w_bits - 1
+    q = torch.randint(low, -low, (m, k), generator=generator, dtype=torch.int8)
+    w = torch.randint(1 - high, high, (n, k), generator=generator, dtype=torch.int8)
+    zero = torch.randint(low, -low, (m, 1), generator=generator, dtype=torch.int32)
+    with on_isa(isa):
+        assert torch.equal(OPS.int8_mm(q, zero, OPS.pack_weight(w), n).double(), exact(q, zero, w))
+
+
+@given(ISAS, POSITIVE, POSITIVE, POSITIVE, st.integers(2, 7), SEEDS)
+def test_dynamic_equals_quantize_then_linear(
+    isa: str, m: int, k: int, n: int, bits: int, seed: int
+) -> None:
+    """The fused form knows the bits, the other looks at the codes: the same numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    x, w = (torch.randn(rows, k, generator=generator) for rows in (m, n))
+    codes, w_scale, _ = OPS.quantize(w, [1], bits, True)
+    packed, w_scale = OPS.pack_weight(codes), w_scale.flatten()
+    tail = (packed, w_scale, None)
+    with on_isa(isa):
+        q = OPS.quantize(x, [1], bits, False)
+        fused = OPS.int8_linear_dynamic(x, *tail, [1], bits, False, "none", torch.float32)
+        assert torch.equal(OPS.int8_linear(*q, *tail, "none", torch.float32), fused)
+
+
+def test_narrow_codes_have_kernels_of_their_own_where_16_bits_saturate() -> None:
+    with on_isa("ref"):
+        assert {_C.kernel_for(128, *bits) for bits in ((8, 8), (7, 7))} == {"s8s8_gemm_1x32__ref"}
+    if "avx2" in _C.isas():
+        with on_isa("avx2"):
+            names = [_C.kernel_for(128, *bits) for bits in ((8, 8), (8, 7), (7, 8), (7, 7))]
+        assert [name[:4] for name in names] == ["s8s8", "s8s7", "s7s8", "s7s7"]

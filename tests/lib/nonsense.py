@@ -1,0 +1,89 @@
+"""Calls every operator with random nonsense; run in a process of its own: nonsense.py SEED COUNT.
+
+Prints how many calls returned and how many raised; anything but a Python exception is a crash.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import qfx  # noqa: F401
+from tests.lib.rows import BUILDERS, Row
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.uint8]
+DTYPES += [torch.int32, torch.int64, torch.bool, torch.complex64]
+STRINGS = ["none", "relu", "gelu", "", "softmax", "relu\0gelu", "x" * 1000]
+
+
+def tensor(rng: random.Random) -> Tensor:
+    shape = [rng.choice([0, 1, 2, 3, 16, 33]) for _ in range(rng.randrange(5))]
+    t = torch.randint(-5, 100, shape).to(rng.choice(DTYPES))
+    kind = rng.randrange(6)
+    if kind == 0 and t.ndim:
+        return t.transpose(0, -1)
+    if kind == 1:
+        return t.expand(3, *t.shape)
+    if kind == 2:
+        return t.to("meta")
+    if kind == 3 and t.is_floating_point():
+        return t.requires_grad_()
+    if kind == 4 and t.ndim:
+        return t[..., 1:]
+    return t
+
+
+def packed(rng: random.Random) -> Tensor:
+    """A packed weight, damaged."""
+    pack = rng.choice([torch.ops.qfx.pack_weight, torch.ops.qfx.binary_pack])
+    good = pack(torch.ones(rng.randrange(40), rng.randrange(40)).char())
+    kind = rng.randrange(4)
+    if kind == 0:
+        return good[: rng.randrange(good.numel() + 1)]
+    if kind == 1:
+        good[rng.randrange(64)] = rng.randrange(-128, 128)
+    if kind == 2:
+        good[16:32] = torch.randint(-128, 128, (16,), dtype=torch.int8)  # N and K
+    return torch.cat([good, good])[::2] if kind == 3 else good
+
+
+def value(rng: random.Random, like: Any) -> Any:
+    """Nonsense that passes the schema's types, mostly."""
+    if isinstance(like, Tensor) and like.dtype == torch.int8 and like.ndim == 1:
+        return packed(rng) if rng.random() < 0.7 else tensor(rng)
+    if isinstance(like, Tensor) or like is None:
+        return None if rng.random() < 0.1 else tensor(rng)
+    if isinstance(like, bool):
+        return rng.random() < 0.5
+    if isinstance(like, int):
+        return rng.choice([0, 1, 2, 8, 9, -1, 33, 2**31, 2**62, -(2**63)])
+    if isinstance(like, str):
+        return rng.choice(STRINGS)
+    if isinstance(like, list):
+        return [rng.choice([-1, 0, 1, 2, 2**40]) for _ in range(rng.randrange(4))]
+    return rng.choice(DTYPES)
+
+
+def main(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    returned = raised = 0
+    for _ in range(count):
+        op = rng.choice(sorted(BUILDERS))
+        arguments = list(Row(op, leading=(rng.randrange(4),), k=rng.randrange(40)).arguments(seed))
+        for i in rng.sample(range(len(arguments)), rng.randrange(len(arguments)) + 1):
+            arguments[i] = value(rng, arguments[i])
+        try:
+            getattr(torch.ops.qfx, op)(*arguments)
+            returned += 1
+        except Exception:
+            raised += 1
+    print(f"{returned} returned, {raised} raised")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,122 @@
+"""Which linears stay float, and how that is told."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.testing._internal.two_tensor import TwoTensor
+
+import qfx
+from qfx.ops.single_tensors import sqnr
+from tests.lib.prepared import BY_ALL, NEW, PREPARE, K, X
+
+
+class Own(nn.Linear):
+    pass
+
+
+def _of_two(linear: nn.Linear) -> nn.Linear:
+    linear.weight = nn.Parameter(TwoTensor(linear.weight.data, linear.weight.data))
+    return linear
+
+
+def _projected(attention: nn.MultiheadAttention) -> nn.MultiheadAttention:
+    attention.out_proj = nn.Linear(K, K)  # type: ignore[assignment]
+    return attention
+
+
+STAYS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "subclass": (lambda: Own(K, K), r"1 \(Own, a subclass of nn.Linear\)"),
+    "float64": (lambda: nn.Linear(K, K).double(), r"1 \(its weight is torch.float64; int8 serves"),
+    "float8": (
+        lambda: nn.Linear(K, K).to(torch.float8_e4m3fn),
+        r"1 \(its weight is torch.float8_e4m3fn; int8 serves float32, bfloat16 and float16\)",
+    ),
+    "tensor subclass": (lambda: _of_two(nn.Linear(K, K)), r"1 \(its weight is a TwoTensor, a ten"),
+    "lazy": (lambda: nn.LazyLinear(K), r"1 \(LazyLinear: its weight has no shape yet, run the mod"),
+    "attention": (
+        lambda: nn.MultiheadAttention(K, 2),
+        r"1.out_proj \(nn.MultiheadAttention reads its weight itself; torch.compile runs",
+    ),
+    "attention with a projection of the user's": (
+        lambda: _projected(nn.MultiheadAttention(K, 2)),
+        r"1.out_proj \(nn.MultiheadAttention reads its weight itself",
+    ),
+    "parametrized": (
+        lambda: parametrizations.weight_norm(nn.Linear(K, K)),
+        r"1 \(its weight is parametrized \(_WeightNorm\): torch.nn.utils.parametrize.remove_param",
+    ),
+}
+
+
+class Beside(nn.Module):
+    """A linear that is used, and beside it a module that is not."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.add_module("0", nn.Linear(K, K))
+        self.add_module("1", other)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule("0")(x)
+
+
+@BY_ALL
+@pytest.mark.parametrize("row", STAYS)
+def test_linears_that_nobody_left_out_stay_with_one_warning(row: str, how: str) -> None:
+    make, phrase = STAYS[row]
+    m, said = Beside(make()), how.split(",")[0]
+    with pytest.warns(UserWarning, match=f"^qfx.{said}: 1 of 2 linears stay.*{phrase}") as caught:
+        PREPARE[how](m)
+    assert len(caught) == 1 and Path(caught[0].filename).parent.name == "tests"
+    assert type(m.get_submodule("0")) in NEW
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        PREPARE[how](Beside(make()), qfx.Config(skip=("1",)))
+        PREPARE[how](Beside(make()), qfx.Config(only=("0",)))
+
+
+def test_parametrizations_are_removed_as_the_message_says() -> None:
+    linear = parametrizations.weight_norm(nn.Linear(K, K))
+    m = nn.Sequential(linear)
+    with pytest.raises(
+        ValueError, match=r"no nn.Linear inside it; there is 0 \(its weight is para"
+    ):
+        qfx.quantize_(m)
+    parametrize.remove_parametrizations(linear, "weight")
+    assert sqnr(m(X), qfx.quantize_(m)(X).detach()) > 25
+
+
+def test_lazy_linears_are_linears_once_they_ran() -> None:
+    m = nn.Sequential(nn.LazyLinear(K))
+    expected = m(X).detach()
+    assert sqnr(expected, qfx.quantize_(m)(X).detach()) > 25
+
+
+def test_the_summary_says_what_became_of_each_linear(caplog: pytest.LogCaptureFixture) -> None:
+    m = nn.ModuleDict({name: nn.Linear(K, K) for name in "abcd"} | {"own": Own(K, K)})
+    recipe = qfx.Recipe((qfx.SiteRecipe("c", 0, K, K, None, reason="too sensitive"),))
+    with caplog.at_level(logging.INFO, "qfx"), pytest.warns(UserWarning, match="own"):
+        qfx.quantize_(m, qfx.Config(skip=("a",), only=("a", "c", "d", "own"), recipe=recipe))
+    lines = [line.split(None, 3) for line in caplog.text.splitlines()]
+    assert ["a", "32x32", "float", "skip='a'"] in lines
+    assert ["b", "32x32", "float", "not in only"] in lines
+    assert ["c", "32x32", "float", "the recipe leaves it float: too sensitive"] in lines
+    assert ["own", "32x32", "float", "Own, a subclass of nn.Linear"] in lines
+    assert ["d", "32x32", "Linear", "xa8r_ws8r_h16"] in lines
+    assert "1 of 5 linears replaced, the model: 0.02 MB -> 0.02 MB" in caplog.text
+
+
+def test_a_recipe_means_a_shared_module_by_any_of_its_names() -> None:
+    shared = nn.Linear(K, K)
+    m = nn.ModuleDict({"b": shared, "a": shared, "c": nn.Linear(K, K)})
+    recipe = qfx.Recipe((qfx.SiteRecipe("a", 0, K, K, None, reason="too sensitive"),))
+    qfx.quantize_(m, qfx.Config(recipe=recipe))
+    assert m["a"] is m["b"] is shared and type(m["c"]) is qfx.nn.Linear

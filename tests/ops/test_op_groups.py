@@ -1,0 +1,140 @@
+"""int8_linear_groups, and weights quantized in groups: laws beyond the table."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import qfx
+from tests.conftest import on_isa, same_bits
+from tests.lib.strategies import BITS, FINITE, ISAS, POSITIVE, SEEDS, filled, step_error
+
+OPS = torch.ops.qfx
+GROUPS = st.sampled_from([0, 64, 128, 192, 640])
+DEPTHS = st.sampled_from([1, 63, 64, 65, 130, 200, 500, 1100])
+TAIL = (None, "none", torch.float32)
+
+
+def quantize_groups(
+    w: Tensor, group: int, bits: int, symmetric: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [N, K], scale and zero point [N, G]."""
+    return qfx.quantize(w, qfx.QSpec(bits=bits, symmetric=symmetric, group=group))[:3]
+
+
+def _in_k(values_ng: Tensor, group: int, k: int) -> Tensor:
+    """Values of groups [N, G] as values of elements [N, K]."""
+    return values_ng.repeat_interleave(group or max(k, 1), 1)[:, :k]
+
+
+@given(POSITIVE, DEPTHS, GROUPS, BITS, st.booleans(), st.sampled_from(FINITE), SEEDS)
+def test_each_group_is_quantized_by_itself(
+    n: int, k: int, group: int, bits: int, symmetric: bool, fill: str, seed: int
+) -> None:
+    w = filled(fill, n, k, torch.Generator().manual_seed(seed))
+    q, scale, zero = quantize_groups(w, group, bits, symmetric)
+    step = group or k
+    assert q.shape == (n, k) and scale.shape == zero.shape == (n, -(-k // step))
+    for g in range(scale.shape[1]):
+        inside = slice(g * step, (g + 1) * step)
+        alone = OPS.quantize(w[:, inside].contiguous(), [1], bits, symmetric)
+        here = (q[:, inside], scale[:, g : g + 1], zero[:, g : g + 1])
+        assert all(same_bits(h.contiguous(), a) for h, a in zip(here, alone, strict=True))
+
+
+@given(
+    ISAS, POSITIVE, DEPTHS, POSITIVE, GROUPS, BITS, st.booleans(),
+    st.sampled_from(("normal", "equal", "zero_rows", "one_sided", "outlier")), SEEDS,
+)  # fmt: skip
+def test_is_within_the_bound_of_its_operands(
+    isa: str, m: int, k: int, n: int, group: int, bits: int, symmetric: bool, fill: str, seed: int
+) -> None:
+    """(B2) with a step for each group, and the roundings of (E3): G + 3 of each term."""
+    generator = torch.Generator().manual_seed(seed)
+    x, w = (filled(fill, rows, k, generator) for rows in (m, n))
+    q, scale, zero = OPS.quantize(x, [1], 8, False)
+    w_q, w_scale, w_zero = quantize_groups(w, group, bits, symmetric)
+    weight = (OPS.pack_weight(w_q, group), w_scale, None if symmetric else w_zero)
+    with on_isa(isa):
+        y = OPS.int8_linear_groups(q, scale, zero, *weight, *TAIL)
+    size_x, size_w = x.double().abs(), w.double().abs()
+    error_x = step_error(scale, 8, False).expand(m, k)
+    error_w = _in_k(step_error(w_scale, bits, symmetric), group, k)
+    bound = size_x @ error_w.t() + error_x @ size_w.t() + error_x @ error_w.t()
+    most = (size_x + error_x) @ (size_w + error_w).t()
+    bound += (w_scale.shape[1] + 3) * 2.0**-24 * 1.01 * most
+    assert ((y.double() - x.double() @ w.double().t()).abs() <= bound).all()
+
+
+@given(ISAS, POSITIVE, DEPTHS, POSITIVE, SEEDS)
+def test_one_group_is_int8_linear(isa: str, m: int, k: int, n: int, seed: int) -> None:
+    """The same bits where the order of the scales does not matter: they are powers of two."""
+    generator = torch.Generator().manual_seed(seed)
+    q, _, zero = OPS.quantize(torch.randn(m, k, generator=generator), [1], 8, False)
+    w = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
+    scale, w_scale = (
+        2.0 ** torch.randint(-9, 9, (rows, 1), generator=generator) for rows in (m, n)
+    )
+    with on_isa(isa):
+        packed = OPS.pack_weight(w)
+        found = OPS.int8_linear_groups(q, scale, zero, packed, w_scale, None, *TAIL)
+        in_groups = OPS.pack_weight(w, 64)
+        assert same_bits(found, OPS.int8_linear(q, scale, zero, packed, w_scale.flatten(), *TAIL))
+        assert same_bits(
+            found, OPS.int8_linear(q, scale, zero, in_groups, w_scale.flatten(), *TAIL)
+        )
+    assert torch.equal(OPS.unpack_weight(in_groups, n, k), w)
+
+
+@given(ISAS, POSITIVE, DEPTHS, POSITIVE, GROUPS, SEEDS)
+def test_where_the_scales_lie_changes_nothing(
+    isa: str, m: int, k: int, n: int, group: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    codes = OPS.quantize(torch.randn(m, k, generator=generator), [1], 8, False)
+    w_q, *rows = quantize_groups(torch.randn(n, k, generator=generator), group, 8, False)
+    columns = [v.t().contiguous().t() for v in rows]
+    wide = [torch.cat([v, v], 1)[:, : v.shape[1]] for v in columns]
+    packed = OPS.pack_weight(w_q, group)
+    with on_isa(isa):
+        found = OPS.int8_linear_groups(*codes, packed, *columns, *TAIL)
+        for other in (rows, wide):
+            assert same_bits(found, OPS.int8_linear_groups(*codes, packed, *other, *TAIL))
+
+
+def test_the_longest_group_holds_its_extremes(isa: str) -> None:
+    """Every code -128 and every zero point 127, or the other way: sums of 255^2 K, exact. (E3)"""
+    k = 33025
+    for code, zero in ((-128, 127), (127, -128)):
+        q, w = torch.full((3, k), code).char(), torch.full((40, k), code).char()
+        zeros, w_zero = torch.full((3, 1), zero).int(), torch.full((40, 1), zero).int()
+        packed = OPS.pack_weight(w)
+        y = OPS.int8_linear_groups(
+            q, torch.ones(3, 1), zeros, packed, torch.ones(40, 1), w_zero, *TAIL
+        )
+        assert (y == float(torch.tensor(255 * 255 * k).float())).all()
+
+
+def test_a_fault_shows_where_it_came_from(isa: str) -> None:
+    """NaN and infinity in a row of x or in a group of w: in that row, in that column. (Q4)"""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(9, 200, generator=generator), torch.randn(70, 200, generator=generator)
+    x[2, 5], x[7, 150], w[3, 70], w[64, 199] = torch.nan, torch.inf, torch.nan, -torch.inf
+    for symmetric in (True, False):
+        w_q, w_scale, w_zero = quantize_groups(w, 64, 8, symmetric)
+        weight = (OPS.pack_weight(w_q, 64), w_scale, None if symmetric else w_zero)
+        y = OPS.int8_linear_groups(*OPS.quantize(x, [1], 8, False), *weight, *TAIL)
+        expected = torch.zeros(9, 70, dtype=torch.bool)
+        expected[[2, 7]], expected[:, [3, 64]] = True, True
+        assert torch.equal(y.isfinite(), ~expected)
+
+
+def test_a_group_that_is_no_multiple_of_64_is_an_error() -> None:
+    phrase = "group=100 is no multiple of 64"
+    with pytest.raises(ValueError, match=re.escape(phrase)):
+        quantize_groups(torch.ones(2, 300), 100, 4, True)

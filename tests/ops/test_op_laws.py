@@ -1,0 +1,181 @@
+"""The laws of the integer product and of the quantized linear (docs/numerics.md), on every
+instruction set of this machine. Those of quantization: test_op_quantize.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qfx.ops import REFERENCES
+from tests.conftest import THREADS, on_isa, on_threads, same_bits
+from tests.lib.rows import ACTIVATIONS, THREADED, Row
+from tests.lib.strategies import (
+    AXES,
+    BITS,
+    DTYPES,
+    FAULTY,
+    FINITE,
+    ISAS,
+    LAYOUTS,
+    POSITIVE,
+    SEEDS,
+    SIZES,
+    codes,
+    matrices,
+    step_error,
+    strided,
+)  # fmt: skip
+from tests.ops.test_op_parts import as_tuple
+
+ops = torch.ops.qfx
+
+
+# --- the integer product ---
+
+
+@given(st.data(), SIZES, SIZES, SIZES, ISAS)
+def test_integer_product_is_exact(data: st.DataObject, m: int, k: int, n: int, isa: str) -> None:
+    """(G1), -128 on both sides included."""
+    q, w = data.draw(codes(m, k)), data.draw(codes(n, k))
+    zero_point = data.draw(codes(m, 1)).int()
+    with on_isa(isa):
+        acc = ops.int8_mm(q, zero_point, ops.pack_weight(w), n)
+    assert torch.equal(acc.long(), (q.long() - zero_point) @ w.long().t())
+
+
+@given(
+    st.sampled_from([1, 2, 13]), ISAS, st.sampled_from([-128, 127]), st.sampled_from([-128, 127])
+)
+def test_longest_k_does_not_overflow(m: int, isa: str, code: int, zero: int) -> None:
+    """(G1) at K = 65792 with all products of one sign."""
+    k, n = 65792, 3
+    q = torch.full((m, k), code, dtype=torch.int8)
+    zero_point = torch.full((m, 1), -1 - zero, dtype=torch.int32)
+    w = torch.full((n, k), -128, dtype=torch.int8)
+    with on_isa(isa):
+        acc = ops.int8_mm(q, zero_point, ops.pack_weight(w), n)
+    assert (acc == k * (code + 1 + zero) * -128).all()
+
+
+@given(st.data(), SIZES, SIZES)
+def test_unpack_is_the_inverse_of_pack(data: st.DataObject, n: int, k: int) -> None:
+    w = data.draw(codes(n, k))
+    packed = ops.pack_weight(w)
+    assert torch.equal(packed, REFERENCES["pack_weight"](w))
+    assert torch.equal(ops.unpack_weight(packed, n, k), w)
+
+
+@given(st.data(), POSITIVE, POSITIVE, POSITIVE, SEEDS)
+def test_permuting_k_changes_nothing(
+    data: st.DataObject, m: int, k: int, n: int, seed: int
+) -> None:
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(seed))
+    w = data.draw(codes(n, k))
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(seed))
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        scale = torch.full((n,), 0.01)
+        how = ([1], 8, False, "none", torch.float32)
+        return ops.int8_linear_dynamic(x, ops.pack_weight(w), scale, None, *how)
+
+    assert torch.equal(run(x, w), run(x[:, order], w[:, order]))
+
+
+@given(st.data(), POSITIVE, SIZES, SIZES, st.integers(1, 15), LAYOUTS, ISAS)
+def test_packed_weights_may_lie_anywhere(
+    data: st.DataObject, m: int, k: int, n: int, offset: int, layout: str, isa: str
+) -> None:
+    """At an unaligned address, or with gaps, as a slice of a file mapped into memory may."""
+    q, packed = data.draw(codes(m, k)), ops.pack_weight(data.draw(codes(n, k)))
+    zero_point = torch.zeros(1, dtype=torch.int32)
+    unaligned = torch.cat([torch.zeros(offset, dtype=torch.int8), packed])[offset:]
+    gaps = torch.stack([packed, packed], 1)[:, 0]
+    with on_isa(isa):
+        first = ops.int8_mm(strided(q, layout), zero_point, packed, n)
+        for other in (unaligned, gaps):
+            assert torch.equal(ops.int8_mm(strided(q, layout), zero_point, other, n), first)
+    assert torch.equal(ops.unpack_weight(unaligned, n, k), ops.unpack_weight(packed, n, k))
+
+
+# --- the quantized linear ---
+
+
+@given(matrices(), POSITIVE, BITS, st.booleans(), AXES, SEEDS)
+def test_a_priori_bound(
+    x: Tensor, n: int, bits: int, symmetric: bool, axes: list[int], seed: int
+) -> None:
+    """(B2), in float64 from the data; the last term is the rounding of (E1)."""
+    assume(x.numel() == 0 or float(x.abs().amax()) < 1e30)
+    k = x.shape[1]
+    w = torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
+    w_q, w_scale, _ = ops.quantize(w, [1], 8, True)
+    packed = ops.pack_weight(w_q)
+    how = (None, axes, bits, symmetric, "none", torch.float32)
+    y = ops.int8_linear_dynamic(x, packed, w_scale.reshape(-1), *how).double()
+    e_x = step_error(ops.quantize(x, axes, bits, symmetric)[1], bits, symmetric)
+    e_x = e_x.expand(x.shape[0], 1)
+    e_w = step_error(w_scale, 8, True).reshape(1, n)
+    size_x, size_w = x.double().abs().sum(1, keepdim=True), w.double().abs().sum(1)
+    bound = size_x * e_w + size_w * e_x + k * e_x * e_w
+    exact = x.double() @ w.double().t()
+    assert ((y - exact).abs() <= bound + 4 * 2.0**-24 * (exact.abs() + bound) + 1e-37).all()
+
+
+@given(
+    st.data(), matrices(fills=FINITE + FAULTY), SIZES, DTYPES, DTYPES, AXES, BITS, st.booleans(),
+    ISAS, st.sampled_from(ACTIVATIONS), st.booleans(), st.sampled_from([1, 2]), LAYOUTS,
+)  # fmt: skip
+def test_fused_forms_give_the_same_bits(
+    data: st.DataObject, x: Tensor, n: int, dtype: torch.dtype, out: torch.dtype, axes: list[int],
+    bits: int, symmetric: bool, isa: str, activation: str, with_bias: bool, threads: int,
+    layout: str,
+) -> None:  # fmt: skip
+    """int8_linear_dynamic == int8_linear(quantize) == dequantize(int8_mm(quantize)), on every
+    instruction set and thread count, from any memory layout."""
+    x, w = strided(x.to(dtype), layout), data.draw(codes(n, x.shape[1]))
+    packed, w_scale = ops.pack_weight(w), torch.linspace(0.001, 0.02, n)
+    bias = torch.linspace(-2, 2, n) if with_bias else None
+    epilogue = (bias, activation, out)
+
+    def three_forms() -> list[Tensor]:
+        q, scale, zero_point = ops.quantize(x, axes, bits, symmetric)
+        acc = ops.int8_mm(q, zero_point, packed, n)
+        how = (bias, axes, bits, symmetric, activation, out)
+        return [
+            ops.int8_linear_dynamic(x, packed, w_scale, *how),
+            ops.int8_linear(q, scale, zero_point, packed, w_scale, *epilogue),
+            ops.dequantize(acc, scale, None, w_scale, *epilogue),
+        ]
+
+    with on_isa(isa), on_threads(threads):
+        forms = three_forms()
+    with on_isa("ref"):
+        forms.append(three_forms()[0])
+    assert all(same_bits(form, forms[0]) for form in forms[1:])
+
+
+@pytest.mark.parametrize("row", THREADED, ids=str)
+def test_threads_change_nothing(row: Row, isa: str) -> None:
+    """Operands large enough for threads to share; compared with the reference in test_op_parts."""
+    op, arguments = getattr(ops, row.op), row.arguments()
+    with on_threads(1):
+        alone = as_tuple(op(*arguments))
+    for threads in (THREADS, 3):
+        with on_threads(threads):
+            shared = as_tuple(op(*arguments))
+        assert all(same_bits(s, a) for s, a in zip(shared, alone, strict=True))
+
+
+@given(st.data(), ISAS, SEEDS)
+def test_leading_axes_are_rows(data: st.DataObject, isa: str, seed: int) -> None:
+    shape = data.draw(st.lists(st.integers(0, 4), min_size=0, max_size=4))
+    x = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(seed))
+    packed, scale = ops.pack_weight(torch.ones(5, 7, dtype=torch.int8)), torch.ones(5)
+    how = (None, [1], 8, False, "none", torch.float32)
+    with on_isa(isa):
+        y = ops.int8_linear_dynamic(x, packed, scale, *how)
+        flat = ops.int8_linear_dynamic(x.reshape(x.numel() // 7, 7), packed, scale, *how)
+    assert torch.equal(y, flat.reshape(*shape, 5))

@@ -1,0 +1,182 @@
+"""Every operator has all its parts, passes opcheck, and its kernel equals its reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qfx.ops import FAKES, REFERENCES
+from qfx.ops.heads import matched
+from qfx.ops.quantize import ACTIVATIONS
+from qfx.ops.registry import NO_GRADIENT
+from tests.conftest import same_bits
+from tests.cuda import emulator as cuda_emulator
+from tests.lib import bounds
+from tests.lib.rows import ROWS, Row
+
+OPS = sorted(
+    schema.name.removeprefix("qfx::")
+    for schema in torch._C._jit_get_all_schemas()
+    if schema.name.startswith("qfx::")
+)
+FLOAT_OUT = (
+    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
+    "int8_weight_linear", "binary_linear",
+)  # fmt: skip
+INTEGERS_OUT = ("binary_pack", "binary_mm")  # autograd takes these for constants
+QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quantize")
+WITHOUT_GRADIENT = (
+    *QUANTIZING,
+    "int8_attention",
+    "attention_decode",
+    "attention_append",
+    "int8_bmm_dynamic",
+    "int8_linear_requantize",
+    "int8_linear_guarded",
+    *FLOAT_OUT,
+)
+# Operators without CUDA kernels, and why.
+WITHOUT_CUDA = {
+    **dict.fromkeys(
+        ("int8_attention", "attention_decode", "attention_append"),
+        "attention stays float on CUDA, where the float kernels keep to tensor cores",
+    ),
+    "int8_linear_guarded": "the guard falls back by row, which the host would have to wait for",
+}
+ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def _op(name: str) -> Any:
+    return getattr(torch.ops.qfx, name).default
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_all_parts(name: str) -> None:
+    assert name in REFERENCES and name in FAKES
+    assert (name in NO_GRADIENT) == (name in WITHOUT_GRADIENT + INTEGERS_OUT)
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"qfx::{name}", "CPU")
+    assert any(row.op == name for row in ROWS)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_cuda_kernels_or_a_reason(name: str) -> None:
+    """Seen on the emulator, whose library has the operators for CUDA as operators for the CPU."""
+    cuda_emulator.library()
+    there = torch._C._dispatch_has_kernel_for_dispatch_key(f"qfx_emulated::{name}", "CPU")
+    assert there == (name not in WITHOUT_CUDA)
+
+
+def test_the_table_knows_the_operators() -> None:
+    assert len(OPS) >= 10 and {row.op for row in ROWS} == set(OPS)
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _attention_bound(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """An exponential that is not quite the reference's moves each integer probability by at most
+    one, and the weights' sum; rotated back, the outputs' errors add up. Then two roundings."""
+    _, _, v = matched(q, k, v)
+    n, e = v.shape[-2:]
+    if 0 in (n, e):
+        return torch.zeros(())
+    block = next((size for size in (64, 16) if e % size == 0), 0)
+    codes = REFERENCES["rotate"](v.float(), None, block).double().abs().amax((-2, -1), keepdim=True)
+    moved = max(block, 1) ** 0.5 * codes * (1.5 * n / 65535 + 2.0**-17)
+    largest = v.double().abs().amax(-2, keepdim=True) * 1.01
+    return moved + 4 * ROUNDOFF[rest[-1]] * (largest + moved) + 2.0**-25
+
+
+def _grown(q: Tensor, past_k: Tensor, k: Tensor, past_v: Tensor, v: Tensor, *rest: Any) -> Any:
+    return q, torch.cat([past_k, k], -2), torch.cat([past_v, v], -2), *rest
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_kernel_equals_reference(row: Row, isa: str) -> None:
+    arguments = row.arguments()
+    got, expected = _op(row.op)(*arguments), REFERENCES[row.op](*arguments)
+    assert_equals(row, arguments, as_tuple(got), as_tuple(expected))
+
+
+def assert_equals(
+    row: Row, arguments: tuple[Any, ...], got: tuple[Tensor, ...], expected: tuple[Tensor, ...]
+) -> None:
+    """Bit for bit; the activations, which approximate, within 4 * 2^-24 * max(1, |v|)."""
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype == e.dtype and g.shape == e.shape
+    if row.op == "int8_attention":
+        assert (
+            (got[0].double() - expected[0].double()).abs() <= _attention_bound(*arguments)
+        ).all()
+        return
+    if row.op in ("attention_decode", "attention_append"):
+        q, k, v, *rest = _grown(*arguments) if row.op == "attention_append" else arguments
+        error = (got[0].double() - expected[0].double()).abs()
+        assert (error <= bounds.attention_decode(q, k, v, *rest)).all()
+        assert all(same_bits(g, e) for g, e in zip(got[1:], expected[1:], strict=True))
+        return
+    if row.activation in ("none", "relu") or row.op not in FLOAT_OUT:
+        assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
+        return
+    v = REFERENCES[row.op](**_without_activation(row.op, arguments)).double()
+    exact = ACTIVATIONS[row.activation](v)
+    bound = 4 * 2.0**-24 * v.abs().clamp_min(1)
+    bound = bound + (exact.abs() + bound) * ROUNDOFF[row.out_dtype] + 2.0**-25
+    assert ((got[0].double() - exact).abs() <= bound).all()
+
+
+def _without_activation(op: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    names = [a.name for a in _op(op)._schema.arguments]
+    named = dict(zip(names, arguments, strict=True))
+    return {**named, "activation": "none", "out_dtype": torch.float32}
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_activation_error_on_a_dense_sweep(activation: str, isa: str) -> None:
+    """Over +-110 and, densely, +-8; measured about 2 * 2^-24 * max(1, |v|), bounded by 4. (E2)"""
+    near = torch.arange(-8_000_000, 8_000_001, 17, dtype=torch.int32)
+    v = torch.cat([near, torch.arange(-110_000_000, 110_000_001, 1009, dtype=torch.int32)])
+    one = torch.tensor([1e-6])
+    y = _op("dequantize")(v[None], one, None, None, None, activation, torch.float32)[0].double()
+    v = (v.float() * one).double()
+    error = (y - ACTIVATIONS[activation](v)).abs() / v.abs().clamp_min(1)
+    assert error.max() <= 4 * 2.0**-24
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_activations_of_infinity_and_nan(activation: str, isa: str) -> None:
+    """Infinity stays infinity; NaN, and 0 * -infinity inside gelu and silu, are NaN."""
+    codes = torch.tensor([[1, -1, 0]], dtype=torch.int32)
+    infinite = torch.tensor([torch.inf])
+    y = _op("dequantize")(codes, infinite, None, None, None, activation, torch.float32)[0]
+    low = {"none": -torch.inf, "relu": 0.0}.get(activation, torch.nan)
+    expected = torch.tensor([torch.inf, low, torch.nan])
+    assert torch.equal(y.nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_opcheck(row: Row) -> None:
+    """Schema, fake implementation with static and dynamic shapes, autograd registration."""
+    torch.library.opcheck(_op(row.op), row.arguments())
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_backward_is_an_error_sentence(name: str) -> None:
+    """Whichever of the float operands records gradients."""
+    arguments = next(r for r in ROWS if r.op == name).arguments()
+    floats = [i for i, a in enumerate(arguments) if _is_float(a)]
+    for recording in (floats, *([i] for i in floats)):
+        operands = [
+            a.clone().requires_grad_() if i in recording else a for i, a in enumerate(arguments)
+        ]
+        result = next(r for r in as_tuple(_op(name)(*operands)) if _is_float(r))
+        with pytest.raises(NotImplementedError, match=rf"qfx::{name} is an inference operator"):
+            result.sum().backward()
+
+
+def _is_float(a: Any) -> bool:
+    return isinstance(a, Tensor) and a.is_floating_point()

@@ -1,0 +1,69 @@
+"""What is packed is what the scheme says: codes, scales, and the gradients that they give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import qfx
+from qfx import PER_COLUMN, PER_TENSOR, QSpec
+from qfx.ops import REFERENCES
+from qfx.ops.packing import Packing, parts_of
+from qfx.weights.cache import Packed, pack
+from tests.conftest import same_bits
+from tests.lib.bounds import U32
+from tests.lib.models import compiled
+from tests.rewriting.test_schemes import ROWS, TRAINING, Alone, Case, K, N, Row
+
+
+def _packed(case: Case) -> tuple[Packing, Packed]:
+    factor = None if case.given is None else tuple(case.given.tolist())
+    packing = Packing(case.scheme.w, factor, case.scheme.block(K), case.outliers)
+    return packing, pack(case.model.weight, (), packing)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_codes_are_those_of_the_transformed_weight(row: Row) -> None:
+    """As qfx.quantize makes them: what shares a scale has one. (R1)-(R3)"""
+    case, spec = Case(row, torch.float32), row.scheme.w
+    packing, packed = _packed(case)
+    plain = case._kept(case.model.weight).float() / case.factor.float()
+    turned = REFERENCES["rotate"](plain, None, packing.rotation)
+    shared = QSpec(bits=spec.bits, axes=PER_TENSOR) if spec.axes == PER_COLUMN else spec
+    expected = qfx.quantize(turned, shared)
+    assert torch.equal(torch.ops.qfx.unpack_weight(packed.blocks, N, K), expected.codes)
+    scales = packed.scale.reshape(N, -1)
+    assert same_bits(scales.contiguous(), expected.scale.expand(scales.shape).contiguous())
+    if packed.zero_point is not None:
+        assert torch.equal(packed.zero_point, expected.zero_point)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_graph_packs_weights_as_the_cache_does(row: Row) -> None:
+    case = Case(row, torch.float32)
+    packing, expected = _packed(case)
+    graph = torch.fx.Graph()
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    names = ("w", *packing.constants())
+    w, *rest = (torch.fx.Proxy(graph.placeholder(name), tracer) for name in names)
+    parts = parts_of(w, packing, dict(zip(names[1:], rest, strict=True)), K)
+    graph.output(tuple(parts[part].node for part in packing.parts))
+    constants = [constant.tensor() for constant in packing.constants().values()]
+    found = torch.fx.GraphModule({}, graph)(case.model.weight.detach(), *constants)
+    assert all(same_bits(a, b) for a, b in zip(found, expected.tensors, strict=True))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("row", TRAINING, ids=str)
+def test_the_gradient_of_x_is_that_of_the_packed_weight(row: Row, frozen: bool) -> None:
+    """dx = factor R^T (G w^), within the roundings of the product and of R. (T1) (R1)"""
+    case = Case(row, torch.float32)
+    model, x, g = Alone(case.model), case.x.clone().requires_grad_(), torch.randn(5, N)
+    model.linear.weight.requires_grad_(not frozen)
+    compiled(model, **case.options)(x).backward(g)
+    _, packed = _packed(case)
+    codes = torch.ops.qfx.unpack_weight(packed.blocks, N, K).double()
+    w_hat, back = codes * packed.scale.double()[:, None], case.turn.t()
+    expected = g.double() @ w_hat @ back * case.factor
+    bound = (N + 32) * U32 * (g.double().abs() @ w_hat.abs() @ back.abs() * case.factor)
+    assert x.grad is not None and ((x.grad.double() - expected).abs() <= bound).all()

@@ -1,0 +1,147 @@
+"""The documents tell the truth: their code runs, their tour is current, their names exist."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import qfx
+from qfx.report.report import Report, Row
+from qfx.values.config import INNER, PRESETS
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+SOURCES = [
+    path
+    for folder in ("qfx", "csrc", "tests")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in {".py", ".cpp", ".h", ".inc"}
+]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# A file or folder in backticks; `<isa>` and `*` stand for parts of a name.
+NAMED_FILE = re.compile(r"`((?:qfx|csrc|tests|docs|benchmarks|examples)/[^`\s]*)`")
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _script(path: Path) -> str:
+    """The page's code, each line at its own number, so that errors name the page's line."""
+    text, script = path.read_text(), ""
+    for block in BLOCK.finditer(text):
+        script += "\n" * (text.count("\n", 0, block.start(1)) - script.count("\n")) + block[1]
+    return script
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if _script(p)], ids=_name)
+def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+    """In order, in one fresh process, as a reader would paste them; qfx must not warn."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-W", "error:qfx", "-c", _script(path)]
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert "matmuls in int8" in result.stdout
+
+
+def test_the_readme_has_code() -> None:
+    """The test above has nothing to run on a page without blocks."""
+    assert len(BLOCK.findall(README.read_text())) >= 4
+
+
+def test_tour_is_up_to_date(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, str(ROOT / "docs" / "make_tour.py"), "--check"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
+def _defined_equations() -> set[str]:
+    text = (ROOT / "docs/numerics.md").read_text()
+    return set(re.findall(r"\*\*\(([A-Z]\d+)\)\*\*", text))
+
+
+def test_cited_equations_exist() -> None:
+    defined = _defined_equations()
+    assert len(defined) > 8
+    cited = {
+        (_name(path), equation)
+        for path in [*SOURCES, *DOCUMENTS]
+        for equation in re.findall(r"\(([QGEBTWHARF]\d+)\)", path.read_text())
+    }
+    assert {c for c in cited if c[1] not in defined} == set()
+
+
+def test_every_equation_is_cited_by_code_or_tests() -> None:
+    text = "".join(path.read_text() for path in SOURCES)
+    assert {e for e in _defined_equations() if f"({e})" not in text} == set()
+
+
+def test_every_room_and_every_path_is_in_the_architecture() -> None:
+    """Rooms have rows, and what the text names is there."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    rooms = [p.parent for p in (ROOT / "qfx").glob("*/__init__.py")]
+    places = [f"`{p.relative_to(ROOT).as_posix()}/`" for p in rooms]
+    places += [f"`qfx/{p.name}`" for p in (ROOT / "qfx").glob("*.py") if p.name != "__init__.py"]
+    assert [place for place in places if place not in text] == []
+    named = re.findall(r"`((?:qfx|csrc|tests|examples|benchmarks)/[\w/]+(?:\.\w+)?)`", text)
+    assert len(named) > 40 and [path for path in named if not (ROOT / path).exists()] == []
+
+
+def _options_table() -> dict[str, tuple[str, str]]:
+    """Name -> (default, meaning) of the README's table of options."""
+    section = README.read_text().split("\n## Options\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| (.*) \|$", section, re.MULTILINE)
+    return {name: (default, meaning) for name, default, meaning in rows}
+
+
+def test_the_options_table_is_the_config() -> None:
+    table = _options_table()
+    assert list(table) == [f.name for f in fields(qfx.Config)]
+    for field in fields(qfx.Config):
+        default = ast.literal_eval(table[field.name][0])
+        assert (tuple(default) if isinstance(default, list) else default) == field.default
+    for values, option in ((PRESETS, "scheme"), (INNER, "inner")):
+        assert [v for v in values if f"`{v}`" not in table[option][1]] == []
+
+
+def test_the_readme_begins_with_commands_that_exist() -> None:
+    first_block = README.read_text().split("```")[1]
+    assert re.findall(r"^make (\w+)", first_block, re.MULTILINE) == ["demo", "test"]
+
+
+def test_the_quick_tests_exist() -> None:
+    lines = (ROOT / "tests/quick.txt").read_text().splitlines()
+    named = [line.removeprefix("--deselect=") for line in lines if "tests/" in line]
+    assert len(named) > 20
+    for path, _, function in (name.partition("::") for name in named):
+        assert f"def {function}" in (ROOT / path).read_text(), (path, function)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_make_targets_files_and_links_exist(path: Path) -> None:
+    text = path.read_text()
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    used = re.findall(r"(?:`|^|[A-Z]=\w+ )make (?:[A-Z]+=\S+ )*([a-z]+)", text, re.MULTILINE)
+    assert [target for target in used if target not in targets] == []
+    names = [re.sub(r"<\w+>", "*", name) for name in NAMED_FILE.findall(text)]
+    assert [name for name in names if not any(ROOT.glob(name.rstrip("/")))] == []
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert [to for to in links if not (path.parent / to).exists()] == []
+
+
+def test_the_printed_report_has_the_columns_of_today() -> None:
+    columns = str(Report((Row("up", "linear", "1x2x3", "float", "", ""),), 1)).splitlines()[0]
+    printed = [line for line in README.read_text().splitlines() if line.startswith("module ")]
+    assert printed
+    assert [line for line in printed if line.split() != columns.split()] == []
