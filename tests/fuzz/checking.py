@@ -3,8 +3,8 @@
 It runs twice on the same module, a weight changed in between (`changes.py`). All outputs,
 inputs written in place and buffers are compared with float64 within the bound that the data imply
 (`tests/lib/bounds.py`), the number of int8 matmuls with the grammar's own count. Eager is held to
-the bound without quantization, which keeps the rules of the grammar honest. Gradients exist where eager
-has them and are finite.
+the bound without quantization, which keeps the rules of the grammar honest. Gradients exist where
+eager has them and are finite.
 """
 
 from __future__ import annotations

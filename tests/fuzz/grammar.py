@@ -2,8 +2,8 @@
 
 A row is the algebra (source text), how its operands are found or made in a `Draft`, and its bound:
 a rule of `tests/lib/bounds.py`, or a `Product`, or None where the text itself, run on the errors,
-gives the errors of its result, because it only moves or selects elements. Lower case placeholders are
-tensors, the operands of the rule in this order; upper case ones are literals.
+gives the errors of its result, because it only moves or selects elements. Lower case placeholders
+are tensors, the operands of the rule in this order; upper case ones are literals.
 """
 
 from __future__ import annotations

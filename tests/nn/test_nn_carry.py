@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import qfx
-from qfx.nn.carry import CALL_HOOKS, STATE_HOOKS
+from qfx.host.modules import CALL_HOOKS, STATE_HOOKS
 from qfx.ops.single_tensors import sqnr
 from tests.lib.prepared import BY_ALL, NEW, PREPARE, K, X, model
 

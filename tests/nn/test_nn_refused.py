@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations, prune
 
 import qfx
-from qfx.nn.carry import STATE_HOOKS
+from qfx.host.modules import STATE_HOOKS
 from qfx.ops.single_tensors import sqnr
 from tests.lib.prepared import BY_ALL, NEW, PREPARE, K, X, model
 
