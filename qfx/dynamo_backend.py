@@ -27,7 +27,7 @@ from qfx.match.apart import compile_apart
 from qfx.match.naming import name_nodes
 from qfx.ops import FAKES
 from qfx.pipeline import Context, run_passes
-from qfx.plan.policy import Plan, guard_sizes
+from qfx.plan.policy import Plan, tie_to_sizes
 from qfx.rewriting.constants import NewInputs, as_placeholders
 from qfx.rewriting.inputs import drop_unused_inputs
 from qfx.values.config import Config, parse_options
@@ -90,7 +90,7 @@ def _int8(
     name_nodes(gm, examples, here, wanted)
 
     def decided(plan: Plan) -> Plan:
-        guard_sizes(plan)
+        tie_to_sizes(plan)
         compile_apart([entry.match for entry in plan.entries], config, here)
         return plan
 

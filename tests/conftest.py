@@ -20,9 +20,9 @@ from qfx.cost.gpu import cost_of
 from qfx.cost.interpolation import Axes, Grid
 from qfx.cost.machine import AXES, BLOCK, CostTable, MachineCost, Tables
 from qfx.cost.model import CostModel, Costs
-from qfx.cost.quantizing import Pass
-from qfx.cost.weight_storage import AXES as FORM_AXES
-from qfx.cost.weight_storage import FormTable
+from qfx.cost.quantizing import Sweep
+from qfx.cost.weight_storage import AXES as STORAGE_AXES
+from qfx.cost.weight_storage import StorageTable
 
 THREADS = 2
 torch.set_num_threads(THREADS)
@@ -111,15 +111,17 @@ FIXED_COST = CostTable(
     columns=(tuple(range(BLOCK)),) * len(AXES[0]),
     uneven_s=0.0,
     symmetric_saving=0.0,
-    static_saving=Pass(0.0, 0.0),
+    static_saving=Sweep(0.0, 0.0),
     static_call_s=0.0,
     pack_s=6e-10,
     again_s=4e-10,
     codes_s=5e-10,
-    rotation=Pass(1e-9, 1e-10),
-    turn=Pass(2e-9, 3e-10),
+    rotation=Sweep(1e-9, 1e-10),
+    turn=Sweep(2e-9, 3e-10),
 )
-FIXED_FORM_COST = FormTable(_grid(1e-10, 1e-6, FORM_AXES), _grid(0.5e-10, 5e-6, FORM_AXES))
+FIXED_STORAGE_COST = StorageTable(
+    _grid(1e-10, 1e-6, STORAGE_AXES), _grid(0.5e-10, 5e-6, STORAGE_AXES)
+)
 
 
 def _batches(axes: Axes) -> BatchTable:
@@ -133,7 +135,7 @@ FIXED_DECODE_COST = _batches(DECODE_AXES)
 
 FIXED_TABLES = Tables(
     linears=lambda *machine: FIXED_COST,
-    forms=lambda name, *machine: FIXED_FORM_COST,
+    storages=lambda name, *machine: FIXED_STORAGE_COST,
     products=lambda *machine: FIXED_BMM_COST,
     attentions=lambda *machine: FIXED_ATTENTION_COST,
     decodes=lambda *machine: FIXED_DECODE_COST,

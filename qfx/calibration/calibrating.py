@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from qfx.calibration.choose import Choice, by_error, by_metric
 from qfx.calibration.observers import OBSERVERS, step_of
-from qfx.calibration.record import Group, Session, SiteKey
+from qfx.calibration.record import Session, SharedInput, SiteKey
 from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.with_recipe import quantized
 from qfx.captured_graphs import watch
@@ -160,7 +160,7 @@ def _parameter_bytes(model: Model) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def _wanted(session: Session, config: Config) -> dict[SiteKey, Group]:
+def _wanted(session: Session, config: Config) -> dict[SiteKey, SharedInput]:
     """The groups without the sites that the config's patterns leave out."""
     patterns = Config(skip=config.skip, only=config.only)  # a static preset would ask for a recipe
     check_names(patterns, session.names)
@@ -195,7 +195,7 @@ def _ranges(
 
 
 def _sites(
-    groups: Mapping[SiteKey, Group],
+    groups: Mapping[SiteKey, SharedInput],
     found: Found,
     choice: Choice,
     ranges: Mapping[At, tuple[float, int]],

@@ -142,7 +142,7 @@ class Reader(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class SharedInput:
     """The sites that read one activation, of one type."""
 
     activation: Activation
@@ -160,7 +160,7 @@ class Session:
     """All groups of a model, by the key of their first site, and what is done with their inputs."""
 
     room: int = ROWS
-    groups: dict[SiteKey, Group] = field(default_factory=dict)
+    groups: dict[SiteKey, SharedInput] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)  # what patterns may mean
     observers: dict[SiteKey, list[tuple[Transform, Observer]]] | None = None  # of a second pass
 
@@ -227,7 +227,7 @@ class _Recorder(fx.Interpreter):
         if key not in self.session.groups:
             readers = tuple(Reader(k, names(s), self._weight(s), s.view) for k, s in sites)
             made = Activation(x.shape[-1], self.session.room)
-            self.session.groups[key] = Group(made, readers, x.dtype)
+            self.session.groups[key] = SharedInput(made, readers, x.dtype)
         self.session.record(key, x)
 
     def _weight(self, site: Site) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qfx.calibration.observers import OBSERVERS, step_of
-from qfx.calibration.record import Group, Transform
+from qfx.calibration.record import SharedInput, Transform
 from qfx.cost.model import CostModel
 from qfx.ops.single_tensors import dequantize, quantize
 from qfx.values.recipe import LEAST_INT8
@@ -46,12 +46,12 @@ class Candidate:
 class _Problem:
     """A group's weights, of large ones `WEIGHT_ROWS` rows, and its outputs on the sampled rows."""
 
-    group: Group
+    group: SharedInput
     weights: tuple[Tensor, ...]
     exact: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, group: Group, per_row: bool) -> _Problem:
+    def of(cls, group: SharedInput, per_row: bool) -> _Problem:
         """`per_row`: each row of a weight is quantized by itself, so that some stand for all."""
         weights = [reader.w_nk for reader in group.readers]
         if per_row:
@@ -73,7 +73,11 @@ class _Problem:
 
 
 def candidates(
-    group: Group, schemes: Sequence[Scheme], observer: str, cost: CostModel, minimum_gain: float
+    group: SharedInput,
+    schemes: Sequence[Scheme],
+    observer: str,
+    cost: CostModel,
+    minimum_gain: float,
 ) -> list[Candidate]:
     """The group in float, and every scheme with the best strength of smoothing for it, and with its
     outliers in float, those left out whose predicted gain is below `minimum_gain`.
@@ -105,7 +109,7 @@ def candidates(
     return found
 
 
-def _outliers(group: Group, scheme: Scheme) -> tuple[int, ...]:
+def _outliers(group: SharedInput, scheme: Scheme) -> tuple[int, ...]:
     """The few features of x that stick out most: ten times the median of all features' maxima."""
     if scheme.x is None or PER_COLUMN in (scheme.x.axes, scheme.w.axes):
         return ()
@@ -127,7 +131,7 @@ def _best_smoothing(
     return min(tried, key=lambda each: sum(each[1]))
 
 
-def _factors(group: Group, scheme: Scheme) -> Iterator[Tensor | None]:
+def _factors(group: SharedInput, scheme: Scheme) -> Iterator[Tensor | None]:
     """None, and 1 / s_k with s_k = x_k^a / w_k^(1 - a), x_k and w_k the sizes of feature k."""
     if scheme.x is not None and scheme.x.axes == PER_COLUMN:
         yield 1 / group.activation.absmax.clamp_min(_SMALLEST)
@@ -141,7 +145,7 @@ def _factors(group: Group, scheme: Scheme) -> Iterator[Tensor | None]:
             yield factor / factor.log().mean().exp()  # near 1, which changes nothing but rounding
 
 
-def _sizes(group: Group, scheme: Scheme) -> Iterator[tuple[Tensor, Tensor]]:
+def _sizes(group: SharedInput, scheme: Scheme) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each feature of x and of the weights: [K] both.
 
     Maxima, which steps follow (Xiao et al., SmoothQuant, 2023). Those of rotated blocks follow the
@@ -176,7 +180,9 @@ def rounded_activation(x: Tensor, spec: QSpec, observer: str, extreme: Tensor) -
     return dequantize(quantize(x, spec, *steps))
 
 
-def _times(group: Group, scheme: Scheme, cost: CostModel, outliers: int = 0) -> tuple[float, float]:
+def _times(
+    group: SharedInput, scheme: Scheme, cost: CostModel, outliers: int = 0
+) -> tuple[float, float]:
     """Predicted seconds of all sites, in float and in int8."""
     m, shapes = max(group.m, 1), [reader.w_nk.shape for reader in group.readers]
     each = [cost.estimate(m, k, n, group.dtype, scheme, outliers) for n, k in shapes]

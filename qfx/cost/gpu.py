@@ -34,7 +34,7 @@ PASSES = ("quantize", "tensor", "static", "rotated", "rotate")  # axes M, K
 
 
 @dataclass(frozen=True)
-class Grid:
+class GpuGrid:
     """Seconds by sizes: nested lists, as deep as there are axes, each of at least two points."""
 
     axes: tuple[tuple[int, ...], ...]
@@ -65,7 +65,7 @@ class GpuTable:
     """What was measured on the GPU `name`: grids by (dtype, product or pass)."""
 
     name: str
-    grids: Mapping[tuple[str, str], Grid]
+    grids: Mapping[tuple[str, str], GpuGrid]
     batch: int
     training: Mapping[str, tuple[float, float]]  # as in CostTable: weight_s and codes_s
 
@@ -96,12 +96,12 @@ def _axes(name: str, raw: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, raw))
 
 
-def _checked(what: str, axes: tuple[tuple[int, ...], ...], raw: Any) -> Grid:
+def _checked(what: str, axes: tuple[tuple[int, ...], ...], raw: Any) -> GpuGrid:
     try:
         nested(raw, tuple(map(len, axes)), positive)
     except ValueError as why:
         raise ValueError(f"the grid {what}: {why}") from None
-    return Grid(axes, raw)
+    return GpuGrid(axes, raw)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class GpuCost:
             seconds += 3 * turn.at(n, k) + turn.at(m, k)
         return seconds
 
-    def _grid(self, dtype: torch.dtype, what: str) -> Grid:
+    def _grid(self, dtype: torch.dtype, what: str) -> GpuGrid:
         return self.table.grids[_short(dtype), what]
 
 

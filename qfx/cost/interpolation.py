@@ -21,7 +21,7 @@ from qfx.cost.tables import nested, positive
 from qfx.host.tensors import without_modes
 
 Axes = tuple[tuple[int, ...], ...]
-Column = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
+Timing = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
 Grid = tuple[tuple[tuple[float, ...], ...], ...]  # seconds, by the sizes of the axes
 LARGEST = 2**28  # multiply-adds of a cell that is timed
 SWEEPS = 2  # over a grid, the lesser time counting: what disturbs often lasts for many cells
@@ -43,7 +43,7 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
-def measured_grids(axes: Axes, column: Callable[[int, int], Column]) -> tuple[Grid, Grid]:
+def measured_grids(axes: Axes, column: Callable[[int, int], Timing]) -> tuple[Grid, Grid]:
     """The two times of each cell, as two grids. column(K, N) gives them for an M. Where there are
     more than LARGEST multiply-adds, each further row takes as long as between the two M before."""
     cells: dict[tuple[int, ...], list[float]] = {}

@@ -22,8 +22,8 @@ from qfx.cost import quantizing
 from qfx.cost.batched import BatchTable, attention_table, bmm_table, decode_table
 from qfx.cost.interpolation import (
     ROUNDS,
-    Column,
     Grid,
+    Timing,
     checked_grid,
     interpolate,
     measured_grids,
@@ -31,10 +31,10 @@ from qfx.cost.interpolation import (
     undisturbed,
 )
 from qfx.cost.model import Estimate
-from qfx.cost.quantizing import Pass
+from qfx.cost.quantizing import Sweep
 from qfx.cost.tables import LONGEST, kept, nested, seconds
 from qfx.cost.timing import fastest
-from qfx.cost.weight_storage import FormTable, form, form_table
+from qfx.cost.weight_storage import StorageTable, storage_of, storage_table
 from qfx.ops.packing import Packing
 from qfx.ops.weight import PANEL
 from qfx.values.scheme import QSpec, Scheme
@@ -57,13 +57,13 @@ class CostTable:
     columns: tuple[tuple[float, ...], ...]  # for each M: what 0, 1, .. BLOCK columns count for
     uneven_s: float  # seconds per row of activations whose K is no multiple of VECTOR
     symmetric_saving: float  # seconds per row of activations that a symmetric scheme saves
-    static_saving: Pass  # what a static scale saves, whose pass does not look for the range
+    static_saving: Sweep  # what a static scale saves, whose pass does not look for the range
     static_call_s: float  # seconds a call that it adds: two operators take the place of one
     pack_s: float  # seconds per element to quantize and pack a weight
     again_s: float  # seconds per element to quantize it again for the backward
     codes_s: float  # seconds per element to dequantize activations in the backward
-    rotation: Pass  # what rotating adds to the pass that quantizes
-    turn: Pass  # `rotate` by itself, there or back
+    rotation: Sweep  # what rotating adds to the pass that quantizes
+    turn: Sweep  # `rotate` by itself, there or back
 
     def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> Estimate:
         """Predicted times of x [m, k] @ w [n, k].T; the table belongs to one dtype."""
@@ -104,11 +104,11 @@ class CostTable:
 
 
 class Tables(NamedTuple):
-    """Of one machine, each by (dtype, threads, instruction set), those of `forms` by a name first.
+    """Of one machine, each by (dtype, threads, instruction set), `storages` by a name before these.
     Those of this machine are read from the cache directory, or measured and kept."""
 
     linears: Callable[[torch.dtype, int, str], CostTable]
-    forms: Callable[..., FormTable] = form_table
+    storages: Callable[..., StorageTable] = storage_table
     products: Callable[[torch.dtype, int, str], BatchTable] = bmm_table
     attentions: Callable[[torch.dtype, int, str], BatchTable] = attention_table
     decodes: Callable[[torch.dtype, int, str], BatchTable] = decode_table
@@ -126,13 +126,13 @@ class MachineCost:
     ) -> Estimate:
         """Predicted times; `outliers` of the k columns are a float linear of their own."""
         machine, table = _here(dtype), self.tables.linears
-        name, beside = form(scheme), 0.0
+        name, beside = storage_of(scheme), 0.0
         if outliers:
             beside = table(*machine).in_float(m, outliers, n)
         if name is None:
             found = table(*machine).estimate(m, k, n, dtype, scheme)
         else:
-            found = self.tables.forms(name, *machine).estimate(m, k, n)
+            found = self.tables.storages(name, *machine).estimate(m, k, n)
             beside += table(*machine).transform(m, k, scheme) if scheme.block(k) else 0.0
         return Estimate(found.float_s, found.int8_s + beside)
 
@@ -176,7 +176,7 @@ def _from_json(text: str) -> CostTable:
     single = ("uneven_s", "symmetric_saving", "pack_s", "again_s", "codes_s")
     passes = ("static_saving", "rotation", "turn")
     others: dict[str, Any] = {name: seconds(raw[name]) for name in single}
-    others |= {name: Pass(*nested(raw[name], (2,), seconds)) for name in passes}
+    others |= {name: Sweep(*nested(raw[name], (2,), seconds)) for name in passes}
     static_call_s = seconds(raw["static_call_s"], least=-LONGEST)  # one call may be the slower
     return CostTable(float_s, int8_s, columns, static_call_s=static_call_s, **others)
 
@@ -202,7 +202,7 @@ def measure(dtype: torch.dtype) -> CostTable:
         )
 
 
-def _column(k: int, n: int, dtype: torch.dtype) -> Column:
+def _column(k: int, n: int, dtype: torch.dtype) -> Timing:
     w, op = random(n, k, dtype), ops.int8_linear_dynamic
     packed = pack(w, (), Packing(QSpec())).tensors
 

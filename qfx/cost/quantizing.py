@@ -20,7 +20,7 @@ WIDTHS = ((1024, 64), (256, 1024))  # rows and features that a pass is measured 
 ops = torch.ops.qfx
 
 
-class Pass(NamedTuple):
+class Sweep(NamedTuple):
     """Seconds of a pass over a matrix: for each row, and for each element."""
 
     row_s: float
@@ -44,7 +44,7 @@ def _dynamic(x: Tensor) -> Any:
     return ops.quantize(x, [1], 8, False)
 
 
-def static_saving(dtype: torch.dtype) -> tuple[Pass, float]:
+def static_saving(dtype: torch.dtype) -> tuple[Sweep, float]:
     """Of a pass that need not find the range; and what a call costs, two operators for one."""
     scale = torch.tensor([0.02])
 
@@ -60,7 +60,7 @@ def static_saving(dtype: torch.dtype) -> tuple[Pass, float]:
     return measured_pass(_dynamic, dtype, less=static), two - one
 
 
-def rotation(dtype: torch.dtype) -> Pass:
+def rotation(dtype: torch.dtype) -> Sweep:
     """What rotated blocks of 64 add to the pass that quantizes."""
     return measured_pass(lambda x: ops.quantize(x, [1], 8, False, None, 64), dtype, less=_dynamic)
 
@@ -69,7 +69,7 @@ def measured_pass(
     call: Callable[[Tensor], Any],
     dtype: torch.dtype,
     less: Callable[[Tensor], Any] = lambda x: None,
-) -> Pass:
+) -> Sweep:
     """What a call takes more than another, from narrow rows and from wide ones."""
     per_row = []
     for m, k in WIDTHS:
@@ -78,9 +78,9 @@ def measured_pass(
         per_row.append(max(more - some, 0.0) / m)
     (_, narrow), (_, wide) = WIDTHS
     element = max(per_row[1] - per_row[0], 0.0) / (wide - narrow)
-    return Pass(max(per_row[0] - narrow * element, 0.0), element)
+    return Sweep(max(per_row[0] - narrow * element, 0.0), element)
 
 
-def turn(dtype: torch.dtype) -> Pass:
+def turn(dtype: torch.dtype) -> Sweep:
     """Rotating by itself."""
     return measured_pass(lambda x: ops.rotate(x, None, 64), dtype)

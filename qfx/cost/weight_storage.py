@@ -13,8 +13,8 @@ from torch import Tensor
 
 from qfx.cost.interpolation import (
     ROUNDS,
-    Column,
     Grid,
+    Timing,
     checked_grid,
     interpolate,
     measured_grids,
@@ -31,14 +31,14 @@ from qfx.weights.cache import pack
 AXES = ((1, 8, 64, 256), (64, 512, 2048), (32, 256, 2048))  # M, K, N
 ops = torch.ops.qfx
 # The scheme that is measured for each form: the finest groups, with zero points, take the longest.
-FORMS = {
+STORAGES = {
     "groups": Scheme(x=QSpec(symmetric=False), w=QSpec(bits=4, symmetric=False, group=64)),
     "weight_only": Scheme(x=None),
 }
 
 
 @dataclass(frozen=True)
-class FormTable:
+class StorageTable:
     """Seconds of a bias-free linear on the grid of AXES, in float and in this form."""
 
     float_s: Grid
@@ -50,30 +50,32 @@ class FormTable:
         return Estimate(*(interpolate(grid, AXES, at) for grid in (self.float_s, self.int8_s)))  # type: ignore[arg-type]
 
 
-def form(scheme: Scheme) -> str | None:
-    """Which of FORMS a scheme takes; None for a single int8 GEMM."""
+def storage_of(scheme: Scheme) -> str | None:
+    """Which of STORAGES a scheme takes; None for a single int8 GEMM."""
     if scheme.x is None:
         return "weight_only"
     return "groups" if scheme.grouped else None
 
 
 @lru_cache
-def form_table(name: str, dtype: torch.dtype, threads: int, isa: str) -> FormTable:
+def storage_table(name: str, dtype: torch.dtype, threads: int, isa: str) -> StorageTable:
     """Reads the table from the cache directory, or measures and keeps it (about a second)."""
-    return kept(name, (dtype, threads, isa), _from_json, lambda: measure_form(name, dtype))
+    return kept(name, (dtype, threads, isa), _from_json, lambda: measure_storage(name, dtype))
 
 
-def measure_form(name: str, dtype: torch.dtype) -> FormTable:
+def measure_storage(name: str, dtype: torch.dtype) -> StorageTable:
     with undisturbed():
-        return FormTable(*measured_grids(AXES, lambda k, n: _column(FORMS[name], k, n, dtype)))
+        return StorageTable(
+            *measured_grids(AXES, lambda k, n: _column(STORAGES[name], k, n, dtype))
+        )
 
 
-def _from_json(text: str) -> FormTable:
+def _from_json(text: str) -> StorageTable:
     raw = json.loads(text)
-    return FormTable(*(checked_grid(raw[name], AXES) for name in ("float_s", "int8_s")))
+    return StorageTable(*(checked_grid(raw[name], AXES) for name in ("float_s", "int8_s")))
 
 
-def _column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Column:
+def _column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
     w, spec = random(n, k, dtype), scheme.x
     packed = pack(w, (), Packing(scheme.w))
     weight, rest = (packed.blocks, packed.scale), (None, "none", dtype)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 
-def guard_identity(sources: Iterable[Any]) -> None:
+def tie_to_objects(sources: Iterable[Any]) -> None:
     """Ties the graph that is being compiled to the objects that these sources of Dynamo give."""
     from torch._dynamo.guards import GuardBuilder, install_guard
 

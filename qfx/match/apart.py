@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from qfx.graph.capture import NAMED, roots, value
-from qfx.host.dynamo import guard_identity, local_source
+from qfx.host.dynamo import local_source, tie_to_objects
 from qfx.host.frame import Surroundings, place
 from qfx.host.nodes import source
 from qfx.match.kinds import Match, Site
@@ -21,14 +21,14 @@ from qfx.values.config import Config
 def compile_apart(matches: Sequence[Match], config: Config, here: Surroundings) -> None:
     """Ties the captured graph to the modules and weights on which its decisions depend."""
     if config.skip or config.only or config.recipe or config.guard:
-        guard_identity((*_modules(matches, config, here), *_weights(matches, config, here)))
+        tie_to_objects((*_modules(matches, config, here), *_weights(matches, config, here)))
 
 
 def capture_apart(gm: fx.GraphModule) -> None:
     """Ties it to the inputs whose names are not relative to a module of the frame, whose layer
     could not be told when the graph runs."""
     inputs = gm.graph.find_nodes(op="placeholder")
-    guard_identity([source(n) for n in inputs if NAMED in n.meta and not n.meta[NAMED].root])
+    tie_to_objects([source(n) for n in inputs if NAMED in n.meta and not n.meta[NAMED].root])
 
 
 def _modules(matches: Sequence[Match], config: Config, here: Surroundings) -> Iterator[Any]:

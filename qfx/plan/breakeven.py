@@ -51,14 +51,14 @@ def _first_change(below: int, above: int, gains: Gains) -> int:
 # --- guards ---
 
 
-def guard_now(m: torch.SymInt, where: sympy.Basic) -> bool:
+def holds_for_captured(m: torch.SymInt, where: sympy.Basic) -> bool:
     """Whether the condition holds for the captured sizes; other sizes will be captured anew."""
     if where in (sympy.true, sympy.false):
         return bool(where)
     return holds_now(m, where)
 
 
-def why_unguarded(m: torch.SymInt, where: sympy.Basic) -> str | None:
+def why_untied(m: torch.SymInt, where: sympy.Basic) -> str | None:
     """Why no guard can ask for the condition, or None. A size that depends on data is known too
     late, and what the user said with `mark_dynamic` is an error if a guard denies it."""
     if hint(m) is None:

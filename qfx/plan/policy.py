@@ -21,7 +21,7 @@ from qfx.match.own_calls import FLOAT, OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import names, recipes
 from qfx.ops.guard_counts import Guard
-from qfx.plan.breakeven import condition, guard_now, why_unguarded
+from qfx.plan.breakeven import condition, holds_for_captured, why_untied
 from qfx.values.config import Config
 from qfx.values.gpu_build import has_kernel
 from qfx.values.printable import printable
@@ -266,7 +266,7 @@ def _where(
     where = condition(site.m, gains)
     if where in (sympy.true, sympy.false):
         return where, ""
-    why_not = why_unguarded(site.m, where)
+    why_not = why_untied(site.m, where)
     words = f"; int8 where {where}"
     return (where, words) if why_not is None else (None, f"{words}, not guarded: {why_not}")
 
@@ -283,10 +283,10 @@ def _by_range(
     return Entry(site, None, f"int8 would be below {every}", where=where)
 
 
-def guard_sizes(plan: Plan) -> None:
+def tie_to_sizes(plan: Plan) -> None:
     """Ties the captured graph to the sizes for which the decisions of the plan are right."""
     for entry in plan.entries:
         if entry.where is not None and isinstance(entry.match, Site):
             assert isinstance(entry.match.m, torch.SymInt)
             with at(entry.match.node):
-                guard_now(entry.match.m, entry.where)
+                holds_for_captured(entry.match.m, entry.where)

@@ -37,14 +37,14 @@ from qfx.plan.policy import Entry, Plan
 from qfx.rewriting.attention_calls import attend
 from qfx.rewriting.codes import (
     Codes,
-    Form,
     Inputs,
     PackedNodes,
     Provide,
+    SiteNodes,
     emit,
     emitted_input,
-    form_of,
     inherit,
+    nodes_of,
     quantized,
 )
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
@@ -124,15 +124,15 @@ def finish(gm: fx.GraphModule, graphs: Iterable[fx.Graph]) -> None:
 def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.Node:
     """The int8 form of a site takes its place; returns its output."""
     graph, bias = site.node.graph, site.bias
-    form = form_of(entry, site, provide)
+    nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
-    codes = () if entry.guard else inputs.of(site, form)
+    codes = () if entry.guard else inputs.of(site, nodes)
     with graph.inserting_before(site.node):
         if entry.guard:
-            emitted = _guarded(site, form, entry.guard, bias)
+            emitted = _guarded(site, nodes, entry.guard, bias)
         else:
-            emitted = _emitted(site, form, codes, bias)
+            emitted = _emitted(site, nodes, codes, bias)
         y = emit_view(site.y_view, emitted[-1])
     for node in (*emitted, y):
         inherit(node, site.node)
@@ -142,22 +142,22 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
     return y
 
 
-def _emitted(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
+def _emitted(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
     if site.trains:
-        return _trained(site, form, codes, bias)
-    if form.outliers is not None:
-        return _split(site, form, codes, bias)
-    return _int8(site, form, codes, (bias, site.activation, _out_dtype(site)))
+        return _trained(site, nodes, codes, bias)
+    if nodes.outliers is not None:
+        return _split(site, nodes, codes, bias)
+    return _int8(site, nodes, codes, (bias, site.activation, _out_dtype(site)))
 
 
-def _split(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
+def _split(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
     """The outliers' columns in float beside the others in int8. (R3)"""
     graph, stem = site.node.graph, site.node.name
-    made = _int8(site, form, codes, (bias, "none", torch.float32))
+    made = _int8(site, nodes, codes, (bias, "none", torch.float32))
     x = emit_view(site.x_view, site.x)
-    few = emit(graph, aten.index_select.default, (x, -1, form.outliers), f"{stem}_few")
+    few = emit(graph, aten.index_select.default, (x, -1, nodes.outliers), f"{stem}_few")
     few = emit(graph, aten.to.dtype, (few, torch.float32), f"{stem}_few_float")
-    few = emit(graph, F.linear, (few, form.packed.columns), f"{stem}_outliers")
+    few = emit(graph, F.linear, (few, nodes.packed.columns), f"{stem}_outliers")
     y = emit(graph, aten.add.Tensor, (made[-1], few), f"{stem}_sum")
     if site.activation != "none":
         function, more = _ACTIVATIONS[site.activation]
@@ -166,13 +166,13 @@ def _split(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[f
     return [*made, few, y]
 
 
-def _int8(site: Site, form: Form, codes: Codes, rest: tuple[Any, ...]) -> list[fx.Node]:
+def _int8(site: Site, nodes: SiteNodes, codes: Codes, rest: tuple[Any, ...]) -> list[fx.Node]:
     """The three operators, or those that take their place; `rest`: bias, activation, type."""
-    graph, stem, packed = site.node.graph, site.node.name, form.packed
-    if form.scheme.x is None:
+    graph, stem, packed = site.node.graph, site.node.name, nodes.packed
+    if nodes.scheme.x is None:
         arguments = (*codes, packed.blocks, packed.scale, *rest)
         return [emit(graph, ops.int8_weight_linear.default, arguments, f"{stem}_int8")]
-    if form.scheme.grouped:
+    if nodes.scheme.grouped:
         arguments = (*codes, packed.blocks, packed.scale, packed.zero_point, *rest)
         return [emit(graph, ops.int8_linear_groups.default, arguments, f"{stem}_int8")]
     q, scale, zero_point = codes
@@ -182,31 +182,31 @@ def _int8(site: Site, form: Form, codes: Codes, rest: tuple[Any, ...]) -> list[f
     return [acc, emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")]
 
 
-def _guarded(site: Site, form: Form, guard: Guard, bias: fx.Node | None) -> list[fx.Node]:
+def _guarded(site: Site, nodes: SiteNodes, guard: Guard, bias: fx.Node | None) -> list[fx.Node]:
     """int8_linear_guarded(x, w): one operator, as it chooses between the two forms row by row."""
-    graph, packed, spec = site.node.graph, form.packed, form.scheme.x
+    graph, packed, spec = site.node.graph, nodes.packed, nodes.scheme.x
     assert spec is not None
     w = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
     operands = (emitted_input(site), w, packed.blocks, packed.scale, packed.error, bias)
     how = (*guard, list(spec.axes), spec.bits, spec.symmetric, site.activation, _out_dtype(site))
-    arguments = (*operands, *how, *form.transform)
+    arguments = (*operands, *how, *nodes.transform)
     return [emit(graph, ops.int8_linear_guarded.default, arguments, f"{site.node.name}_int8")]
 
 
-def _trained(site: Site, form: Form, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
-    graph, w, seed, spec = site.node.graph, None, None, form.scheme.w
-    x_spec = form.scheme.x
+def _trained(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
+    graph, w, seed, spec = site.node.graph, None, None, nodes.scheme.w
+    x_spec = nodes.scheme.x
     assert x_spec is not None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
-    if form.scheme.backward == "int8":
+    if nodes.scheme.backward == "int8":
         seed = graph.call_function(torch.randint, (0, 2**62, (1,)))
     axes = PER_TENSOR if spec.axes == PER_COLUMN else spec.axes
     how = (list(axes), x_spec.bits, spec.bits, x_spec.symmetric, seed, _out_dtype(site))
-    steps = (form.scale, None)  # None: chosen per call
-    packed = (form.packed.blocks, form.packed.scale)
+    steps = (nodes.scale, None)  # None: chosen per call
+    packed = (nodes.packed.blocks, nodes.packed.scale)
     x = emit_view(site.x_view, site.x)
-    arguments = (x, w, bias, *steps, *codes, *packed, *how, *form.transform)
+    arguments = (x, w, bias, *steps, *codes, *packed, *how, *nodes.transform)
     return [emit(graph, ops.int8_linear_ste.default, arguments, f"{site.node.name}_int8")]
 
 

@@ -1,6 +1,6 @@
 """Codes of the activations of a canonical graph: `rotate` and `quantize`, shared between sites.
 
-`form_of` resolves a scheme and a recipe to what a site needs beside its input and bias.
+`nodes_of` resolves a scheme and a recipe to what a site needs beside its input and bias.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Provide(NamedTuple):
     constant: ProvideConstant
 
 
-class Form(NamedTuple):
+class SiteNodes(NamedTuple):
     """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x, and
     the columns of K that stay float."""
 
@@ -70,7 +70,7 @@ class Form(NamedTuple):
         return (self.factor, self.rotation) if self.factor or self.rotation else ()
 
 
-def form_of(entry: Entry, site: Site, provide: Provide) -> Form:
+def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
     scheme, recipe = entry.scheme, entry.recipe
     assert scheme is not None
     rotation, given = scheme.block(site.k), recipe.factor if recipe else None
@@ -89,7 +89,7 @@ def form_of(entry: Entry, site: Site, provide: Provide) -> Form:
     scale = constant("static_scale", recipe.scale if recipe else None)
     zero = constant("static_zero", recipe.zero_point if recipe else None, torch.int32)
     outliers = constant("outliers", columns or None, torch.int64)
-    return Form(scheme, packed, factor, rotation, scale, zero, outliers)
+    return SiteNodes(scheme, packed, factor, rotation, scale, zero, outliers)
 
 
 def _without(
@@ -116,10 +116,10 @@ def inherit(node: fx.Node, source: fx.Node) -> None:
             node.meta[key] = source.meta[key]
 
 
-def _transform(x: fx.Node, form: Form, stem: str) -> fx.Node:
+def _transform(x: fx.Node, nodes: SiteNodes, stem: str) -> fx.Node:
     """rotate(x), in float32. (R1)"""
     x = emit_view((("to", (torch.float32,)),), x)
-    return emit(x.graph, ops.rotate.default, (x, *form.transform), f"{stem}_rotate")
+    return emit(x.graph, ops.rotate.default, (x, *nodes.transform), f"{stem}_rotate")
 
 
 def quantized(graph: fx.Graph, x: fx.Node, spec: QSpec, stem: str, parts: int = 3) -> Codes:
@@ -129,8 +129,8 @@ def quantized(graph: fx.Graph, x: fx.Node, spec: QSpec, stem: str, parts: int = 
     return _parts(triple, stem, parts)
 
 
-def _static(x: fx.Node, form: Form, spec: QSpec, stem: str) -> Codes:
-    arguments = (x, form.scale, form.zero_point, spec.bits, spec.symmetric)
+def _static(x: fx.Node, nodes: SiteNodes, spec: QSpec, stem: str) -> Codes:
+    arguments = (x, nodes.scale, nodes.zero_point, spec.bits, spec.symmetric)
     triple = emit(x.graph, ops.quantize_static.default, arguments, f"{stem}_quantize")
     return _parts(triple, stem)
 
@@ -158,31 +158,31 @@ class Inputs:
         bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
         return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
-    def of(self, site: Site, form: Form) -> Codes:
+    def of(self, site: Site, nodes: SiteNodes) -> Codes:
         """The codes of the site's input, valid where the site stands."""
-        spec = form.scheme.x
+        spec = nodes.scheme.x
         if spec is None:
-            return self._matrix(site, form)
+            return self._matrix(site, nodes)
 
         def make() -> Codes:
-            (x,) = self._matrix(site, form)
+            (x,) = self._matrix(site, nodes)
             if spec.static:
-                return _static(x, form, spec, site.x.name)
+                return _static(x, nodes, spec, site.x.name)
             return quantized(self.graph, x, spec, site.x.name)
 
-        return self._once(site, (form.transform, spec, form.scale, form.zero_point), make)
+        return self._once(site, (nodes.transform, spec, nodes.scale, nodes.zero_point), make)
 
-    def _matrix(self, site: Site, form: Form) -> Codes:
+    def _matrix(self, site: Site, nodes: SiteNodes) -> Codes:
         """The matrix [..., K] that is quantized."""
 
         def make() -> Codes:
             x = emitted_input(site)
-            return (_transform(x, form, site.x.name) if form.transform else x,)
+            return (_transform(x, nodes, site.x.name) if nodes.transform else x,)
 
-        if not form.transform:
+        if not nodes.transform:
             with self.graph.inserting_before(site.node):
                 return make()
-        return self._once(site, form.transform, make)
+        return self._once(site, nodes.transform, make)
 
     def _once(self, site: Site, what: Any, make: Callable[[], Codes]) -> Codes:
         here = self.position[site.node]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.calibration import OBSERVERS
-from qfx.calibration.record import Group, Session
+from qfx.calibration.record import Session, SharedInput
 from qfx.calibration.search import STRENGTHS, _factors, rounded_activation
 from qfx.calibration.with_recipe import quantized
 from qfx.captured_graphs import watch
@@ -61,7 +61,7 @@ def calibrated(model: Any, given: Any, config: qfx.Config = ALL, **keywords: Any
     return qfx.calibrate(model, given, config, progress=False, **keywords)
 
 
-def recorded(model: nn.Module, x: Tensor) -> dict[Any, Group]:
+def recorded(model: nn.Module, x: Tensor) -> dict[Any, SharedInput]:
     session = Session()
     watch(model, session.run, x)
     return session.groups

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import qfx
 from qfx.cost import batched, interpolation, machine, quantizing, weight_storage
 from qfx.cost.machine import AXES, BLOCK, MachineCost
-from qfx.cost.quantizing import Pass
+from qfx.cost.quantizing import Sweep
 from qfx.cost.timing import fastest
 from qfx.ops.weight import PANEL
-from tests.conftest import FIXED_COST, FIXED_FORM_COST, FIXED_TABLES, on_threads
+from tests.conftest import FIXED_COST, FIXED_STORAGE_COST, FIXED_TABLES, on_threads
 
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
 ZERO_POINTS = qfx.Scheme(w=qfx.QSpec(symmetric=False))  # of weights, without groups
@@ -137,7 +137,7 @@ def test_the_lesser_time_of_two_sweeps_counts_and_large_cells_are_not_timed(
     axes, calls = ((1, 4, 16), (8, 16), (8, 32)), itertools.count()
     monkeypatch.setattr(interpolation, "LARGEST", 4 * 16 * 32)
 
-    def column(k: int, n: int) -> interpolation.Column:
+    def column(k: int, n: int) -> interpolation.Timing:
         disturbed = 1024 * (next(calls) < 2)  # half of the first sweep
 
         def timed(m: int) -> tuple[float, float]:
@@ -203,7 +203,7 @@ def test_rotation_costs_its_rows_and_elements_where_a_block_fits() -> None:
         assert math.isclose(second - first, added, rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("scheme", [ASYMMETRIC, *weight_storage.FORMS.values()], ids=str)
+@pytest.mark.parametrize("scheme", [ASYMMETRIC, *weight_storage.STORAGES.values()], ids=str)
 def test_outliers_are_a_float_linear_beside_the_others(scheme: qfx.Scheme) -> None:
     problem = (64, 512, 256, torch.float32, scheme)
     plain, split = (
@@ -214,11 +214,11 @@ def test_outliers_are_a_float_linear_beside_the_others(scheme: qfx.Scheme) -> No
     assert math.isclose(split.int8_s - plain.int8_s, beside, rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("scheme", [*weight_storage.FORMS.values(), ZERO_POINTS], ids=str)
+@pytest.mark.parametrize("scheme", [*weight_storage.STORAGES.values(), ZERO_POINTS], ids=str)
 def test_forms_have_tables_of_their_own(scheme: qfx.Scheme) -> None:
     problem = (64, 512, 256, torch.float32)
     found = MachineCost(FIXED_TABLES).estimate(*problem, scheme)
-    assert found == FIXED_FORM_COST.estimate(*problem[:3])
+    assert found == FIXED_STORAGE_COST.estimate(*problem[:3])
     rotated = MachineCost(FIXED_TABLES).estimate(*problem, replace(scheme, rotation=64))
     turned = TURN if scheme.x is None else ROTATION  # nothing else passes over float activations
     assert math.isclose(rotated.int8_s - found.int8_s, turned.over(64, 512), rel_tol=1e-6)
@@ -237,7 +237,7 @@ def test_training_turns_the_weight_and_both_gradients() -> None:
 
 
 def test_a_static_scale_saves_a_look_at_every_element_and_costs_a_call() -> None:
-    priced = replace(FIXED_COST, static_saving=Pass(1e-8, 2e-11), static_call_s=4e-6)
+    priced = replace(FIXED_COST, static_saving=Sweep(1e-8, 2e-11), static_call_s=4e-6)
     static = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR, static=True))
     for m, saved in ((1, -4e-6 + 1e-8 + 1024 * 2e-11), (256, -4e-6 + 256 * (1e-8 + 1024 * 2e-11))):
         dear, cheap = (
@@ -260,18 +260,20 @@ def test_a_pass_is_what_a_call_takes_more_than_another(monkeypatch: pytest.Monke
 
 
 @pytest.mark.real_cost
-@pytest.mark.parametrize("name", weight_storage.FORMS)
+@pytest.mark.parametrize("name", weight_storage.STORAGES)
 def test_a_form_is_measured_when_asked_for_and_kept(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_storage, "AXES", ((1, 4), (64, 128), (8, 16)))
-    weight_storage.form_table.cache_clear()
-    measured = weight_storage.form_table(name, torch.float32, 1, "ref")
+    weight_storage.storage_table.cache_clear()
+    measured = weight_storage.storage_table(name, torch.float32, 1, "ref")
     assert torch.tensor(measured.float_s).shape == torch.tensor(measured.int8_s).shape == (2, 2, 2)
-    monkeypatch.setattr(weight_storage, "measure_form", lambda *what: pytest.fail("measured again"))
-    weight_storage.form_table.cache_clear()
-    assert weight_storage.form_table(name, torch.float32, 1, "ref") == measured
-    weight_storage.form_table.cache_clear()
+    monkeypatch.setattr(
+        weight_storage, "measure_storage", lambda *what: pytest.fail("measured again")
+    )
+    weight_storage.storage_table.cache_clear()
+    assert weight_storage.storage_table(name, torch.float32, 1, "ref") == measured
+    weight_storage.storage_table.cache_clear()
     assert len(list(folder.iterdir())) == 1
 
 

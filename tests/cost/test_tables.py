@@ -18,7 +18,7 @@ import torch
 
 from qfx.cost import batched, machine, tables, weight_storage
 from qfx.cost.gpu import GpuTable
-from tests.conftest import FIXED_BMM_COST, FIXED_COST, FIXED_FORM_COST
+from tests.conftest import FIXED_BMM_COST, FIXED_COST, FIXED_STORAGE_COST
 from tests.cost.test_gpu_plan import raw_table
 from tests.lib.mutations import mutated
 
@@ -27,7 +27,7 @@ READERS: dict[str, tuple[Callable[[str], Any], Any, tuple[Any, ...]]] = {
     "cost": (machine._from_json, asdict(FIXED_COST), ("float_s", 1, 2, 3)),
     "columns": (machine._from_json, asdict(FIXED_COST), ("columns", 1, 2)),
     "pass": (machine._from_json, asdict(FIXED_COST), ("rotation", 1)),
-    "form": (weight_storage._from_json, asdict(FIXED_FORM_COST), ("int8_s", 1, 2, 1)),
+    "form": (weight_storage._from_json, asdict(FIXED_STORAGE_COST), ("int8_s", 1, 2, 1)),
     "batch": (
         partial(batched._from_json, axes=batched.BMM_AXES),
         asdict(FIXED_BMM_COST),
@@ -87,7 +87,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "qfx"
 
 
-def ask(kind: str = "cost", measured: Any = FIXED_FORM_COST) -> tuple[Any, bool]:
+def ask(kind: str = "cost", measured: Any = FIXED_STORAGE_COST) -> tuple[Any, bool]:
     """The table, and whether it had to be measured."""
     calls: list[int] = []
     table = tables.kept(
@@ -99,7 +99,7 @@ def ask(kind: str = "cost", measured: Any = FIXED_FORM_COST) -> tuple[Any, bool]
 def test_the_folder_and_its_files_are_the_users_alone(folder: Path) -> None:
     before = os.umask(0)
     try:
-        assert ask() == (FIXED_FORM_COST, True) and ask() == (FIXED_FORM_COST, False)
+        assert ask() == (FIXED_STORAGE_COST, True) and ask() == (FIXED_STORAGE_COST, False)
     finally:
         os.umask(before)
     (path,) = folder.iterdir()

@@ -94,7 +94,7 @@ def guards_tie_graphs_to_objects() -> None:
     graphs = []
 
     def backend(gm: fx.GraphModule, examples: object) -> Any:
-        dynamo.guard_identity([dynamo.local_source("self")])
+        dynamo.tie_to_objects([dynamo.local_source("self")])
         graphs.append(gm)
         return gm.forward
 

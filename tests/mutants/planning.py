@@ -67,7 +67,7 @@ PLANNING = (
     ),
     Mutant(
         "the sizes of a decision are not guarded",
-        old="        guard_sizes(plan)\n        compile_apart(",
+        old="        tie_to_sizes(plan)\n        compile_apart(",
         new="        compile_apart(",
         tests=("test_both_sides_occur",),
     ),

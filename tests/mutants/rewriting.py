@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 REWRITING = (
     Mutant(
         "an activation is applied before the outliers are added, and again",
-        old='made = _int8(site, form, codes, (bias, "none", torch.float32))',
-        new="made = _int8(site, form, codes, (bias, site.activation, torch.float32))",
+        old='made = _int8(site, nodes, codes, (bias, "none", torch.float32))',
+        new="made = _int8(site, nodes, codes, (bias, site.activation, torch.float32))",
         tests=("test_the_activation_of_a_split_site_sees_the_sum",),
     ),
     Mutant(
@@ -55,8 +55,8 @@ REWRITING = (
     ),
     Mutant(
         "codes are shared by other static scales",
-        old="(form.transform, spec, form.scale, form.zero_point), make)",
-        new="(form.transform, spec), make)",
+        old="(nodes.transform, spec, nodes.scale, nodes.zero_point), make)",
+        new="(nodes.transform, spec), make)",
         tests=("test_codes_are_shared_where_static_scales_are_equal",),
     ),
     Mutant(
