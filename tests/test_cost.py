@@ -64,7 +64,7 @@ def test_a_kept_time_that_is_none_is_measured_anew(
     raw = json.loads(path.read_text())
     raw["float_s"][0][0][0] = seconds
     path.write_text(json.dumps(raw))
-    measured = replace(FIXED_COST, weight_s=1.0)
+    measured = replace(FIXED_COST, pack_s=1.0)
     monkeypatch.setattr(cost, "measure", lambda dtype: measured)
     cost.table.cache_clear()
     assert cost.table(torch.float32, 1, "ref") == measured
