@@ -125,7 +125,7 @@ STAMPS = (
         "the wrapper does not look at versions",
         old="(!stamp.version || reader_.version(weight) == *stamp.version) &&",
         new="",
-        tests=("test_a_changed_weight_is_noticed",),
+        tests=("test_a_version_tells_of_an_element_that_no_sample_has",),
     ),
     Mutant(
         "the wrapper does not look at addresses",

@@ -64,7 +64,7 @@ MATMULS = (
         "float activations lose what is beyond the first chunk",
         old="to.data = out + first * w.n * to.element();",
         new="to.data = out;",
-        tests=("test_kernel_equals_reference[int8_weight_linear]",),
+        tests=("test_weight_only_of_more_rows_than_are_widened_at_a_time",),
     ),
     Mutant(
         "the guard's bound forgets the weight's error",

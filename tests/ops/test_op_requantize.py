@@ -65,6 +65,16 @@ def test_weight_only_is_within_its_bound(
     assert (error <= (k / 2 + 8) * 2.0**-24 * terms * scale + 2.0**-140).all()
 
 
+def test_weight_only_of_more_rows_than_are_widened_at_a_time() -> None:
+    """2^22 floats: rows behind them are those that they are alone."""
+    m, k = 2**16 + 7, 64
+    x, packed = torch.randn(m, k), OPS.pack_weight(torch.ones(3, k, dtype=torch.int8))
+    how = (packed, torch.ones(3), None, "none", torch.float32)
+    y = OPS.int8_weight_linear(x, *how)
+    parts = [OPS.int8_weight_linear(part, *how) for part in (x[: 2**16], x[2**16 :])]
+    assert same_bits(y, torch.cat(parts))
+
+
 CALLS = {
     "out_scale": ({"out_scale": torch.ones(4)}, "out_scale has 4 elements, expected one for"),
     "out_zero": (

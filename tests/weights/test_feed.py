@@ -125,6 +125,17 @@ def test_an_unchanged_weight_is_known(name: str) -> None:
     assert snapshot.unchanged((X, weight))
 
 
+@pytest.mark.usefixtures("reader")
+def test_a_version_tells_of_an_element_that_no_sample_has() -> None:
+    weight = nn.Parameter(torch.randn(96, 64))
+    snapshot = _C.Snapshot((weight,), [0])
+    weight.data[95, 63] += 1
+    assert snapshot.unchanged((weight,))
+    with torch.no_grad():
+        weight[95, 63] += 1
+    assert not snapshot.unchanged((weight,))
+
+
 def test_another_tensor_with_the_same_storage_is_another() -> None:
     weight = nn.Parameter(torch.randn(8, 8))
     assert not _C.Snapshot((weight,), [0]).unchanged((nn.Parameter(weight.data),))
