@@ -16,7 +16,11 @@ NOTES = {
 }
 
 # Why symbolic sizes lose something, for each row that does.
-DYNAMIC_NOTES: dict[str, str] = {}
+_FORMULAS = (
+    "the lengths that its attention reads are formulas of the input's size, of which no operand's "
+    "axis is the variable; the function of nn.MultiheadAttention is opened only where one is"
+)
+DYNAMIC_NOTES = {"siglip-vision": _FORMULAS, "wavlm": _FORMULAS}
 
 HEAD = """\
 # Architectures

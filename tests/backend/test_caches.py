@@ -227,7 +227,7 @@ def test_the_digest_covers_sources_and_kernels(
     shutil.copytree(place.root / "old" / "qfx", tmp_path / "qfx")
 
     def digest() -> str:
-        return digest.digest.__wrapped__()
+        return sources.digest.__wrapped__()
 
     monkeypatch.setattr("qfx.values.digest.__file__", str(tmp_path / "qfx/values/digest.py"))
     monkeypatch.setattr(_C, "__file__", str(tmp_path / "qfx" / Path(_C.__file__).name))

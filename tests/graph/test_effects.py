@@ -92,7 +92,7 @@ def test_an_in_place_module_between_two_readers(inplace: bool, quantizes: int) -
     nodes = [n for n in gm.graph.nodes if n.target is torch.ops.qfx.quantize.default]
     assert len(nodes) == quantizes
     with torch.no_grad():
-        assert qfx.report.report.sqnr(model(x), gm(x)) > 25
+        assert qfx.sqnr(model(x), gm(x)) > 25
 
 
 def test_roots_are_found_through_views() -> None:

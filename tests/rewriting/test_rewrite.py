@@ -154,7 +154,7 @@ def test_block_forms_agree_and_are_close_to_float(dtype: torch.dtype) -> None:
     assert plan.quantized == 7
     with torch.no_grad():
         assert torch.equal(canonical(x), fused(x))
-        assert qfx.report.report.sqnr(model(x), fused(x)) > 25
+        assert qfx.sqnr(model(x), fused(x)) > 25
 
 
 def test_one_quantize_node_for_q_k_v_and_for_gate_up() -> None:
@@ -194,7 +194,7 @@ def test_a_write_between_two_consumers_is_respected() -> None:
     model, x = WrittenBetween(), torch.randn(4, 8)
     gm, _ = qfx.rewrite(qfx.trace(model, x), CONFIG)
     with torch.no_grad():
-        assert qfx.report.report.sqnr(model(x), gm(x)) > 30
+        assert qfx.sqnr(model(x), gm(x)) > 30
     assert any(n.target == "add_" for n in gm.graph.nodes)
 
 
@@ -233,7 +233,7 @@ def test_constant_bias_after_the_matmul_in_graph_order() -> None:
     model, x = Late(), torch.randn(3, 8)
     gm, _ = qfx.rewrite(qfx.trace(model, x), CONFIG)
     with torch.no_grad():
-        assert qfx.report.report.sqnr(model(x), gm(x)) > 30
+        assert qfx.sqnr(model(x), gm(x)) > 30
 
 
 def test_exported_program_keeps_its_signature() -> None:
@@ -245,7 +245,7 @@ def test_exported_program_keeps_its_signature() -> None:
     with torch.no_grad():
         for n in (2, 7):
             x = torch.randn(n, 5, FEATURES)
-            assert qfx.report.report.sqnr(model(x), gm(x)) > 25
+            assert qfx.sqnr(model(x), gm(x)) > 25
     again = torch.export.export(gm, (x,))
     assert torch.equal(again.module()(x), gm(x))
 
@@ -263,7 +263,7 @@ def test_names_that_differ_by_a_dot_only() -> None:
     model, x = Names(), torch.randn(4, 8)
     gm, _ = qfx.rewrite(qfx.trace(model, x), CONFIG)
     with torch.no_grad():
-        assert qfx.report.report.sqnr(model(x), gm(x)) > 28
+        assert qfx.sqnr(model(x), gm(x)) > 28
 
 
 def test_bias_that_another_site_computes() -> None:
@@ -279,7 +279,7 @@ def test_bias_that_another_site_computes() -> None:
     gm, plan = qfx.rewrite(qfx.trace(model, x), CONFIG)
     assert plan.quantized == 2
     with torch.no_grad():
-        assert qfx.report.report.sqnr(model(x), gm(x)) > 28
+        assert qfx.sqnr(model(x), gm(x)) > 28
 
 
 def test_leaf_modules_of_another_tracer_are_reported() -> None:

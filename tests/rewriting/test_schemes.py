@@ -447,5 +447,5 @@ def test_explain_runs_the_same_operators(row: Row) -> None:
     (found,) = qfx.explain(model, case.x, options={"minimum_gain": 0, **case.options}).rows
     with torch.no_grad():
         noisy = compiled(model, **case.options)(case.x)
-        assert found.sqnr_db == qfx.report.report.sqnr(model(case.x), noisy)
+        assert found.sqnr_db == qfx.sqnr(model(case.x), noisy)
     assert found.scheme == str(row.scheme) and found.measured
