@@ -24,6 +24,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import qfx
+from qfx.values import digest as sources
 from tests.lib.damaged_package import check_refused
 from tests.lib.models import compiled
 from tests.lib.versions import packages, several_passes

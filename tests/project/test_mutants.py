@@ -12,7 +12,7 @@ from tests.mutants.mutant import Mutant, TestFiles, sources
 from tests.mutants.run import outcome_of
 from tests.mutants.table import MUTANTS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_table_is_long_and_no_row_is_there_twice() -> None:
