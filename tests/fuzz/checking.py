@@ -218,7 +218,7 @@ def _check_replaced(p: Program) -> None:
     module, config = p.module(), qfx.Config(scheme=p.scheme[0])
     fates = Counter(PUT_ON[str(h.put_on)].fate for h in served)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"qfx\.quantize_: ")  # linears of other types stay
+        warnings.filterwarnings("ignore", message=r"qfx\.quantize_: ")  # some linears stay
         try:
             qfx.quantize_(module, config)
         except ValueError as why:
