@@ -135,7 +135,8 @@ def measure(session: Session, skipped: Sequence[str] = ()) -> int:
             session.add(name, {"why": "skipped: no time was left"})
             continue
         try:
-            session.run(name, stage(session), min(seconds, session.left - GRACE))
+            whole = session.left - GRACE
+            session.run(name, stage(session), whole if session.dry else min(seconds, whole))
         except Exception as error:  # a defect of one stage must not cost the GPU's time for others
             where = traceback.format_exc().splitlines()[-8:]
             result = f"{type(error).__name__}: {error}".splitlines()[0]

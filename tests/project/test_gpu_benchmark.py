@@ -44,7 +44,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def test_a_dry_run_goes_through_every_stage(tmp_path: Path) -> None:
-    done = _run("--dry-run", "--out", str(tmp_path), "--budget", "300")
+    done = _run("--dry-run", "--out", str(tmp_path), "--budget", "3000")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = _rows(tmp_path)
     assert {row["stage"] for row in rows} == {"environment", *(name for name, *_ in command.STAGES)}
