@@ -31,7 +31,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Where there is no GPU, even on a machine that has one."""
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [*COMMAND, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=400)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=3600)
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:
