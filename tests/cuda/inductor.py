@@ -39,6 +39,7 @@ from triton.backends.compiler import GPUTarget
 import qfx
 from qfx import _C
 from qfx.host.inductor import inductor, settings
+from qfx.ops import FAKES
 from tests.cuda import objects as cuda_objects
 from tests.cuda.graphs import fake, on_cuda
 
@@ -118,14 +119,14 @@ def _attribute(gm: fx.GraphModule, path: str) -> Tensor:
 
 def code_of(aten: fx.GraphModule, inputs: list[Tensor]) -> str:
     """The module that Inductor would run."""
-    inductor({}, None)  # tells it of the operators
+    inductor({}, None, [getattr(torch.ops.qfx, name) for name in FAKES], "")
     graph = GraphLowering(aten, example_inputs=inputs)
     mode = inputs[0].fake_mode  # type: ignore[attr-defined]
     with (
         V.set_debug_handler(DebugContext()),
         V.set_graph_handler(graph),
         V.set_fake_mode(mode),
-        torch._inductor.config.patch(settings(aten)),
+        torch._inductor.config.patch(settings(aten, {"aten", "prims", "qfx"})),
     ):
         graph.run(*inputs)
         code, *_ = graph.codegen()
