@@ -173,12 +173,13 @@ def _with_shape(site: Site) -> Site:
 
 
 def _shape_nk(site: Site) -> tuple[int, ...] | None:
-    """The shape of the weight behind its view."""
+    """The shape of the weight behind its view. A symbolic size becomes the number that it is:
+    weights do not grow from call to call, and PyTorch has no views of meta tensors without."""
     w = value(site.weight)
     if w is None:
         return None
-    shape = apply(site.view, torch.empty(w.shape, dtype=w.dtype, device="meta")).shape
-    return tuple(int(size) for size in shape)
+    sizes = [int(size) for size in w.shape]
+    return tuple(apply(site.view, torch.empty(sizes, dtype=w.dtype, device="meta")).shape)
 
 
 def _refusal(site: Site, written: set[fx.Node]) -> str | None:
