@@ -49,10 +49,10 @@ figure of every processor, side by side. Times are medians. How each is measured
 
 @dataclass(frozen=True)
 class Saved:
-    """One file: the processor's short name, what it measured, on which machine, its rows."""
+    """One file: the processor's short name, its own name, the machine, its rows."""
 
     processor: str
-    benchmark: str
+    name: str
     machine: Row
     rows: list[Row]
 
@@ -63,6 +63,11 @@ def short_name(machine: Row) -> str:
     return " ".join([maker, "-".join(v for v in machine["family_model"] if v)]).strip()
 
 
+def shows(section: Section, name: str) -> bool:
+    """Whether it is a table of the file of that name."""
+    return re.fullmatch(f"(.+?)-{section.benchmark}", name) is not None
+
+
 def read() -> list[Saved]:
     """Every file of `benchmarks/results` but those with pages of their own."""
     found = []
@@ -70,10 +75,9 @@ def read() -> list[Saved]:
         if path.stem in ELSEWHERE:
             continue
         host, rows = (json.loads(path.read_text())[key] for key in ("machine", "rows"))
-        known = [s.benchmark for s in SECTIONS if path.stem.endswith(f"-{s.benchmark}")]
-        if not known:
+        if not any(shows(section, path.stem) for section in SECTIONS):
             raise ValueError(f"{path.name}: benchmarks/results_sections.py has no section for it")
-        found.append(Saved(short_name(host), max(known, key=len), host, rows))
+        found.append(Saved(short_name(host), path.stem, host, rows))
     return found
 
 
@@ -98,15 +102,15 @@ def sources(files: Sequence[Saved], section: Section) -> str:
     lines = []
     for f in files:
         shown = list(filter(section.only, f.rows))
-        commits = sorted({(row.get("commit") or f.machine["commit"])[:8] for row in shown})
-        threads = sorted({row.get("threads", f.machine["threads"]) for row in shown})
+        commits = sorted({str(row.get("commit") or f.machine["commit"])[:8] for row in shown})
+        threads = sorted({int(row.get("threads") or f.machine["threads"]) for row in shown})
         changed = ", with uncommitted changes" if f.machine["uncommitted_changes"] else ""
         count = " and ".join(map(str, threads))
         lines.append(
             f"{f.processor}: {count} thread{'' if threads == [1] else 's'}, "
             f"commit {', '.join(commits)}{changed}."
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
 def grid(files: Sequence[Saved], section: Section) -> dict[str, dict[str, str]]:
@@ -130,7 +134,7 @@ def page(files: Sequence[Saved]) -> str:
     """docs/results.md."""
     text, title = HEAD + processors(files), ""
     for section in SECTIONS:
-        own = [f for f in files if f.benchmark == section.benchmark]
+        own = [f for f in files if shows(section, f.name)]
         if not own:
             continue
         text += "\n" if section.title == title else f"\n## {section.title}\n"
@@ -142,7 +146,7 @@ def page(files: Sequence[Saved]) -> str:
 def figure(files: Sequence[Saved]) -> str:
     """The README's: whole models on one processor, the ways that a newcomer chooses from."""
     section = next(s for s in SECTIONS if s.benchmark == "models")
-    own = [f for f in files if (f.benchmark, f.processor) == ("models", FIGURE_OF)]
+    own = [f for f in files if shows(section, f.name) and f.processor == FIGURE_OF]
     found = grid(own, section)
     rows = [
         {"": name} | {column.partition(", ")[2]: text for column, text in found[name].items()}

@@ -36,7 +36,7 @@ MEANINGS = {
 }
 # When one takes it: what the fields of a Scheme do not say.
 PURPOSES = {
-    "w8a8": "the default; rotated in blocks of 64 or of 16 where these divide K",
+    "w8a8": "the default",
     "w8a8-symmetric": "",
     "w8a8-asymmetric": "",
     "w8a8-tensor": "",

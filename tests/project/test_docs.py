@@ -41,10 +41,16 @@ def _script(path: Path) -> str:
     return script
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Costs are measured for the first page, as for a reader, and kept for the others."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if _script(p)], ids=_name)
-def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+def test_python_blocks_run(path: Path, tmp_path: Path, cache: Path) -> None:
     """In order, in one fresh process, as a reader would paste them; qfx must not warn."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-W", "error:qfx", "-c", _script(path)]
     result = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path
