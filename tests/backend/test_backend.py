@@ -57,6 +57,22 @@ def test_default_options_keep_small_layers_float() -> None:
         assert torch.allclose(f(X), model(X), atol=1e-5)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "set_default_backend"),
+    reason=f"PyTorch {torch.__version__} has no torch.compiler.set_default_backend",
+)
+def test_as_the_default_backend() -> None:
+    """Of `torch.compile` without `backend=`, found by its name as a stranger gives it."""
+    before = torch.compiler.get_default_backend()
+    torch.compiler.set_default_backend("qfx")
+    try:
+        f = torch.compile(Block(), options={"minimum_gain": 0, "inner": "eager"})
+    finally:
+        torch.compiler.set_default_backend(before)
+    with torch.no_grad():
+        assert _int8_calls(f, X) == 7
+
+
 def _gradients(f: Any, model: nn.Module) -> Tensor:
     model.zero_grad()
     f(X).square().sum().backward()

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-import qfx
+from benchmarks import results_page
 from qfx.report.report import Report, Row
-from qfx.values.config import INNER, PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+README_LINES = 130  # what a newcomer reads; the rest are pages
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 SOURCES = [
     path
@@ -42,10 +41,16 @@ def _script(path: Path) -> str:
     return script
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Costs are measured for the first page, as for a reader, and kept for the others."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if _script(p)], ids=_name)
-def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+def test_python_blocks_run(path: Path, tmp_path: Path, cache: Path) -> None:
     """In order, in one fresh process, as a reader would paste them; qfx must not warn."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-W", "error:qfx", "-c", _script(path)]
     result = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path
@@ -54,9 +59,21 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
     assert "matmuls in int8" in result.stdout
 
 
-def test_the_readme_has_code() -> None:
+def test_the_readme_is_short_and_has_code() -> None:
     """The test above has nothing to run on a page without blocks."""
-    assert len(BLOCK.findall(README.read_text())) >= 4
+    assert len(BLOCK.findall(README.read_text())) >= 5
+    assert len(README.read_text().splitlines()) <= README_LINES
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    pages, reached = [README], {README}
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#:]+\.md)", page.read_text()):
+            to = (page.parent / link).resolve()
+            pages += [to] if to not in reached else []
+            reached.add(to)
+    written = [p for p in (ROOT / "docs").glob("*.md") if ".template" not in p.name]
+    assert len(written) > 12 and [_name(p) for p in written if p not in reached] == []
 
 
 def test_tour_is_up_to_date(tmp_path: Path) -> None:
@@ -98,21 +115,17 @@ def test_every_room_and_every_path_is_in_the_architecture() -> None:
     assert len(named) > 40 and [path for path in named if not (ROOT / path).exists()] == []
 
 
-def _options_table() -> dict[str, tuple[str, str]]:
-    """Name -> (default, meaning) of the README's table of options."""
-    section = README.read_text().split("\n## Options\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| (.*) \|$", section, re.MULTILINE)
-    return {name: (default, meaning) for name, default, meaning in rows}
+def test_the_page_of_options_is_the_config() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_options.py"))
+    assert (ROOT / "docs/options.md").read_text() == made["page"]()
 
 
-def test_the_options_table_is_the_config() -> None:
-    table = _options_table()
-    assert list(table) == [f.name for f in fields(qfx.Config)]
-    for field in fields(qfx.Config):
-        default = ast.literal_eval(table[field.name][0])
-        assert (tuple(default) if isinstance(default, list) else default) == field.default
-    for values, option in ((PRESETS, "scheme"), (INNER, "inner")):
-        assert [v for v in values if f"`{v}`" not in table[option][1]] == []
+def test_the_page_of_results_is_what_the_files_say() -> None:
+    """And so is the figure of the README."""
+    files = results_page.read()
+    assert len({f.processor for f in files}) >= 2
+    assert results_page.PAGE.read_text() == results_page.page(files)
+    assert results_page.FIGURE.findall(README.read_text()) == [results_page.figure(files)]
 
 
 def test_the_readme_begins_with_commands_that_exist() -> None:
@@ -128,6 +141,12 @@ def test_the_quick_tests_exist() -> None:
         assert f"def {function}" in (ROOT / path).read_text(), (path, function)
 
 
+def _anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_make_targets_files_and_links_exist(path: Path) -> None:
     text = path.read_text()
@@ -138,10 +157,15 @@ def test_make_targets_files_and_links_exist(path: Path) -> None:
     assert [name for name in names if not any(ROOT.glob(name.rstrip("/")))] == []
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert [to for to in links if not (path.parent / to).exists()] == []
+    anchors = re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text)
+    pages = [((path.parent / to) if to else path, anchor) for to, anchor in anchors]
+    assert [anchor for page, anchor in pages if anchor not in _anchors(page)] == []
 
 
 def test_the_printed_report_has_the_columns_of_today() -> None:
     columns = str(Report((Row("up", "linear", "1x2x3", "float", "", ""),), 1)).splitlines()[0]
-    printed = [line for line in README.read_text().splitlines() if line.startswith("module ")]
-    assert printed
+    pages = (README, ROOT / "docs/explain.md")
+    lines = [line for page in pages for line in page.read_text().splitlines()]
+    printed = [line for line in lines if line.startswith("module ")]
+    assert len(printed) == len(pages)
     assert [line for line in printed if line.split() != columns.split()] == []

@@ -1,0 +1,165 @@
+"""What the tables of docs/results.md say of one row of a saved file: columns and their text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Row = dict[str, Any]
+EXACT_DB = 100.0  # above it, a difference is that of two orders of float32 sums
+CLOSE = 0.2  # of a prediction, relative
+
+
+def model(row: Row, rows: list[Row]) -> dict[str, str]:
+    """Speed and SQNR; the baseline in ms; a star where the row has a baseline of its own run."""
+    if "reason" in row:
+        return {row["model"]: row["reason"]}
+    if row["candidate"] == "float32 eager":
+        return {row["model"]: f"{row['median_ms']:.{0 if row['median_ms'] > 100 else 1}f} ms"}
+    turns = [r for r in rows if r["candidate"] == "float32 eager" and r["model"] == row["model"]]
+    star = "" if any(r["commit"] == row["commit"] for r in turns) else " *"
+    decibel = row.get("sqnr_db", EXACT_DB)
+    exactness = f", {decibel:.1f} dB" if decibel < EXACT_DB else ""
+    return {row["model"]: f"{row['ratio']:.2f}x{exactness}{star}"}
+
+
+def own_first(row: Row) -> Any:
+    name = row["candidate"]
+    return (
+        name != "float32 eager",
+        not name.startswith("float32"),
+        not name.startswith("qfx"),
+        name,
+        row["model"],
+    )
+
+
+def linear(row: Row, rows: list[Row]) -> dict[str, str]:
+    time = f"{row['median_us']:.0f} us" if row["median_us"] >= 100 else f"{row['median_us']:.1f} us"
+    if row["isa"] == "float32":
+        return {"float32": time}
+    peak = row.get("percent_of_peak")
+    return {row["isa"]: f"{time}, {row['speedup']:.1f}x" + (f", {peak} %" if peak else "")}
+
+
+def shape(row: Row) -> str:
+    return str(row["shape"]).replace("x", " x ")
+
+
+def attention(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {
+        "float32": f"{row['float us']:.0f} us",
+        row["isa"]: f"{row['us']:.0f} us, {row['of float']:.2f}x",
+    }
+
+
+def product(row: Row, rows: list[Row]) -> dict[str, str]:
+    speed = "" if row["form"] == "float32" else f", {row['speedup']:.2f}x"
+    return {row["form"]: f"{row['median_us']:.0f} us{speed}"}
+
+
+def memory(row: Row, rows: list[Row]) -> dict[str, str]:
+    found = {"us": f"{row['median_us']:.0f}", "GB/s": f"{row['gb_per_s']:.1f}"}
+    if row["gmacs"] is not None:
+        found |= {"GMAC/s": f"{row['gmacs']:.1f}", "of float32": f"{row['speedup']:.2f}x"}
+    return found
+
+
+def cost(row: Row, rows: list[Row]) -> dict[str, str]:
+    """Of all rows of the instruction set: how many are predicted within CLOSE."""
+    own = [r for r in rows if r["isa"] == row["isa"]]
+    errors = {"float": "float_error", "int8": "int8_error", "the gain": "ratio_error"}
+    within = {n: sum(abs(r[key]) <= CLOSE for r in own) / len(own) for n, key in errors.items()}
+    return {"shapes": str(len(own)), **{n: f"{100 * w:.0f} %" for n, w in within.items()}}
+
+
+def language(row: Row, rows: list[Row]) -> dict[str, str]:
+    seconds = row.get("calibration s")
+    return {
+        "KL": f"{row['KL']:.4f}",
+        "top-1": f"{row['top-1 %']:.1f} %",
+        "perplexity": f"{row['perplexity']:.2f}",
+        "capitals of the world": f"{row['capitals world %']:.1f} %",
+        "common capitals": f"{row['capitals common-countries %']:.1f} %",
+        "calibration": f"{seconds:.0f} s" if seconds else "",
+        "schemes": row.get("schemes", ""),
+    }
+
+
+def _decibel(row: Row) -> str:
+    return f"{row['SQNR dB']:.1f}" if row["SQNR dB"] < EXACT_DB else ""
+
+
+def encoder(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {
+        "texts, Pearson": f"{row['texts Pearson']:.4f}",
+        "SimLex-999, Spearman": f"{row['simlex999 Spearman']:.4f}",
+        "WordSim-353, Spearman": f"{row['wordsim353 Spearman']:.4f}",
+        "SQNR dB": _decibel(row),
+        "schemes": row.get("schemes", ""),
+    }
+
+
+def vision(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {
+        "accuracy": f"{row['accuracy %']:.2f} %",
+        "negative log likelihood": f"{row['nll']:.4f}",
+        "SQNR dB": _decibel(row),
+        "schemes": row.get("schemes", ""),
+    }
+
+
+def learnt(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {
+        "accuracy": f"{row['accuracy %']:.2f} %",
+        "negative log likelihood": f"{row['nll']:.3f}",
+    }
+
+
+def training(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {
+        "s a step": f"{row['step_s']:.2f}",
+        "speed": f"{row['speed']:.2f}x",
+        "memory": f"{row['step_mb']:.0f} MB",
+        "loss": f"{row['loss']:.3f}",
+    }
+
+
+def prepare(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {
+        "CPU s": f"{row['cpu_s']:.1f}",
+        "s on the wall": f"{row['wall_s']:.1f}",
+        "of float32": f"{row['ratio']:.2f}",
+    }
+
+
+def symmetry(row: Row, rows: list[Row]) -> dict[str, str]:
+    kinds = ("symmetric", "asymmetric")
+    return {k: f"{row[f'{k}_db']:.1f} dB, {row[f'{k}_us']:.0f} us" for k in kinds}
+
+
+def groups(row: Row, rows: list[Row]) -> dict[str, str]:
+    kinds = ("64", "64 with zero points", "128", "all of K with zero points")
+    return {"one scale a row": f"{row['int8_linear_us']:.0f} us"} | {
+        kind: f"{row[kind]:.2f}" for kind in kinds
+    }
+
+
+def rotation(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {
+        "plain": f"{row['plain_us']:.0f} us",
+        "rotated": f"{row['rotated']:.3f}",
+        "rotated, with a factor": f"{row['scaled']:.3f}",
+    }
+
+
+def binary(row: Row, rows: list[Row]) -> dict[str, str]:
+    time = f"{row['median_us']:.0f} us"
+    return {row["isa"]: time if row["isa"] == "float32" else f"{time}, {row['speedup']:.1f}x"}
+
+
+def wrapper(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {"us a call": f"{row['median_us']:.2f}"}
+
+
+def parts(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {f"{row['mode']}, {row['layers']} layers": f"{row['median_us']:.1f} us"}

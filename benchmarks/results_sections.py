@@ -1,0 +1,218 @@
+"""The tables of docs/results.md: which rows of a saved file each shows, and how it prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import results_cells as cells
+from benchmarks.results_cells import Row
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table. `benchmark`: a pattern of how its files' names end. `head`: of the first column,
+    filled by `row`. `cells`: columns of one processor and their text, of a row among all rows of
+    its file. `only`: which rows; `order`: a key to sort them by, else as they stand in the file."""
+
+    benchmark: str
+    title: str
+    text: str
+    head: str
+    row: Callable[[Row], str]
+    cells: Callable[[Row, list[Row]], dict[str, str]]
+    only: Callable[[Row], bool] = lambda row: True
+    order: Callable[[Row], Any] = lambda row: 0
+
+
+def _of(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row[key])
+
+
+_LINEAR = (
+    "The int8 linear against float32 `F.linear`: time, speed against float32, and percent of what "
+    "the multiply instructions alone reach in the same run. `7-bit`: weights and activations of 7 "
+    "bits, in percent of the 8-bit peak."
+)
+SECTIONS = (
+    Section(
+        "models",
+        "Whole models",
+        "Models with random weights: speed against float32 eager, and the SQNR of the last hidden "
+        "state (left out where it is float32 too). A star: another run than that of the "
+        "others, against its own float32 eager.",
+        "way",
+        _of("candidate"),
+        cells.model,
+        order=cells.own_first,
+    ),
+    Section("linear", "One linear", _LINEAR, "M x K x N", cells.shape, cells.linear),
+    Section(
+        r"linear-\d+-threads",
+        "One linear",
+        "The same on several threads.",
+        "M x K x N",
+        lambda row: f"{cells.shape(row)}, {row['threads']} threads",
+        cells.linear,
+    ),
+    Section(
+        "attention",
+        "Attention",
+        "`int8_attention` against float32 `scaled_dot_product_attention`: time, and speed against "
+        "float32. Shapes: batch, heads of queries / of keys, tokens, features.",
+        "case",
+        lambda row: f"{row['case']}: {cells.shape(row)}",
+        cells.attention,
+    ),
+    Section(
+        "attention-errors",
+        "Attention",
+        "SQNR of its outputs in dB; of `divergence` the KL of the next token from float attention.",
+        "case",
+        _of("case"),
+        lambda row, rows: {"int8": str(row["here"])},
+    ),
+    Section(
+        "bmm",
+        "Products of activations",
+        "Scores, values and whole attentions, of batch x heads x tokens x features, against "
+        "float32. "
+        "`products`: an attention as two products with a softmax between; `matmuls`: the "
+        "same in float32.",
+        "product",
+        lambda row: f"{row['heads']} {row['what']}",
+        cells.product,
+    ),
+    Section(
+        "memory",
+        "Memory bandwidth",
+        "Few rows with cold weights of 4096 x 11008, and the quantizing of 512 x 4096 "
+        "floats, against "
+        "reading and copying.",
+        "what",
+        _of("case"),
+        cells.memory,
+    ),
+    Section(
+        "cost",
+        "Cost model",
+        "Random shapes between the points of its grid: how many are predicted within 20 %, of the "
+        "float time, of the int8 time and of their ratio.",
+        "kernels",
+        _of("isa"),
+        cells.cost,
+    ),
+    Section(
+        "accuracy",
+        "Trained models",
+        "SmolLM2-135M: divergence (KL) of the next-token distribution from float, agreement of the "
+        "likeliest token, perplexity, and questions for capitals that it answers rightly.",
+        "setting",
+        _of("setting"),
+        cells.language,
+        lambda row: row["model"] == "smollm",
+        order=lambda row: row["setting"] != "float",
+    ),
+    Section(
+        "accuracy",
+        "Trained models",
+        "MiniLM: correlation with human judgement of texts and of words.",
+        "setting",
+        _of("setting"),
+        cells.encoder,
+        lambda row: row["model"] == "minilm",
+    ),
+    Section(
+        "accuracy",
+        "Trained models",
+        "A vision transformer on the 8x8 digits of scikit-learn.",
+        "setting",
+        _of("setting"),
+        cells.vision,
+        lambda row: row["model"] == "digits",
+    ),
+    Section(
+        "symmetry",
+        "Symmetric and asymmetric activations",
+        "SQNR of the output and time, of every linear of MiniLM, both without rotation.",
+        "linear",
+        lambda row: f"{row['site']} {row['shape']}",
+        cells.symmetry,
+    ),
+    Section(
+        "groups",
+        "Weights in groups",
+        "Time of `int8_linear` with one scale a row, and of weights with a scale for each "
+        "group of K, "
+        "relative to it.",
+        "kernel and M x K x N",
+        lambda row: f"{row['isa']} {cells.shape(row)}",
+        cells.groups,
+    ),
+    Section(
+        "rotation",
+        "Rotation",
+        "Time of the dynamic linear, and of the same with K rotated in blocks of 64, "
+        "relative to it.",
+        "kernel and M x K x N",
+        lambda row: f"{row['isa']} {cells.shape(row)}",
+        cells.rotation,
+    ),
+    Section(
+        "binary",
+        "1-bit linears",
+        "Signs of weights and activations against int8 and float32; the time includes taking "
+        "the signs.",
+        "M x K x N",
+        cells.shape,
+        cells.binary,
+    ),
+    Section(
+        r"training-\w+",
+        "Training steps",
+        "A step of a small decoder; memory is what its tensors hold at most above weights and "
+        "optimizer states.",
+        "way",
+        lambda row: f"{row['model']}, {row['isa']}",
+        cells.training,
+    ),
+    Section(
+        "digits",
+        "Training to the end",
+        "A vision transformer trained on the 8x8 digits of scikit-learn, and the float32 one "
+        "made 4-bit "
+        "(weights and activations, per tensor), without and with learned steps.",
+        "model",
+        _of("model"),
+        cells.learnt,
+    ),
+    Section(
+        "prepare",
+        "Compiling",
+        "To compile a model and call it once, in a fresh process with an empty Inductor cache.",
+        "way",
+        lambda row: f"{row['model']}, {row['candidate']}",
+        cells.prepare,
+    ),
+    Section(
+        "overhead",
+        "A call's overhead",
+        "The check of packed weights and the feeding of a compiled graph, for some numbers "
+        "of weights.",
+        "weights",
+        lambda row: str(row["weights"]),
+        cells.wrapper,
+        lambda row: row["part"] == "wrapper",
+    ),
+    Section(
+        "overhead",
+        "A call's overhead",
+        "A compiled model of small linears, taken apart: each figure is the difference of "
+        "two runs.",
+        "part",
+        _of("part"),
+        cells.parts,
+        lambda row: row["part"] != "wrapper",
+    ),
+)
