@@ -123,9 +123,18 @@ class Model(nn.Module):
         return self.run(self, x)
 
 
+class Through(Model):
+    """Its buffers are inputs of the graph like others, with symbolic sizes where those have."""
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
+
+
 class Found(NamedTuple):
     run: Callable[[Any, Tensor], Tensor]
     int8: int = 1
+    kind: type[Model] = Model
+    dynamic: bool = False
 
 
 FOUND = {
@@ -135,7 +144,14 @@ FOUND = {
     "addmm_of_activations": Found(
         lambda s, x: torch.addmm(100 * s.bias.detach(), x, x.sin()), int8=0
     ),
-}
+    "a_part_of_a_weight_of_symbolic_sizes": Found(
+        lambda s, x: x @ s.frozen.split([3, 5])[1].t(), kind=Through, dynamic=True
+    ),
+    "heads_of_a_weight_of_symbolic_sizes": Found(
+        lambda s, x: torch.einsum("sk,hdk->hsd", x, s.frozen.unflatten(0, (4, 2))),
+        kind=Through, dynamic=True,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -145,11 +161,14 @@ def test_found_by_random_programs(name: str) -> None:
     values, gradients = [], []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model, x = Model(FOUND[name].run), torch.randn(8, 8)
+        found = FOUND[name]
+        model, x = found.kind(found.run), torch.randn(8, 8)
         options: Any = {"minimum_gain": 0, "inner": "eager"}
-        f = torch.compile(model, backend=qfx.backend, options=options) if compiled else model
-        y, ran = counting(f, [x])
-        assert ran.linear == compiled * FOUND[name].int8
+        fast = torch.compile(
+            model, backend=qfx.backend, dynamic=found.dynamic or None, options=options
+        )
+        y, ran = counting(fast if compiled else model, [x])
+        assert ran.linear == compiled * found.int8
         values.append(y.detach())
         if y.requires_grad:
             y.sum().backward()
