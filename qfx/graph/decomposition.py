@@ -29,16 +29,21 @@ _NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
 def open_operators(gm: fx.GraphModule) -> fx.GraphModule:
-    """Edits the graph and those of its bodies; a node that cannot be opened stays."""
+    """Edits the graph and those of its bodies; a node that cannot be opened stays. A graph that
+    holds none is left alone: calibration comes here with every batch."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
-            for node in list(module.graph.nodes):
-                body = _BODIES.get(node.target) if node.op == "call_function" else None
-                if body is not None and _known(node):
-                    with at(node):
-                        _open(node, body)
-            module.recompile()
+            closed = [n for n in module.graph.nodes if n.op == "call_function" and _closed(n)]
+            for node in closed:
+                with at(node):
+                    _open(node, _BODIES[node.target])
+            if closed:
+                module.recompile()
     return gm
+
+
+def _closed(node: fx.Node) -> bool:
+    return node.target in _BODIES and _known(node)
 
 
 def _known(node: fx.Node) -> bool:

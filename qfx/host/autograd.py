@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-
-def below_autograd() -> AbstractContextManager[Any]:
-    """Inside, operators run without autograd's kernels."""
-    return torch._C._AutoDispatchBelowAutograd()  # type: ignore[no-any-return]
+# On the way of every call of an operator, so they are PyTorch's own and no functions here.
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # a context without autograd's kernels
+any_requires_grad: Any = torch._C._any_requires_grad  # of its arguments
 
 
 def redispatch_below(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
     """From an operator's kernel for autograd: the operator's kernel behind it."""
     with below_autograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
-
-
-def any_requires_grad(arguments: Sequence[Any]) -> bool:
-    return torch._C._any_requires_grad(*arguments)
 
 
 def in_forward_mode() -> bool:

@@ -35,7 +35,7 @@ class Surroundings:
         which has most of the `wanted` names, for a calibrated model may run inside another."""
         if not wanted or not self.running:
             return self.running
-        known = [len({*wanted} & {name for name, _ in m.named_modules()}) for m in self.running]
+        known = [sum(name in wanted for name, _ in m.named_modules()) for m in self.running]
         return self.running[known.index(max(known)) :]
 
     def prefixes(self, wanted: Collection[str] = ()) -> dict[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeGuard
 
-import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -70,15 +70,18 @@ def statically(condition: Any) -> bool:
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
-SymbolicNumbers = (torch.SymInt, torch.SymFloat)
-
-
 def storage_id(tensor: Tensor) -> int | None:
     """Tells storages that are alive apart; None of a tensor subclass without one."""
     try:
         return tensor.untyped_storage()._cdata
     except NotImplementedError:
         return None
+
+
+def weak_storage(tensor: Tensor) -> StorageWeakRef:
+    """Refers to the memory of a tensor without keeping it, and `expired()` once nobody does; until
+    then no other storage has its `storage_id`."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -59,11 +59,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     op = getattr(torch.ops.qfx, name).default
     defaults = [argument.default_value for argument in schema(op).arguments]
 
-    def below(keyset: Any, args: Sequence[Any]) -> Any:
-        return redispatch_below(op, keyset, args)
-
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
-        output = below(keyset, args)
+        output = redispatch_below(op, keyset, args)
         # torch leaves out trailing arguments at their default
         setup(ctx, (*args, *defaults[len(args) :]), output)
         return output
@@ -82,9 +79,9 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     def kernel(keyset: Any, *args: Any) -> Any:
         if in_forward_mode():
             refuse_tangents(f"qfx::{name}", args)
-        if torch.is_grad_enabled() and any_requires_grad(args):
+        if torch.is_grad_enabled() and any_requires_grad(*args):
             return function.apply(keyset, *args)
-        return below(keyset, args)
+        return redispatch_below(op, keyset, args)
 
     _AUTOGRAD.impl(name, kernel, "Autograd", with_keyset=True)
 

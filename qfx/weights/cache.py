@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import qfx._C as _C
 from qfx.graph.views import View, apply
 from qfx.host.optimizers import after_each_step
-from qfx.host.tensors import is_fake, storage_id
+from qfx.host.tensors import is_fake, storage_id, weak_storage
 from qfx.ops.packing import Packing, parts_of
 
 
@@ -87,7 +86,7 @@ class Cache:
         self.epoch = 0  # grows with every optimizer step and `invalidate`
         self.packs = 0  # how many times a weight was packed
         self._lock = threading.Lock()
-        self._owners: dict[int, tuple[StorageWeakRef, dict[Any, _Entry]]] = {}
+        self._owners: dict[int, tuple[Any, dict[Any, _Entry]]] = {}
 
     def get(self, weight: Tensor, view: View, packing: Packing) -> Packed:
         """The packed weight, valid for the weight's value now."""
@@ -149,7 +148,7 @@ class Cache:
         owner = self._owners.get(key)
         if owner is None:
             self._sweep()
-            owner = self._owners[key] = (StorageWeakRef(weight.untyped_storage()), {})
+            owner = self._owners[key] = (weak_storage(weight), {})
         return owner[1]
 
     def _sweep(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import qfx
+from qfx.graph.decomposition import open_operators
 from qfx.ops.single_tensors import sqnr
 from tests.backend.test_backend import _int8_calls
 from tests.lib.models import compiled
@@ -143,3 +144,10 @@ def test_a_padding_mask_leaves_the_fast_path_closed() -> None:
         options = {"minimum_gain": 0, "inner": "eager"}
         got = torch.compile(run, backend=qfx.backend, options=options)(X, mask)
         assert sqnr(run(X, mask)[~mask], got[~mask]) > 25
+
+
+def test_a_graph_that_holds_nothing_closed_is_left_alone() -> None:
+    """Calibration opens its graphs again with every batch: their code is made once."""
+    gm = qfx.trace(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4))
+    code = type(gm).forward
+    assert type(open_operators(gm)).forward is code

@@ -233,7 +233,7 @@ def autograd_is_left_out() -> None:
     weight = torch.ones(2, requires_grad=True)
     with autograd.below_autograd():
         assert not (weight * 2).requires_grad
-    assert autograd.any_requires_grad([1, weight]) and not autograd.any_requires_grad([X])
+    assert autograd.any_requires_grad(1, weight) and not autograd.any_requires_grad(X)
 
 
 def kernels_redispatch() -> None:
@@ -339,6 +339,11 @@ def writes_are_counted() -> None:
 def storages_are_told_apart() -> None:
     ids = [tensors.storage_id(t) for t in (X, X[1:], X.clone())]
     assert ids[0] == ids[1] != ids[2] and None not in ids
+    held = torch.zeros(3)
+    weak = tensors.weak_storage(held)
+    assert not weak.expired()
+    del held
+    assert weak.expired()
 
 
 def symbolic_sizes_are_known() -> None:
