@@ -33,7 +33,7 @@ from benchmarks.models import names
 from qfx.cost.chosen import chosen_costs
 from qfx.graph.capture import clone
 from qfx.pipeline import Context, run_passes
-from qfx.plan.policy import Plan
+from qfx.plan.plan import Plan
 from qfx.values.config import parse_options
 from qfx.values.scheme import Scheme
 

@@ -19,7 +19,7 @@ import qfx
 from benchmarks.zoo_kinds import Inputs
 from qfx.match.matching import match
 from qfx.ops.single_tensors import sqnr
-from qfx.plan.policy import Plan
+from qfx.plan.plan import Plan
 from qfx.report.report import Report
 
 SQNR_BAR, COSINE_BAR = 25.0, 0.99

@@ -16,8 +16,9 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx.match.kinds import Site
+from qfx.match.base import of_kind
 from qfx.match.matching import match
+from qfx.match.site import Site
 from qfx.ops import REFERENCES
 from qfx.plan.policy import decide
 
@@ -55,8 +56,7 @@ def calls(gm: fx.GraphModule) -> str:
 def sites(gm: fx.GraphModule) -> str:
     rows = [
         (m.path, m.node, m.x, m.weight, m.bias, m.activation, f"{m.m}x{m.k}x{m.n}")
-        for m in match(gm)
-        if isinstance(m, Site)
+        for m in of_kind(match(gm), Site)
     ]
     return tabulate(rows, ("module", "node", "x", "weight", "bias", "activation", "MxKxN"))
 

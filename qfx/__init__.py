@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qfx.graph.capture import trace
     from qfx.match.spellings import register_matmul
     from qfx.pipeline import rewrite
-    from qfx.plan.policy import Plan
+    from qfx.plan.plan import Plan
     from qfx.report.report import Report, explain
 
 __all__ = [

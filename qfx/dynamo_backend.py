@@ -27,7 +27,8 @@ from qfx.match.apart import compile_apart
 from qfx.match.naming import name_nodes
 from qfx.ops import FAKES
 from qfx.pipeline import Context, run_passes
-from qfx.plan.policy import Plan, tie_to_sizes
+from qfx.plan.plan import Plan
+from qfx.plan.policy import tie_to_sizes
 from qfx.rewriting.constants import NewInputs, as_placeholders
 from qfx.rewriting.inputs import drop_unused_inputs
 from qfx.values.config import Config, parse_options

@@ -8,23 +8,25 @@ environment or what another call has left. Those that edit the graph say so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.model import Costs
-from qfx.graph.capture import clone
+from qfx.graph.capture import clone, graphs
 from qfx.graph.decomposition import open_operators
-from qfx.match.kinds import Match, Site
+from qfx.match.base import Match
 from qfx.match.matching import match
 from qfx.match.naming import known_names
-from qfx.plan.policy import Plan, decide
+from qfx.plan.plan import Plan
+from qfx.plan.policy import decide
 from qfx.rewriting.canonical import rewrite as to_canonical
 from qfx.rewriting.codes import Provide
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
+from qfx.rewriting.verifying import checking, verify
 from qfx.values.config import Config
 from qfx.values.select import check_names
 
@@ -58,6 +60,7 @@ class Work:
     gm: fx.GraphModule
     matches: tuple[Match, ...] = ()
     plan: Plan = field(default_factory=lambda: Plan(()))
+    given: frozenset[fx.Node] = frozenset()  # its nodes before it was edited
 
 
 class Pass(NamedTuple):
@@ -74,8 +77,7 @@ def _open(work: Work, context: Context) -> None:
 
 def _match(work: Work, context: Context) -> None:
     found = match(work.gm, context.prefixes)
-    trains = (replace(m, trains=True) if isinstance(m, Site) else m for m in found)
-    work.matches = tuple(trains) if context.training else found
+    work.matches = tuple(m.recording() for m in found) if context.training else found
 
 
 def _check_names(work: Work, context: Context) -> None:
@@ -88,11 +90,19 @@ def _decide(work: Work, context: Context) -> None:
 
 
 def _to_canonical(work: Work, context: Context) -> None:
+    work.given = frozenset(n for graph in graphs(work.gm) for n in graph.nodes)
     to_canonical(work.gm, work.plan, context.provide(work.gm))
+    _verify(work)
 
 
 def _fuse(work: Work, context: Context) -> None:
-    fuse(work.gm)
+    work.plan = work.plan.noting(fuse(work.gm))
+    _verify(work)
+
+
+def _verify(work: Work) -> None:
+    if checking():
+        verify(work.gm, work.given)
 
 
 PASSES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,8 +24,10 @@ from qfx.cost.model import CostModel, Costs
 from qfx.cost.quantizing import Sweep
 from qfx.cost.weight_storage import AXES as STORAGE_AXES
 from qfx.cost.weight_storage import StorageTable
+from qfx.rewriting import verifying
 
 THREADS = 2
+logging.getLogger(verifying.__name__).setLevel(logging.DEBUG)  # every rewritten graph is checked
 torch.set_num_threads(THREADS)
 settings.register_profile(
     "quick", max_examples=60, deadline=None, derandomize=True, print_blob=True,

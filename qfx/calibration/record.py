@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from qfx.calibration.observers import Observer
 from qfx.graph.capture import attribute
 from qfx.graph.views import View, apply
-from qfx.match.kinds import Match, Site
-from qfx.match.selection import names
+from qfx.match.base import Match, of_kind
+from qfx.match.site import Site
 from qfx.ops.rotation import transformed_weight
 from qfx.pipeline import Context, run_passes
 from qfx.values.config import Config
@@ -168,7 +168,7 @@ class Session:
         """One call of a captured graph, its sites' inputs recorded."""
         context = Context(Config(), prefixes=prefixes, around=None)
         matches = run_passes(gm, context, "match").matches
-        self.names.update(name for m in matches for name in names(m))
+        self.names.update(name for m in matches for name in m.names)
         return _Recorder(gm, keyed_sites(matches), self).run(*arguments)
 
     def record(self, key: SiteKey, x: Tensor) -> None:
@@ -189,7 +189,7 @@ class Session:
 def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
     """The sites with what tells them apart."""
     counts, found = Counter[str](), []
-    for site in (m for m in matches if isinstance(m, Site)):
+    for site in of_kind(matches, Site):
         found.append(((site.name, counts[site.name]), site))
         counts[site.name] += 1
     return found
@@ -225,7 +225,7 @@ class _Recorder(fx.Interpreter):
                 "its recipe serves every device"
             )
         if key not in self.session.groups:
-            readers = tuple(Reader(k, names(s), self._weight(s), s.view) for k, s in sites)
+            readers = tuple(Reader(k, s.names, self._weight(s), s.view) for k, s in sites)
             made = Activation(x.shape[-1], self.session.room)
             self.session.groups[key] = SharedInput(made, readers, x.dtype)
         self.session.record(key, x)

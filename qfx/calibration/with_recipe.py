@@ -13,7 +13,7 @@ from qfx.captured_graphs import watch
 from qfx.cost.model import Costs
 from qfx.graph.capture import clone
 from qfx.pipeline import Context, run_passes
-from qfx.plan.policy import Plan
+from qfx.plan.plan import Plan
 from qfx.rewriting.constants import NewInputs, as_placeholders
 from qfx.rewriting.inputs import drop_unused_inputs
 from qfx.values.config import Config

@@ -168,7 +168,7 @@ def parts(scheme: Scheme) -> tuple[str, str | None]:
     """The product and the pass that a scheme is made of; the scheme is that of its K (`at`)."""
     if scheme.x is None:
         return "weight_only", "rotate" if scheme.rotation else None
-    product = "groups" if scheme.grouped else "int8"
+    product = "groups" if scheme.w.grouped else "int8"
     if scheme.rotation:
         return product, "rotated"
     if scheme.x.static:

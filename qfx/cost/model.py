@@ -8,9 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from qfx.match.attention import Attention
-from qfx.match.kinds import Site, device_of
-from qfx.match.products import Product
+from qfx.match.base import Match
 from qfx.values.scheme import Scheme
 
 
@@ -68,12 +66,8 @@ class Costs(NamedTuple):
     cpu: CostModel | None = None
     gpus: GpuCosts | None = None
 
-    def of(
-        self, match: Site | Product | Attention, scheme: Scheme | None
-    ) -> CostModel | str | None:
+    def of(self, match: Match, scheme: Scheme | None) -> CostModel | str | None:
         """That of the device of a site of this scheme, or why there is none."""
-        device = device_of(match)
-        if device.type == "cpu":
+        if match.device.type == "cpu":
             return self.cpu
-        dtype = match.out_dtype if isinstance(match, Site) else match.dtype
-        return self.gpus and self.gpus(device, dtype or torch.float32, scheme)
+        return self.gpus and self.gpus(match.device, match.float_type, scheme)

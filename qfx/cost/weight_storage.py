@@ -54,7 +54,7 @@ def storage_of(scheme: Scheme) -> str | None:
     """Which of STORAGES a scheme takes; None for a single int8 GEMM."""
     if scheme.x is None:
         return "weight_only"
-    return "groups" if scheme.grouped else None
+    return "groups" if scheme.w.grouped else None
 
 
 @lru_cache

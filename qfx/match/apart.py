@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import fx
 
-from qfx.graph.capture import NAMED, roots, value
+from qfx.graph.capture import NAMED, value
 from qfx.host.dynamo import local_source, tie_to_objects
 from qfx.host.frame import Surroundings, place
 from qfx.host.nodes import source
-from qfx.match.kinds import Match, Site
+from qfx.match.base import Match, of_kind
 from qfx.match.selection import decides_on_module, decides_on_weight
+from qfx.match.site import Site
 from qfx.values.config import Config
 
 
@@ -46,8 +47,8 @@ def _weights(matches: Sequence[Match], config: Config, here: Surroundings) -> It
     """Those of the weights that the frame has otherwise than through its modules."""
     around = here.roots(config.recipe_names)[:1]
     known = [item for module in around for item in module.named_parameters()]
-    for match, weight in ((m, w) for m in matches if isinstance(m, Site) for w in roots(m.weight)):
+    for site, weight in ((s, w) for s in of_kind(matches, Site) for w in s.weights):
         named, shape = weight.meta.get(NAMED), getattr(value(weight), "shape", None)
         alike = [name for name, other in known if other.shape == shape]
-        if named and not named.root and decides_on_weight(config, match, alike):
+        if named and not named.root and decides_on_weight(config, site, alike):
             yield source(weight)

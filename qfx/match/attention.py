@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, fx
 
 from qfx.graph.capture import value
+from qfx.graph.views import View
 from qfx.graph.writes import writes
-from qfx.host.autograd import in_compiled_backward
-from qfx.host.tensors import statically, wraps_tensors
+from qfx.host.tensors import statically
+from qfx.match.base import Match, Size
+from qfx.match.refusals import of_activations
 from qfx.match.repeated_heads import repeated
 from qfx.values.gpu_build import has_kernel
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-Size = int | torch.SymInt
 
 
-@dataclass(frozen=True)
-class Attention:
+@dataclass(frozen=True, kw_only=True)
+class Attention(Match):
     """One attention. Its sizes as those of a matmul: M queries, K = D features, N keys."""
 
-    node: fx.Node
     query: fx.Node
     key: fx.Node
     val: fx.Node
@@ -39,24 +39,21 @@ class Attention:
     k: Size
     n: Size
     dtype: torch.dtype
-    path: str
     gqa: bool = False  # heads of queries share keys in groups
 
     @property
-    def name(self) -> str:
-        return self.path or self.node.name
+    def left(self) -> tuple[fx.Node, View]:
+        return self.query, ()
 
     @property
-    def out(self) -> fx.Node:
-        return self.node
+    def float_type(self) -> torch.dtype:
+        return self.dtype
 
 
 def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
     """The attention of a node, or why int8 does not serve it."""
     q, k, v, mask = (arguments.get(name) for name in NAMES[:4])
     values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (q, k, v, node)]
-    if not all(isinstance(t, Tensor) for t in values):
-        return "an attention whose shapes are not known"
     refusal = _refusal(values, arguments) or _mask_refusal(mask)
     if refusal is not None:
         return refusal
@@ -64,11 +61,13 @@ def attention(node: fx.Node, arguments: dict[str, Any]) -> Attention | str:
     scale = arguments.get("scale")
     if scale is None:
         scale = 1 / math.sqrt(seen_query.shape[-1])
-    batch = math.prod(seen_result.shape[:-2])
-    sizes = (batch, seen_query.shape[-2], seen_query.shape[-1], seen_key.shape[-2])
     causal, gqa = (bool(arguments.get(name, False)) for name in ("is_causal", "enable_gqa"))
     assert isinstance(q, fx.Node) and isinstance(k, fx.Node) and isinstance(v, fx.Node)
-    found = Attention(node, q, k, v, mask, float(scale), causal, *sizes, seen_query.dtype, "", gqa)
+    found = Attention(
+        node=node, path="", query=q, key=k, val=v, mask=mask, scale=float(scale), causal=causal,
+        batch=math.prod(seen_result.shape[:-2]), m=seen_query.shape[-2], k=seen_query.shape[-1],
+        n=seen_key.shape[-2], dtype=seen_query.dtype, gqa=gqa,
+    )  # fmt: skip
     return _of_sources(found)
 
 
@@ -94,18 +93,12 @@ def _written(attention: Attention, *sources: fx.Node) -> bool:
 
 def _refusal(values: list[Tensor], arguments: dict[str, Any]) -> str | None:
     query, key, val, result = values
-    if any(map(wraps_tensors, values)):
-        return "an attention of a tensor subclass"
-    types = {t.dtype for t in values}
-    if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
-        return "an attention that is not of one float type up to 32 bits"
+    operands = {"query": query, "key": key, "value": val}
+    if why := of_activations("an attention", operands, result):
+        return why
     for device in (t.device for t in values):
         if not has_kernel("int8_attention", device):
             return f"an attention on {device.type}, for which int8_attention has no kernel"
-    if in_compiled_backward():
-        return "an attention of a backward pass"
-    if result.requires_grad:
-        return "an attention whose gradient is recorded: it is not int8 yet"
     if arguments.get("dropout_p", 0.0) != 0:
         return "an attention with dropout"
     if not isinstance(arguments.get("scale", 1.0), float | int | type(None)):

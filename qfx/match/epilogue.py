@@ -12,7 +12,7 @@ from torch import fx
 
 from qfx.graph.bodies import RECORDS
 from qfx.graph.capture import is_constant, value
-from qfx.match.kinds import Site
+from qfx.match.site import Site
 
 
 def _gelu(node: fx.Node) -> str | None:
@@ -44,7 +44,7 @@ def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
     if following is None or following.args[:1] != (site.out,):
         return site
     name = _ACTIVATIONS.get(_target(following), lambda node: None)(following)
-    return site if name is None else replace(site, out=following, activation=name)
+    return site if name is None else replace(site, end=following, activation=name)
 
 
 def trains(node: fx.Node) -> bool:
@@ -72,7 +72,7 @@ def _grow_bias(site: Site) -> Site:
     same_type = getattr(bias, "dtype", None) == site.out_dtype
     if not is_constant(others[0]) or bias.shape != (site.n,) or not same_type:
         return site
-    return replace(site, bias=others[0], out=add)
+    return replace(site, bias=others[0], end=add)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -20,17 +20,17 @@ from qfx.graph.faults import at
 from qfx.graph.views import T, View, apply, constant_behind, then
 from qfx.graph.writes import transformed, without_gradients, written_roots
 from qfx.host.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
-from qfx.host.tensors import is_fake, wraps_tensors
-from qfx.match.attention import Attention
+from qfx.host.tensors import is_fake
+from qfx.match.base import Match, Unmatched
 from qfx.match.contractions import Operands, is_weight
 from qfx.match.epilogue import trains, with_epilogue
-from qfx.match.kinds import Match, Site, Unmatched
-from qfx.match.own_calls import OwnCall, own_call
-from qfx.match.products import Product, product
+from qfx.match.own_calls import own_call
+from qfx.match.products import product
+from qfx.match.refusals import of_operands
+from qfx.match.site import Site
 from qfx.match.spellings import operands, spelling
-from qfx.values.gpu_build import why_not
+from qfx.values.floats import FLOATS, short
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_K = 65792  # docs/numerics.md (G1)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -70,9 +70,8 @@ def _matches(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> tuple[Match, ..
             found.append(own)
         elif _takes_a_weight_elsewhere(node):
             path = module_path(node, prefixes)
-            found.append(
-                Unmatched(node, f"{node.target} takes a weight and is not PyTorch's", path)
-            )
+            reason = f"{node.target} takes a weight and is not PyTorch's"
+            found.append(Unmatched(node=node, path=path, reason=reason))
         elif node.op == "call_module":
             found += _module_call(gm, node, prefixes)
     return tuple(found)
@@ -89,7 +88,7 @@ def _module_call(gm: fx.GraphModule, node: fx.Node, prefixes: Mapping[str, str])
     if not isinstance(module, _LEAVES):
         return []
     reason = f"{type(module).__name__} is a leaf module of this graph; qfx.trace opens nn.Linear"
-    return [Unmatched(node, reason, str(node.target))]
+    return [Unmatched(node=node, path=str(node.target), reason=reason)]
 
 
 def _takes_a_weight_elsewhere(node: fx.Node) -> bool:
@@ -107,49 +106,44 @@ def _is_body(candidate: Any) -> bool:
 
 def _inside_body(node: fx.Node, body: fx.GraphModule, prefixes: Mapping[str, str]) -> list[Match]:
     reason = f"inside the body of {node.target}, whose bodies qfx does not edit"
-    inside = _matches(body, prefixes)
-    return [m if isinstance(m, OwnCall) else Unmatched(m.node, reason, m.path) for m in inside]
+    return [m.closed(reason) for m in _matches(body, prefixes)]
 
 
 def _matmul(
     node: fx.Node,
-    parsed: Operands | Product | Attention | str,
+    parsed: Operands | Match | str,
     written: set[fx.Node],
     prefixes: Mapping[str, str],
 ) -> Match:
     path = module_path(node, prefixes)
-    if isinstance(parsed, Product | Attention):
-        return replace(parsed, path=path)
-    found = constant_behind(parsed.right) if isinstance(parsed, Operands) else parsed
-    if isinstance(found, str) and isinstance(parsed, Operands) and parsed.w_view == (T,):
-        multiplied = product(node, parsed.x, parsed.right, path, added=parsed.bias)
-        return Unmatched(node, multiplied, path) if isinstance(multiplied, str) else multiplied
-    if isinstance(parsed, str) or isinstance(found, str):
-        return Unmatched(node, str(found), path)
+    found = _linear(node, parsed, prefixes) if isinstance(parsed, Operands) else parsed
+    if isinstance(found, Site):
+        refused = _refusal(found, written)
+        found = refused or with_epilogue(_with_shape(found), written)
+    if isinstance(found, str):
+        return Unmatched(node=node, path=path, reason=found)
+    return replace(found, path=path)
+
+
+def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Match | str:
+    """The site of a constant right operand, the product of another one; or why it is neither."""
+    found = constant_behind(parsed.right)
+    if isinstance(found, str):
+        plain = parsed.w_view == (T,)
+        return product(node, parsed.x, parsed.right, "", added=parsed.bias) if plain else found
     weight, view = found
-    site = Site(
+    return Site(
         node=node,
-        out=node,
         x=parsed.x,
         weight=weight,
         view=then(_cut(node, parsed.right), *view, *parsed.w_view),
         bias=parsed.bias,
-        activation="none",
-        m=None,
-        k=None,
-        n=None,
         out_dtype=getattr(value(node), "dtype", None),
-        path=path,
+        path=module_path(node, prefixes),
         parameter=parameter_name(weight, prefixes),
         trains=trains(node),
         x_view=parsed.x_view,
         y_view=parsed.y_view,
-    )
-    reason = _refusal(site, written)
-    return (
-        with_epilogue(_with_shape(site), written)
-        if reason is None
-        else Unmatched(node, reason, path)
     )
 
 
@@ -184,18 +178,9 @@ def _shape_nk(site: Site) -> tuple[int, ...] | None:
 
 def _refusal(site: Site, written: set[fx.Node]) -> str | None:
     """Why a matmul with a constant right operand cannot be int8, or None."""
-    x, w = value(site.x), value(site.weight)
-    if wraps_tensors(x):
-        return f"the input is a {type(x).__name__}, a tensor subclass"
-    for what, tensor in (("input", x), ("weight", w)):
-        if tensor is not None and tensor.dtype not in FLOATS:
-            return (
-                f"the {what} is {_short(tensor.dtype)}; int8 serves float32, bfloat16 and float16"
-            )
-        if tensor is not None and (elsewhere := why_not(tensor.device)):
-            return f"the {what} is on {tensor.device.type}, {elsewhere}"
-    if w is not None and not isinstance(w, torch.Tensor):
-        return "the weight is not a tensor"
+    w = value(site.weight)
+    if why := of_operands({"input": value(site.x), "weight": w}):
+        return why
     if w is not None and type(w) not in _PLAIN_TENSORS and not is_fake(w):
         return f"the weight is a {type(w).__name__}, a tensor subclass"
     shape = _shape_nk(site)
@@ -221,8 +206,4 @@ def _bias_refusal(site: Site, shape: tuple[int, ...] | None) -> str | None:
         return (
             f"the added term has shape {list(bias.shape)}, not one bias for each of the {n} outputs"
         )
-    return None if bias.dtype in FLOATS else f"the bias is {_short(bias.dtype)}"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return None if bias.dtype in FLOATS else f"the bias is {short(bias.dtype)}"

@@ -10,8 +10,7 @@ from torch import fx, nn
 
 from qfx.graph.capture import NAMED, SCHEME, Named, called_by, graphs, named_by_source
 from qfx.host.frame import Surroundings
-from qfx.match.kinds import Match
-from qfx.match.selection import names
+from qfx.match.base import Match
 from qfx.values.scheme import Scheme
 from qfx.values.select import names_in
 
@@ -64,5 +63,5 @@ def _schemes(modules: Iterable[nn.Module]) -> dict[int | None, dict[str, Scheme]
 
 def known_names(matches: Iterable[Match], modules: Iterable[nn.Module] = ()) -> set[str]:
     """Every name a pattern may mean: the graph's own, and those of the modules around it."""
-    known = {name for m in matches for name in (*names(m), m.name)}
+    known = {name for m in matches for name in (*m.names, m.name)}
     return known.union(*map(names_in, modules))

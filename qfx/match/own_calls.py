@@ -13,35 +13,31 @@ import torch
 from torch import Tensor, fx
 
 from qfx.graph.capture import SCHEME, value
+from qfx.graph.views import View
 from qfx.host.operators import schema
+from qfx.match.base import FLOAT, Match, Size
+from qfx.ops.forms import FORMS
 from qfx.values.scheme import GROUP_MULTIPLE, PER_TENSOR, QSpec, Scheme
 
-Size = int | torch.SymInt
 Sizes = tuple[Size | None, Size | None, Size | None, Size | None]  # batch, M, K, N
 Arguments = Mapping[str, Any]
-FLOAT, BINARY = "float", "binary"
+BINARY = "binary"
 _KINDS = {FLOAT: "a float", BINARY: "a 1-bit"}
 
 
-@dataclass(frozen=True)
-class OwnCall:
+@dataclass(frozen=True, kw_only=True)
+class OwnCall(Match):
     """One call. `token`: its scheme as far as the call says it, or `binary`, or `float`; the bits
-    of codes that come from elsewhere are unknown and count as 8. `batch`: None for a linear. Sizes
-    are None where the graph does not say them."""
+    of codes that come from elsewhere are unknown and count as 8."""
 
-    node: fx.Node
-    path: str
-    token: str
-    batch: Size | None
-    m: Size | None
-    k: Size | None
-    n: Size | None
-    left: fx.Node | None  # what is multiplied, where it is no codes
-    gemm: bool  # one product of int8 matrices, whose kernel depends on M
+    operand: fx.Node | None  # what is multiplied, where it is no codes
 
     @property
-    def name(self) -> str:
-        return self.path or self.node.name
+    def left(self) -> tuple[fx.Node, View] | None:
+        return None if self.operand is None else (self.operand, ())
+
+    def closed(self, reason: str) -> OwnCall:
+        return self
 
     @property
     def reason(self) -> str:
@@ -59,7 +55,10 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
     batch, m, k, n = row.sizes(seen, _seen(node), arguments)
     token = str(node.meta.get(SCHEME) or row.token(arguments))
     codes = seen is None or not seen.is_floating_point()
-    return OwnCall(node, path, token, batch, m, k, n, None if codes else left, row.gemm)
+    return OwnCall(
+        node=node, path=path, token=token, gemm=row.gemm, operand=None if codes else left,
+        batch=batch, m=m, k=k, n=n,
+    )  # fmt: skip
 
 
 class _Says(NamedTuple):
@@ -167,20 +166,28 @@ def _is(token: str) -> Callable[[Arguments], str]:
     return lambda a: token
 
 
+def _of_forms() -> dict[Any, Any]:
+    """Rows of the operators of all forms."""
+    rows = {}
+    for form in FORMS:
+        left, token = ("q", _of_codes) if form.codes else ("x", _weight_only)
+        rows[form.fused.name] = _Says(left, _linear, token, form.gemm)
+        for call in (form.dynamic, form.guarded):
+            if call is not None:
+                rows[call.name] = _Says("x", _linear, _dynamic, form.gemm)
+    return _by_target(**rows)
+
+
 _QUANTIZE = _by_target(
     quantize=_spec,
     quantize_static=lambda a: _spec(a, PER_TENSOR),
     quantize_stochastic=lambda a: _spec({"symmetric": True, **a}),
 )
-_ROWS = _by_target(
-    int8_linear=_Says("q", _linear, _of_codes),
+_ROWS = _of_forms() | _by_target(
     int8_linear_requantize=_Says("q", _linear, _of_codes),
     int8_linear_groups=_Says("q", _linear, _of_groups, gemm=False),
     int8_linear_ste=_Says("q", _linear, _of_training),
     int8_mm=_Says("q", _linear, _of_codes),
-    int8_linear_dynamic=_Says("x", _linear, _dynamic),
-    int8_linear_guarded=_Says("x", _linear, _dynamic),
-    int8_weight_linear=_Says("x", _linear, _weight_only, gemm=False),
     int8_bmm=_Says("a_q", _batched, _of_codes),
     int8_bmm_dynamic=_Says("a", _batched, _two_activations),
     int8_attention=_Says("q", _attention, _of_queries),

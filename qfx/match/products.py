@@ -14,19 +14,17 @@ from torch import Tensor, fx
 
 from qfx.graph.capture import value
 from qfx.graph.views import Step, View, apply
-from qfx.host.autograd import in_compiled_backward
-from qfx.host.tensors import statically, wraps_tensors
-from qfx.values.gpu_build import why_not
+from qfx.host.tensors import statically
+from qfx.match.base import Match, Size
+from qfx.match.refusals import of_activations
 
-Size = int | torch.SymInt
 _SWAP: Step = ("transpose", (-1, -2))
 
 
-@dataclass(frozen=True)
-class Product:
+@dataclass(frozen=True, kw_only=True)
+class Product(Match):
     """One matmul of two activations, with the sizes of its batch, M, K and N."""
 
-    node: fx.Node
     a: fx.Node
     b: fx.Node
     a_view: View
@@ -37,18 +35,17 @@ class Product:
     k: Size
     n: Size
     dtype: torch.dtype
-    path: str
     alpha: float = 1.0  # baddbmm: alpha * product + beta * added
     beta: float = 1.0
     added: fx.Node | None = None
 
     @property
-    def name(self) -> str:
-        return self.path or self.node.name
+    def left(self) -> tuple[fx.Node, View]:
+        return self.a, self.a_view
 
     @property
-    def out(self) -> fx.Node:
-        return self.node
+    def float_type(self) -> torch.dtype:
+        return self.dtype
 
 
 def product(
@@ -62,30 +59,20 @@ def product(
     """a @ b (+ added) for matmul's arguments, or why int8 does not serve it."""
     values: list[Any] = [value(n) if isinstance(n, fx.Node) else None for n in (a, b, node)]
     x, w, y = values
-    if not all(isinstance(t, Tensor) for t in values):
-        return "a matmul of two activations whose shapes are not known"
-    if any(map(wraps_tensors, values)):
-        return "a matmul of two activations, one of them a tensor subclass"
-    types = {t.dtype for t in (x, w, y)}
-    if len(types) > 1 or types - {torch.float32, torch.bfloat16, torch.float16}:
-        return "a matmul of two activations that are not of one float type up to 32 bits"
-    if x.device.type != w.device.type:
-        return "a matmul of two activations on different devices"
-    if elsewhere := why_not(x.device):
-        return f"a matmul of two activations on {x.device.type}, {elsewhere}"
-    if in_compiled_backward():
-        return "a matmul of a backward pass: `backward` says how gradients are computed"
-    if y.requires_grad:
-        return "a matmul of two activations: its gradient is not int8 yet"
+    what = "a matmul of two activations"
+    if why := of_activations(what, {"left operand": x, "right operand": w}, y):
+        return why
     if min(x.ndim, w.ndim) < 2:
-        return "a matmul of two activations, one of them a vector"
+        return f"{what}, one of them a vector"
     left, right = apply(views[0], x).shape, apply(views[1], w).shape
     pairs = zip(left[:-2], right[:-2], strict=False)
     if len(left) != len(right) or not all(statically(p == q) for p, q in pairs):
-        return "a matmul of two activations with different batches"
-    batch = math.prod(left[:-2])
-    sizes = (batch, left[-2], left[-1], right[-2])
-    return Product(node, a, b, *views, *sizes, x.dtype, path, added=added)
+        return f"{what} with different batches"
+    a_view, b_view, y_view = views
+    return Product(
+        node=node, path=path, a=a, b=b, a_view=a_view, b_view=b_view, y_view=y_view,
+        batch=math.prod(left[:-2]), m=left[-2], k=left[-1], n=right[-2], dtype=x.dtype, added=added,
+    )  # fmt: skip
 
 
 def einsum_product(node: fx.Node, equation: str, a: Any, b: Any) -> Product | str:

@@ -1,4 +1,4 @@
-"""Which matmuls of a graph a `Config` means: their names, their recipes, what tells them apart."""
+"""Which matmuls of a graph a `Config` means: their recipes, what tells them apart."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
-from qfx.match.kinds import Match, Site
+from qfx.match.base import Match, of_kind
+from qfx.match.site import Site
 from qfx.values.config import Config
 from qfx.values.errors import UserError
 from qfx.values.recipe import Recipe, SiteRecipe
 from qfx.values.select import left_out
-
-
-def names(match: Match) -> tuple[str, ...]:
-    """The names patterns are matched against: call site's module path and parameter name."""
-    if isinstance(match, Site):
-        # a tied weight has one name, but is also what the calling module calls it
-        called = f"{match.path}.{match.parameter.rpartition('.')[2]}" if match.path else ""
-        return tuple(n for n in (match.path, match.parameter, called) if n)
-    return (match.path,) if match.path else ()
 
 
 def decides_on_module(
@@ -29,8 +21,8 @@ def decides_on_module(
     """Whether what the module at `path` multiplies would be decided otherwise under another path:
     a recipe has numbers for each, a guard counts each."""
     if config.recipe is not None or config.guard is not None:
-        return any(isinstance(m, Site) for m in matches)
-    own = [names(m) for m in matches]
+        return any(m.weights for m in matches)
+    own = [m.names for m in matches]
     here = [left_out(config, candidates) for candidates in own]
     there = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
     return any(found != here for found in there)
@@ -38,7 +30,7 @@ def decides_on_module(
 
 def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool:
     """The same for the weight of a site, and the names of others."""
-    here = left_out(config, names(site))
+    here = left_out(config, site.names)
     called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
     each = config.recipe is not None or config.guard is not None
     return each or any(left_out(config, candidates) != here for candidates in called)
@@ -58,7 +50,7 @@ def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, Si
     given = {(s.name, s.call): s for s in recipe.sites} if recipe else {}
     calls = Counter[str]()
     found = {}
-    for site in (m for m in matches if isinstance(m, Site)):
+    for site in of_kind(matches, Site):
         named = given.get((site.name, calls[site.name]))
         calls[site.name] += 1
         if named is None:

@@ -19,7 +19,8 @@ from qfx.graph.capture import value
 from qfx.graph.views import T
 from qfx.host.operators import UNNAMED_MATMULS, overloads
 from qfx.match.attention import NAMES as ATTENTION_NAMES
-from qfx.match.attention import Attention, attention
+from qfx.match.attention import attention
+from qfx.match.base import Match
 from qfx.match.contractions import (
     ATEN_CONVOLUTION_NAMES,
     CONVOLUTION_NAMES,
@@ -30,13 +31,13 @@ from qfx.match.contractions import (
     is_weight,
     left,
 )  # fmt: skip
-from qfx.match.products import Product, added_product
+from qfx.match.products import added_product
 
 aten = torch.ops.aten
 
 
 Arguments = dict[str, Any]
-Parse = Callable[[fx.Node, Arguments], Operands | Product | Attention | str]
+Parse = Callable[[fx.Node, Arguments], Operands | Match | str]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def _addmm(node: fx.Node, a: Arguments) -> Operands | str:
     return Operands(a["x"], a["w"], (T,), a["bias"])
 
 
-def _einsum(node: fx.Node, a: Arguments) -> Operands | Product | str:
+def _einsum(node: fx.Node, a: Arguments) -> Operands | Match | str:
     return einsum(node, a.get("equation"), tuple(node.args[1:]) or (a.get("operands"),))
 
 
@@ -182,7 +183,7 @@ def spelling(node: fx.Node) -> Spelling | None:
     return TABLE.get(node.target) if node.op == "call_function" else None
 
 
-def operands(node: fx.Node, row: Spelling) -> Operands | Product | Attention | str:
+def operands(node: fx.Node, row: Spelling) -> Operands | Match | str:
     """The operands of a matmul-like node, or the reason why it stays as it is."""
     synonyms = _ADDMM_SYNONYMS if row.names is _ADDMM else _SYNONYMS
     arguments = dict(zip(row.names, node.args, strict=False))

@@ -13,9 +13,9 @@ from torch.nn.utils import parametrize
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import wraps_tensors
 from qfx.nn.carry import obstacles, parametrized
-from qfx.nn.loading import FLOATS
 from qfx.values.config import Config
-from qfx.values.select import check_names, fits
+from qfx.values.floats import FLOATS, SERVED
+from qfx.values.select import check_names, left_out
 
 _SHOWN = 20  # names in an error or a warning
 
@@ -54,7 +54,7 @@ def chosen(
     found = Chosen(who, model, linears, {}, {}, {})
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     for name, module in linears.items():
-        if out := _left_out(config, name):
+        if out := left_out(config, [name]):
             found.left[name] = out
         elif why := _not_taken(module, attentions):
             found.missed[name] = why
@@ -66,13 +66,6 @@ def chosen(
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
         raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
     return found
-
-
-def _left_out(config: Config, name: str) -> str:
-    for pattern in config.skip:
-        if fits(pattern, [name]):
-            return f"skip={pattern!r}"
-    return "" if not config.only or any(fits(p, [name]) for p in config.only) else "not in only"
 
 
 def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -> str:
@@ -89,7 +82,7 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
     if isinstance(weight, Tensor) and wraps_tensors(weight):
         return f"its weight is a {type(weight).__name__}, a tensor subclass"
     if isinstance(weight, Tensor) and weight.dtype not in FLOATS:
-        return f"its weight is {weight.dtype}; int8 serves float32, bfloat16 and float16"
+        return f"its weight is {weight.dtype}; {SERVED}"
     return ""
 
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.functional import first_order
+from qfx.ops.forms import Form, form_of, of_scheme, quantizing
 from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import Quantized, dequantize
 from qfx.values.recipe import SiteRecipe
-from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
+from qfx.values.scheme import QSpec, Scheme
 from qfx.weights.cache import pack
 
 ops = torch.ops.qfx
@@ -74,71 +75,87 @@ def _checked(weight: Tensor, how: Scheme | SiteRecipe) -> Scheme:
     return how.scheme
 
 
-def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme) -> Tensor:
-    """x [..., K] -> [..., N], of the type of x or of autocast. `scheme` as `freeze` returned it."""
-    turned = frozen.factor is not None or scheme.rotation != 0
-    transform = (frozen.factor, scheme.rotation) if turned else ()  # (R1)
-    leaves = (x,) if bias is None else (x, bias)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in leaves)):
-        return _run(x, bias, frozen, scheme, transform)
-    if scheme.x is not None and not scheme.grouped:
-        return _trained(x, bias, frozen, scheme, transform)
-    x = ops.rotate(x, *transform) if transform else x
-    return _Carried.apply(x, bias, scheme, *frozen)  # type: ignore[no-any-return]
+class Prepared(NamedTuple):
+    """What a scheme gives to each call: made once, as eager calls of small linears take little."""
+
+    scheme: Scheme
+    form: Form
+    given: dict[str, Any]  # arguments of the form's operators, by name
 
 
-def _run(
-    x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme, transform: tuple[Any, ...]
-) -> Tensor:
-    weight, end, spec = (frozen.packed, frozen.scale), (bias, "none", output_dtype(x)), scheme.x
-    if spec is None:
-        turned = ops.rotate(x, *transform) if transform else x
-        return ops.int8_weight_linear(turned, *weight, *end)  # type: ignore[no-any-return]
-    if scheme.grouped:
-        codes = _codes(x, frozen, scheme, transform)
-        return ops.int8_linear_groups(*codes, *weight, frozen.zero_point, *end)  # type: ignore
-    if spec.static:
-        return ops.int8_linear(*_codes(x, frozen, scheme, transform), *weight, *end)  # type: ignore
-    how = (list(spec.axes), spec.bits, spec.symmetric)
-    return ops.int8_linear_dynamic(x, *weight, bias, *how, *end[1:], *transform)  # type: ignore
+def prepared(scheme: Scheme) -> Prepared:
+    own = {"activation": "none", "rotation": scheme.rotation}
+    return Prepared(scheme, form_of(scheme), of_scheme(scheme) | own)
 
 
-def _codes(
-    x: Tensor, frozen: Frozen, scheme: Scheme, transform: tuple[Any, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    spec = scheme.x
-    assert spec is not None
-    how = (spec.bits, spec.symmetric, *transform)
-    if not spec.static:
-        return ops.quantize(x, list(spec.axes), *how)  # type: ignore[no-any-return]
-    given = (frozen.x_scale, frozen.x_zero_point)
-    return ops.quantize_static(x, *given, *how)  # type: ignore[no-any-return]
+def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
+    """x [..., K] -> [..., N], of the type of x or of autocast. `how`: of the scheme that `freeze`
+    returned."""
+    recorded = x.requires_grad or (bias is not None and bias.requires_grad)
+    if not (torch.is_grad_enabled() and recorded):
+        return _run(x, _values(x, bias, frozen, how), how)
+    if how.form.trained is not None:
+        return _trained(x, _values(x, bias, frozen, how), how)
+    if frozen.factor is not None or how.scheme.rotation:
+        x = ops.rotate(x, frozen.factor, how.scheme.rotation)
+    return _Carried.apply(x, bias, how, *frozen)  # type: ignore[no-any-return]
 
 
-def _trained(
-    x: Tensor, bias: Tensor | None, frozen: Frozen, scheme: Scheme, transform: tuple[Any, ...]
-) -> Tensor:
-    spec, seed = scheme.x, None
-    assert spec is not None
-    if scheme.backward == "int8":
+def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> dict[str, Any]:
+    """What the operators of the form are given, by the names of their arguments."""
+    return {
+        **how.given,
+        "x": x,
+        "bias": bias,
+        "out_dtype": output_dtype(x),
+        "packed": frozen.packed,
+        "w_scale": frozen.scale,
+        "w_zero": frozen.zero_point,
+        "factor": frozen.factor,
+        "scale": frozen.x_scale,
+        "zero_point": frozen.x_zero_point,
+    }
+
+
+def _run(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
+    """The fewest operators that there are for the scheme."""
+    form = how.form
+    if form.dynamic is not None and not how.scheme.calibrated:
+        return form.dynamic(values)  # type: ignore[no-any-return]
+    if form.codes:
+        values |= _codes(values, how)
+    elif values["factor"] is not None or values["rotation"]:
+        values["x"] = ops.rotate(x, values["factor"], values["rotation"])
+    return form.fused(values)  # type: ignore[no-any-return]
+
+
+def _codes(values: dict[str, Any], how: Prepared) -> dict[str, Tensor]:
+    assert how.scheme.x is not None
+    q, scale, zero_point = quantizing(how.scheme.x)(values)
+    return {"q": q, "scale": scale, "zero_point": zero_point}
+
+
+def _trained(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
+    call, seed = how.form.trained, None
+    assert call is not None
+    if how.scheme.backward == "int8":
         seed = torch.randint(0, 2**62, (1,), device=x.device)
-    weight = (frozen.packed, frozen.scale)
-    how = (list(PER_TENSOR), spec.bits, scheme.w.bits, spec.symmetric, seed, output_dtype(x))
-    carriers = (x, None, bias, frozen.x_scale, None)
-    codes = _codes(x.detach(), frozen, scheme, transform)
-    return ops.int8_linear_ste(*carriers, *codes, *weight, *how, *transform)  # type: ignore
+    carriers = {"w": None, "x_step": values["scale"], "w_step": None, "seed": seed}
+    codes = _codes({**values, "x": x.detach()}, how)
+    return call({**values, **codes, **carriers})  # type: ignore[no-any-return]
 
 
 class _Carried(torch.autograd.Function):
     """Of x', for operators without a gradient of their own: weight-only, groups, zero points."""
 
     @staticmethod
-    def forward(x: Tensor, bias: Tensor | None, scheme: Scheme, *frozen: Any) -> Tensor:
-        return _run(x, bias, Frozen(*frozen), scheme, ())
+    def forward(x: Tensor, bias: Tensor | None, how: Prepared, *frozen: Any) -> Tensor:
+        turned = {"factor": None, "rotation": 0}
+        return _run(x, {**_values(x, bias, Frozen(*frozen), how), **turned}, how)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, bias, ctx.scheme, *frozen = inputs
+        x, bias, ctx.how, *frozen = inputs
         kept = Frozen(*frozen)
         ctx.save_for_backward(x if kept.x_scale is not None else None, *kept[:3], *kept[4:])
         ctx.shape, ctx.dtype = x.shape, x.dtype
@@ -149,11 +166,11 @@ class _Carried(torch.autograd.Function):
         x, packed, scale, zero_point, x_scale, x_zero_point = ctx.saved_tensors
         grad = first_order(grad, "Linear", scale)
         g_mn = grad.reshape(math.prod(ctx.shape[:-1]), scale.shape[0])
-        codes = ops.unpack_weight(packed, scale.shape[0], ctx.shape[-1])
-        w_hat = weight_values(codes, scale, zero_point, ctx.scheme, grad.dtype)
+        codes = ctx.how.form.storage.unpack(packed, scale.shape[0], ctx.shape[-1])
+        w_hat = weight_values(codes, scale, zero_point, ctx.how.scheme, grad.dtype)
         dx = (g_mn @ w_hat).reshape(ctx.shape)
         if x_scale is not None:  # (T2)
-            spec = ctx.scheme.x
+            spec = ctx.how.scheme.x
             qmin, qmax = code_range(spec.bits, spec.symmetric)
             v = x / x_scale + (0 if x_zero_point is None else x_zero_point)
             dx = dx * ((v >= qmin) & (v <= qmax))

@@ -16,6 +16,7 @@ from qfx.host.tensors import has_values
 from qfx.nn.loading import State, check_kind, check_positive, check_range
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
 from qfx.ops.quantize import code_range
+from qfx.ops.storage import storage_of
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
 TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point")
@@ -76,8 +77,7 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 
 def _kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
     """Type and shape of each tensor that is saved."""
-    groups = -(-k // (scheme.w.group or max(k, 1)))
-    per_row = (n, groups) if scheme.grouped else (n,)
+    per_row = storage_of(scheme.w).scales(scheme.w, n, k)
     kinds: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
     if not scheme.w.symmetric:
         kinds["zero_point"] = (torch.int32, per_row)

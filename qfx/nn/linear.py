@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
-from qfx.nn.frozen import Frozen, freeze, linear, weight_values
+from qfx.nn.frozen import Frozen, freeze, linear, prepared, weight_values
 from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, taken_from
 from qfx.nn.loading import Checked, State, check_bias, check_place
 from qfx.nn.scheme_tensor import KEY
+from qfx.ops.storage import Storage
 from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import Scheme
 
-ops = torch.ops.qfx
 _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
 
 
@@ -68,15 +68,25 @@ class Linear(Checked):
     def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
         self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
-        self.scheme, frozen = freeze(linear.weight, scheme or Scheme())
+        scheme, frozen = freeze(linear.weight, scheme or Scheme())
+        self._how = prepared(scheme)
         self.register_buffer("packed", frozen.packed, persistent=False)
         for name in ("scale", *_OPTIONAL):
             self.register_buffer(name, getattr(frozen, name))
 
     @property
+    def scheme(self) -> Scheme:
+        """How its operands are quantized, with the rotation in use."""
+        return self._how.scheme
+
+    @property
+    def _storage(self) -> Storage:
+        return self._how.form.storage
+
+    @property
     def codes(self) -> Tensor:
         """int8 [N, K]."""
-        return ops.unpack_weight(self.packed, self.out_features, self.in_features)  # type: ignore
+        return self._storage.unpack(self.packed, self.out_features, self.in_features)  # type: ignore
 
     @property
     def weight(self) -> Tensor:
@@ -88,10 +98,11 @@ class Linear(Checked):
 
     def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
         """x [..., K] -> [..., N]."""
-        return linear(input, self.bias, self._frozen(), self.scheme)
+        return linear(input, self.bias, self._frozen(), self._how)
 
     def _frozen(self) -> Frozen:
-        return Frozen(self.packed, self.scale, *(getattr(self, name) for name in _OPTIONAL))
+        held = self._buffers  # without nn.Module's __getattr__, which takes as long as the sums
+        return Frozen(held["packed"], held["scale"], *[held[name] for name in _OPTIONAL])  # type: ignore
 
     def extra_repr(self) -> str:
         return (
@@ -144,7 +155,7 @@ class Linear(Checked):
             self._put(found, assign)
 
     def _put(self, found: FrozenState, assign: bool) -> None:
-        device, spec = self.packed.device, found.scheme.w
+        device = self.packed.device
         for name in ("scale", *_OPTIONAL):
             given = found.tensors.get(name)
             if given is not None:
@@ -152,17 +163,19 @@ class Linear(Checked):
                 given = given.t().contiguous().t()  # of groups, column by column
             self._buffers[name] = given
         codes = found.tensors["codes"].detach()
-        self.packed = ops.pack_weight(codes if assign else codes.to(device), spec.group)
-        self.scheme = found.scheme
+        self._how = prepared(found.scheme)
+        self.packed = self._storage.pack(codes if assign else codes.to(device), self.scheme.w)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # what `.compile()` made is not part of it
         state["_buffers"] = {**self._buffers, "packed": self.codes}
+        state["_how"] = self.scheme
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.packed = ops.pack_weight(self.packed, self.scheme.w.group)
+        self._how = prepared(state["_how"])
+        self.packed = self._storage.pack(self.packed, self.scheme.w)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self.packed
@@ -177,5 +190,5 @@ class Linear(Checked):
         if packed.is_meta or device.type == "meta":
             codes = torch.zeros(shape, dtype=torch.int8, device=device)
         else:
-            codes = ops.unpack_weight(packed, *shape).to(device)
-        return ops.pack_weight(codes, self.scheme.w.group)  # type: ignore[no-any-return]
+            codes = self._storage.unpack(packed, *shape).to(device)
+        return self._storage.pack(codes, self.scheme.w)  # type: ignore[no-any-return]

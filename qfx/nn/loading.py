@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from qfx.host.modules import register_once
 from qfx.host.tensors import has_values
+from qfx.values.floats import FLOATS
 
 State = Mapping[str, Any]
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Checked(nn.Module):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
-from qfx.nn.loading import FLOATS, Checked, State, check_kind, fault_of
+from qfx.nn.loading import Checked, State, check_kind, fault_of
 from qfx.nn.scheme_tensor import KEY, of_earlier, read
+from qfx.values.floats import FLOATS
 
 
 class TrainedState(Checked):

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
-from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec
+from qfx.ops.storage import storage_of
+from qfx.values.scheme import PER_COLUMN, QSpec
 
 ops = torch.ops.qfx
 aten = torch.ops.aten
@@ -50,10 +51,6 @@ class Packing:
         error = ("error",) if self.guarded else ()
         return ("blocks", "scale", *zero_point, *factor, *columns, *error)
 
-    @property
-    def grouped(self) -> bool:
-        return bool(self.spec.group) or not self.spec.symmetric
-
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
         outliers = f"_o{len(self.outliers)}" if self.outliers else ""
@@ -83,16 +80,10 @@ def parts_of(
         factor = found["factor"] = _column_factor(w_nk, spec.bits)
     if factor is not None:
         w_nk = torch.div(aten.to.dtype(w_nk, torch.float32), factor)
-    if packing.grouped:
-        assert k is not None
-        return found | _grouped(w_nk, packing, k)
-    axes = list(PER_TENSOR if spec.axes == PER_COLUMN else spec.axes)
-    rotation = (None, packing.rotation) if packing.rotation else ()
-    triple = ops.quantize.default(w_nk, axes, spec.bits, True, *rotation)
-    scale = torch.reshape(triple[1], (-1,))
+    stored = storage_of(spec).quantized(w_nk, spec, packing.rotation, k)
     if packing.guarded:
-        found["error"] = _error(given, w_nk, triple, packing)
-    return {"blocks": ops.pack_weight.default(triple[0]), "scale": scale} | found
+        found["error"] = _error(given, w_nk, stored.triple, packing)
+    return stored.parts | found
 
 
 def _error(given: Any, w_nk: Any, triple: Any, packing: Packing) -> Any:
@@ -117,22 +108,3 @@ def _column_factor(w_nk: Any, bits: int) -> Any:
     """factor_k = max_n |w_nk| / qmax: what makes the weight one of a single scale. (R2)"""
     largest = aten.amax.default(aten.abs.default(aten.to.dtype(w_nk, torch.float32)), [0])
     return aten.clamp_min.default(torch.div(largest, code_range(bits, True)[1]), SMALLEST_SCALE)
-
-
-def _grouped(w_nk: Any, packing: Packing, k: int) -> dict[str, Any]:
-    """One scale, and zero point, for each group of a row, [N, G] column by column. (E3)"""
-    spec = packing.spec
-    size = spec.group or k
-    padding = -k % size
-    if packing.rotation:
-        w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, packing.rotation)
-    padded = aten.constant_pad_nd.default(w_nk, [0, padding])
-    rows = torch.reshape(padded, (-1, size))
-    triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)
-    codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
-    names = ("scale",) if spec.symmetric else ("scale", "zero_point")
-    found = {"blocks": ops.pack_weight.default(codes, spec.group)}
-    for i, name in enumerate(names, 1):
-        rows_g = torch.reshape(triple[i], (-1, (k + padding) // size))
-        found[name] = torch.t(aten.contiguous.default(torch.t(rows_g)))
-    return found

@@ -1,86 +1,35 @@
-"""Plan: sites + config + cost -> for every matmul a scheme, or the reason why it stays float.
+"""Policy: sites + config + cost -> for every matmul a scheme, or the reason why it stays float.
 
-The only place with policy. A plan is a value and prints as a table; no kernel is needed to test it.
+The only place with policy; no kernel is needed to test it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import singledispatch
+from typing import NamedTuple
 
 import sympy
 import torch
-from tabulate import tabulate
 
 from qfx.cost.model import CostModel, Costs, Estimate, GpuCosts
 from qfx.graph.faults import at
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
-from qfx.match.kinds import Match, Site, Unmatched, device_of
-from qfx.match.own_calls import FLOAT, OwnCall
+from qfx.match.base import Match, Unmatched
+from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
-from qfx.match.selection import names, recipes
+from qfx.match.selection import recipes
+from qfx.match.site import Site
+from qfx.ops.forms import form_of, why_no_gradient, why_not_guarded
 from qfx.ops.guard_counts import Guard
 from qfx.plan.breakeven import condition, holds_for_captured, why_untied
+from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
-from qfx.values.gpu_build import has_kernel
-from qfx.values.printable import printable
 from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The decision on one matmul: `scheme` is None when it stays float, `reason` says why."""
-
-    match: Match
-    scheme: Scheme | None
-    reason: str
-    estimate: Estimate | None = None
-    where: sympy.Basic | None = None  # for a symbolic M: the sizes for which int8 gains
-    recipe: SiteRecipe | None = None  # what calibration found for the scheme
-    decodes: bool = False  # float, but by `attention_decode`
-    guard: Guard | None = None  # rows above its limit run in float
-
-    @property
-    def shape(self) -> str:
-        if isinstance(self.match, Unmatched):
-            return ""
-        sizes = (self.match.m, self.match.k, self.match.n)
-        each = "x".join("?" if s is None else str(s) for s in sizes)
-        batch = None if isinstance(self.match, Site) else self.match.batch
-        return each if batch is None else f"{batch}*{each}"
-
-    @property
-    def token(self) -> str:
-        """What it runs in: a scheme, by decision or because the model calls it so, or `float`."""
-        own = self.match.token if isinstance(self.match, OwnCall) else FLOAT
-        return own if self.scheme is None else str(self.scheme)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One entry for every matmul-like node of a graph, in graph order."""
-
-    entries: tuple[Entry, ...]
-
-    @property
-    def quantized(self) -> int:
-        return sum(e.token != FLOAT for e in self.entries)
-
-    @property
-    def total(self) -> int:
-        return len(self.entries)
-
-    def __str__(self) -> str:
-        rows = [
-            (printable(e.match.name), e.match.node.name, e.shape, e.token, printable(e.reason))
-            for e in self.entries
-        ]
-        head = ("module", "node", "MxKxN", "scheme", "reason")
-        table = tabulate(rows, head, disable_numparse=True)
-        return f"{table}\n{self.quantized} of {self.total} matmuls in int8"
 
 
 def decide(
@@ -98,31 +47,65 @@ def decide(
 
 def _decided(match: Match, config: Config, costs: Costs, recipe: SiteRecipe | None) -> Entry:
     with at(match.node):
-        return _entry(match, config, costs, recipe)
+        return _entry(match, _Given(config, costs, recipe, left_out(config, match.names)))
 
 
-def _entry(match: Match, config: Config, costs: Costs, recipe: SiteRecipe | None) -> Entry:
-    if isinstance(match, Unmatched):
-        return Entry(match, None, match.reason)
-    left = left_out(config, names(match))
-    if isinstance(match, OwnCall):
-        return Entry(match, None, f"{match.reason}, though {left}" if left else match.reason)
-    if left:
-        return Entry(match, None, left)
-    if isinstance(match, Product | Attention):
-        model = costs.of(match, None)
-        return _decode_by_cost(match, model) or _product_by_cost(match, config, model)
-    return _by_recipe(match, recipe) if recipe else _by_cost(match, config, costs)
+class _Given(NamedTuple):
+    """What a decision depends on beside the match. `left`: why the patterns leave it float."""
+
+    config: Config
+    costs: Costs
+    recipe: SiteRecipe | None
+    left: str | None
+
+
+@singledispatch
+def _entry(match: Match, given: _Given) -> Entry:
+    raise NotImplementedError(f"no policy for {type(match).__name__}")
+
+
+@_entry.register
+def _(match: Unmatched, given: _Given) -> Entry:
+    return Entry(match, None, match.reason)
+
+
+@_entry.register
+def _(match: OwnCall, given: _Given) -> Entry:
+    though = f", though {given.left}" if given.left else ""
+    return Entry(match, None, match.reason + though)
+
+
+@_entry.register
+def _(match: Site, given: _Given) -> Entry:
+    if given.left:
+        return Entry(match, None, given.left)
+    if given.recipe:
+        return _by_recipe(match, given.recipe)
+    return _by_cost(match, given.config, given.costs)
+
+
+@_entry.register
+def _(match: Product, given: _Given) -> Entry:
+    if given.left:
+        return Entry(match, None, given.left)
+    return _by_gain(match, "a matmul of two activations", given, given.costs.of(match, None))
+
+
+@_entry.register
+def _(match: Attention, given: _Given) -> Entry:
+    if given.left:
+        return Entry(match, None, given.left)
+    cost = given.costs.of(match, None)
+    return _decode_by_cost(match, cost) or _by_gain(match, "an attention", given, cost)
 
 
 def _guarded(entry: Entry, config: Config) -> Entry:
     """The entry with the guard that the configuration asks for, or why it has none."""
     if config.guard is None or entry.scheme is None:
         return entry
-    on = device_of(entry.match) if isinstance(entry.match, Site) else None
-    if on is not None and not has_kernel("int8_linear_guarded", on):
-        reason = f"guard={config.guard}: int8_linear_guarded has no kernel for {on.type}"
-        return Entry(entry.match, None, reason)
+    call, on = form_of(entry.scheme).guarded, entry.match.device
+    if entry.match.weights and call and (lacking := call.lacking(on)):
+        return Entry(entry.match, None, f"guard={config.guard}: {lacking}")
     if why_not := _unguardable(entry, entry.scheme):
         return replace(entry, reason=f"{entry.reason}; not guarded: {why_not}")
     guard = Guard(float(config.guard), entry.match.name)
@@ -130,18 +113,13 @@ def _guarded(entry: Entry, config: Config) -> Entry:
 
 
 def _unguardable(entry: Entry, scheme: Scheme) -> str | None:
-    match = entry.match
-    if not isinstance(match, Site):
+    if not entry.match.weights:
         return "both operands are activations"
     if entry.recipe is not None and entry.recipe.outliers:
         return "some of its features are float"
-    if match.trains:
+    if entry.match.trains:
         return "gradients are recorded"
-    if scheme.x is None:
-        return "its activations are float"
-    if scheme.x.static:
-        return "its scale is static"
-    return "its weight has groups or zero points" if scheme.grouped else None
+    return why_not_guarded(scheme)
 
 
 def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
@@ -159,20 +137,21 @@ def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
 
 def _impossible(site: Site, scheme: Scheme) -> str | None:
     """Why this site cannot have this scheme, or None."""
-    if site.trains and scheme.why_no_gradient:
-        return scheme.why_no_gradient
-    if scheme.grouped and not site.k:
+    form = form_of(scheme)
+    if site.trains and (why_not := why_no_gradient(scheme)):
+        return why_not
+    if lacking := form.fused.lacking(site.device):
+        return f"{scheme}: {lacking}"
+    if form.storage.cuts_k and not site.k:
         return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
     return None
 
 
-def _product_by_cost(
-    match: Product | Attention, config: Config, cost: CostModel | str | None
+def _by_gain(
+    match: Product | Attention, what: str, given: _Given, cost: CostModel | str | None
 ) -> Entry:
     """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
-    attends, wanted = isinstance(match, Attention), max(config.minimum_gain, 1.0)
-    what = "an attention" if attends else "a matmul of two activations"
-    scheme = config.chosen
+    scheme, wanted = given.config.chosen, max(given.config.minimum_gain, 1.0)
     if not scheme.fits_activations:
         return Entry(match, None, f"{what}, which {scheme} does not serve")
     if isinstance(cost, str):
@@ -180,21 +159,40 @@ def _product_by_cost(
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
     if cost is None or batch is None or m is None or k is None or n is None:
         return Entry(match, None, f"{what} whose gain was not predicted")
-    predict = cost.estimate_attention if attends else cost.estimate_bmm
-    estimate = predict(batch, m, k, n, match.dtype)
+    estimate = _predicted(match, cost)(batch, m, k, n, match.dtype)
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
-    # Of an attention, queries and keys; whatever the scheme, this is what (A3) does to them.
-    attention = Scheme(rotation=64).at(k)
-    taken = attention if attends else Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
+    taken = _taken(match, scheme)
     return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
 
 
-def _decode_by_cost(match: Product | Attention, cost: CostModel | str | None) -> Entry | None:
+@singledispatch
+def _predicted(match: Match, cost: CostModel) -> Callable[..., Estimate]:
+    return cost.estimate_bmm
+
+
+@_predicted.register
+def _(match: Attention, cost: CostModel) -> Callable[..., Estimate]:
+    return cost.estimate_attention
+
+
+@singledispatch
+def _taken(match: Match, scheme: Scheme) -> Scheme:
+    """Of two activations, what is left of the scheme."""
+    return Scheme(x=scheme.x, w=QSpec(bits=scheme.w.bits))
+
+
+@_taken.register
+def _(match: Attention, scheme: Scheme) -> Scheme:
+    """Of queries and keys; whatever the scheme, this is what (A3) does to them."""
+    return Scheme(rotation=64).at(hint(match.k))
+
+
+def _decode_by_cost(match: Attention, cost: CostModel | str | None) -> Entry | None:
     """One query reads keys and values once, in float as fast as int8 could quantize them."""
     batch, k, n = (hint(size) for size in (match.batch, match.k, match.n))
-    one = isinstance(match, Attention) and type(match.m) is int and match.m == 1
+    one = type(match.m) is int and match.m == 1
     if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:
         return None
     gain = cost.estimate_decode(batch, k, n, match.dtype)
@@ -286,7 +284,7 @@ def _by_range(
 def tie_to_sizes(plan: Plan) -> None:
     """Ties the captured graph to the sizes for which the decisions of the plan are right."""
     for entry in plan.entries:
-        if entry.where is not None and isinstance(entry.match, Site):
+        if entry.where is not None:
             assert isinstance(entry.match.m, torch.SymInt)
             with at(entry.match.node):
                 holds_for_captured(entry.match.m, entry.where)

@@ -14,10 +14,9 @@ from torch import fx, nn
 from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.model import Costs
-from qfx.graph.capture import parameter_name, roots
+from qfx.graph.capture import parameter_name
 from qfx.graph.unchanged import in_training, unchanged
 from qfx.host.dynamo import uncompiled_module
-from qfx.match.kinds import Site
 from qfx.match.own_calls import BINARY
 from qfx.nn import BinaryLinear, Linear, LSQLinear
 from qfx.pipeline import Context, run_passes
@@ -189,7 +188,7 @@ class _Session(NamedTuple):
         work = run_passes(gm, context, "decide")
         matches, observer = work.matches, SideBySide(gm, work.plan)
         self.graphs.append(observer)
-        weights = [root for m in matches if isinstance(m, Site) for root in roots(m.weight)]
+        weights = [root for m in matches for root in m.weights]
         self.seen.update(parameter_name(w, here) for w in weights)
         self.seen.update(name for m in matches for name in (m.path, m.name))
         return observer.run(*arguments)

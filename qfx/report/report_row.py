@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import qfx._C as _C
-from qfx.cost.weight_storage import storage_of
 from qfx.host.shapes import hint
-from qfx.match.kinds import Site, Unmatched
-from qfx.match.own_calls import FLOAT, OwnCall
+from qfx.match.base import FLOAT
+from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import GuardCount
-from qfx.plan.policy import Entry
+from qfx.plan.plan import Entry
 from qfx.values.scheme import PER_COLUMN
 
 
@@ -104,7 +103,7 @@ def row_of(entry: Entry, seen: Range | None, measured: Measured | None) -> Row:
     return Row(
         module=entry.match.path,
         node=entry.match.node.name,
-        shape=entry.shape,
+        shape=entry.match.shape,
         scheme=entry.token,
         kernel="" if entry.token == FLOAT else _kernel(entry),
         reason=entry.reason,
@@ -120,19 +119,17 @@ def row_of(entry: Entry, seen: Range | None, measured: Measured | None) -> Row:
 
 def _kernel(entry: Entry) -> str:
     """The GEMM kernel of the site: tile and instruction set; the latter alone of other forms."""
-    own, m = entry.match, None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
-    gemm = (
-        own.gemm if isinstance(own, OwnCall) else entry.scheme and storage_of(entry.scheme) is None
-    )
+    scheme, m = entry.scheme, hint(entry.match.m)
+    gemm = form_of(scheme).gemm if scheme else entry.match.gemm
     if m is None or not gemm:
         return _C.isa()
     return _C.kernel_for(m).removeprefix("s8s8_gemm_")
 
 
 def _transform(entry: Entry) -> str:
-    if entry.scheme is None or not isinstance(entry.match, Site):
+    if entry.scheme is None or not entry.match.weights:
         return ""
     given = entry.recipe is not None and entry.recipe.factor is not None
     factor = given or entry.scheme.w.axes == PER_COLUMN
-    block = entry.scheme.block(entry.match.k)
+    block = entry.scheme.block(hint(entry.match.k))
     return "+".join(["factor"] * factor + [f"R{block}"] * bool(block))

@@ -11,16 +11,15 @@ from torch import Tensor, fx, nn
 
 from qfx.cost.timing import medians
 from qfx.graph.capture import attribute
-from qfx.graph.views import View, apply
+from qfx.graph.views import apply
 from qfx.match.attention import Attention
-from qfx.match.kinds import Match, Site
-from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
+from qfx.match.site import Site
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.quantize import ACTIVATIONS
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
-from qfx.plan.policy import Entry, Plan
+from qfx.plan.plan import Entry, Plan
 from qfx.report.report_row import Measured, Range, Row, range_of, row_of
 from qfx.values.config import Config
 
@@ -43,21 +42,18 @@ class SideBySide(fx.Interpreter):
     def __init__(self, gm: fx.GraphModule, plan: Plan) -> None:
         super().__init__(gm)
         self.entries = plan.entries
-        sites = [(e, e.match) for e in self.entries if e.scheme and isinstance(e.match, Site)]
-        self.products = {
-            e.match.node: (e, e.match) for e in self.entries if isinstance(e.match, Product)
-        }
-        self.attentions = {
-            e.match.node: (e, e.match) for e in self.entries if isinstance(e.match, Attention)
-        }
-        self.starts = {site.node: (entry, site) for entry, site in sites}
-        self.ends = {site.out: site.node for _, site in sites}
-        self.constants = {n: None for _, s in sites for n in (s.weight, s.bias) if n is not None}
+        sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
+        self.products = {m.node: (m, e) for m, e in plan.of(Product) if e.scheme}
+        self.attentions = {m.node: (m, e) for m, e in plan.of(Attention) if e.scheme}
+        self.starts = {site.node: (site, entry) for site, entry in sites}
+        self.ends = {site.out: site.node for site, _ in sites}
+        self.constants = {n: None for s, _ in sites for n in (s.weight, s.bias) if n is not None}
         self.int8: dict[fx.Node, _Tried] = {}
-        self.lefts = {e.match.node: left for e in self.entries if (left := _left(e.match))}
+        self.lefts = {e.match.node: left for e in self.entries if (left := e.match.left)}
         self.ranges: dict[fx.Node, Range] = {}
         self.measured: dict[fx.Node, Measured] = {}
-        for node, (_, attention) in self.attentions.items():
+        for attention, _ in plan.of(Attention):
+            node = attention.node
             self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
 
     def _keep(self, sources: set[fx.Node], reader: fx.Node) -> None:
@@ -95,7 +91,7 @@ class SideBySide(fx.Interpreter):
             self.measured[start] = Measured(sqnr(result, output), float_s, int8_s, guarded)
         return result
 
-    def _run_int8(self, entry: Entry, site: Site) -> _Tried:
+    def _run_int8(self, site: Site, entry: Entry) -> _Tried:
         assert entry.scheme is not None
         given, w = self.env[site.x], self._constant(site.weight)
         x = apply(site.x_view, given)
@@ -113,11 +109,9 @@ class SideBySide(fx.Interpreter):
         taken(_TRIAL)
         return _Tried(alone(given), float_s, int8_s, taken(_TRIAL) if guard else None)
 
-    def _run_product(self, entry: Entry, product: Product, result: Tensor) -> None:
-        if entry.scheme is None:
-            return
+    def _run_product(self, product: Product, entry: Entry, result: Tensor) -> None:
+        assert entry.scheme is not None and entry.scheme.x is not None
         spec, a, b = entry.scheme.x, self.env[product.a], self.env[product.b]
-        assert spec is not None
         a, b = apply(product.a_view, a), apply(product.b_view, b)
         how = (list(spec.axes), spec.bits, spec.symmetric, entry.scheme.w.bits, product.dtype)
         exact = a @ b.mT
@@ -127,9 +121,7 @@ class SideBySide(fx.Interpreter):
         error = sqnr(exact, torch.ops.qfx.int8_bmm_dynamic(a, b, *how))
         self.measured[product.node] = Measured(error, float_s, int8_s)
 
-    def _run_attention(self, entry: Entry, attention: Attention, result: Tensor) -> None:
-        if entry.scheme is None:
-            return
+    def _run_attention(self, attention: Attention, entry: Entry, result: Tensor) -> None:
         q, k, v = (self.env[n] for n in (attention.query, attention.key, attention.val))
         mask = None if attention.mask is None else self.env[attention.mask]
         scale, causal, gqa = attention.scale, attention.causal, attention.gqa
@@ -151,17 +143,6 @@ class SideBySide(fx.Interpreter):
         return self.constants[node]  # type: ignore[return-value]
 
 
-def _left(match: Match) -> tuple[fx.Node, View] | None:
-    """What stands left in the matmul: activations, one operand, the queries; no codes."""
-    if isinstance(match, Site):
-        return match.x, match.x_view
-    if isinstance(match, Product):
-        return match.a, match.a_view
-    if isinstance(match, OwnCall):
-        return None if match.left is None else (match.left, ())
-    return (match.query, ()) if isinstance(match, Attention) else None
-
-
 def int8_form(
     entry: Entry, site: Site, x: Tensor, w: Tensor, bias: Tensor | None
 ) -> fx.GraphModule:
@@ -176,7 +157,7 @@ def int8_form(
     graph.output(matmul)
     for node, tensor in ((source, x), (weight, w)):
         node.meta["val"] = tensor.detach()
-    alone = replace(site, node=matmul, out=matmul, x=source, weight=weight, bias=b, trains=False)
+    alone = replace(site, node=matmul, end=None, x=source, weight=weight, bias=b, trains=False)
     gm = fx.GraphModule(holder, graph)
     run_passes(gm, Context(Config()), plan=Plan((replace(entry, match=alone),)))
     return gm

@@ -6,11 +6,11 @@
 
 Readable and slow: it is the semantics; `fuse` makes it fast without changing a bit. Where the
 scheme transforms K, `rotate` comes first, in float32; where it is static, `quantize_static` takes
-the place of `quantize`. Weights with groups or zero points have `int8_linear_groups` for the last
-two, and float activations `int8_weight_linear` for all three. The outliers of a recipe are a small
-float linear beside these, and the activation then stands behind the sum.
+the place of `quantize`. Forms that are no single int8 GEMM have one operator for the last two, or
+for all three (`qfx.ops.forms`). The outliers of a recipe are a small float linear beside these, and
+the activation then stands behind the sum.
 
-Where gradients are recorded, the last two are one operator that has them:
+Where gradients are recorded, the last two are the form's operator that has them:
 
     y = int8_linear_ste(x, w, bias, q, scale, zero_point, packed, w_scale)
 """
@@ -30,10 +30,11 @@ from qfx.graph.views import emit_view
 from qfx.graph.writes import writes
 from qfx.host.nodes import is_erased
 from qfx.match.attention import Attention
-from qfx.match.kinds import Site
 from qfx.match.products import Product
+from qfx.match.site import Site
+from qfx.ops.forms import Call
 from qfx.ops.guard_counts import Guard
-from qfx.plan.policy import Entry, Plan
+from qfx.plan.plan import Entry, Plan
 from qfx.rewriting.attention_calls import attend
 from qfx.rewriting.codes import (
     Codes,
@@ -42,15 +43,18 @@ from qfx.rewriting.codes import (
     Provide,
     SiteNodes,
     emit,
+    emit_call,
     emitted_input,
     inherit,
     nodes_of,
     quantized,
 )
-from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
+from qfx.rewriting.notation import OF_MODEL
+from qfx.values.scheme import QSpec, Scheme
 
 ops = torch.ops.qfx
 aten = torch.ops.aten
+_INT8_MM, _DEQUANTIZE = Call(ops.int8_mm.default), Call(ops.dequantize.default)
 _ACTIVATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "relu": (aten.relu.default, {}),
     "silu": (aten.silu.default, {}),
@@ -59,20 +63,21 @@ _ACTIVATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> fx.GraphModule:
-    """Edits `gm` to the canonical form of `plan` and returns it."""
-    products = [
-        (e.match, e.scheme) for e in plan.entries if e.scheme and isinstance(e.match, Product)
-    ]
+def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
+    """Edits `gm` to the canonical form of `plan`. What computes a match says which of the plan."""
+    for place, entry in enumerate(plan.entries):
+        for node in (entry.match.node, entry.match.out):
+            node.meta[OF_MODEL] = place
     results: dict[fx.Node, fx.Node] = {}
-    for product, scheme in products:
-        with at(product.node):
-            results[product.node] = _multiply(product, scheme, results)
-    for entry in plan.entries:
-        if isinstance(entry.match, Attention) and (entry.scheme or entry.decodes):
-            with at(entry.match.node):
-                results[entry.match.node] = attend(entry.match, entry.decodes, results)
-    sites = [(e.match, e) for e in plan.entries if e.scheme and isinstance(e.match, Site)]
+    for product, entry in plan.of(Product):
+        if entry.scheme:
+            with at(product.node):
+                results[product.node] = _multiply(product, entry.scheme, results)
+    for attention, entry in plan.of(Attention):
+        if entry.scheme or entry.decodes:
+            with at(attention.node):
+                results[attention.node] = attend(attention, entry.decodes, results)
+    sites = [(site, entry) for site, entry in plan.of(Site) if entry.scheme]
     shared = {site.node.graph: Inputs(site.node.graph, results) for site, _ in sites}
     for found, entry in sites:
         with at(found.node):
@@ -82,7 +87,6 @@ def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> fx.GraphModule:
     for site, _ in sites:
         erase(site.node.graph, site.weight, down_to=set())
     finish(gm, [*shared, *(result.graph for result in results.values())])
-    return gm
 
 
 def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -92,12 +96,13 @@ def _multiply(product: Product, scheme: Scheme, results: dict[fx.Node, fx.Node])
     graph, stem = node.graph, node.name
     with graph.inserting_before(node):
         a, b = (results.get(n, n) for n in (product.a, product.b))
-        q, scale, zero_point = quantized(graph, emit_view(product.a_view, a), spec, stem)
-        b = emit_view(product.b_view, b)
-        b_q, b_scale = quantized(graph, b, QSpec(bits=scheme.w.bits), f"{stem}_right", parts=2)
-        acc = emit(graph, ops.int8_bmm.default, (q, zero_point, b_q), f"{stem}_acc")
-        columns = emit_view((("mT", ()),), b_scale)
-        arguments = (acc, scale, None, columns, None, "none", product.dtype)
+        left = quantized(graph, {"x": emit_view(product.a_view, a)}, spec, stem)
+        right_spec, values = QSpec(bits=scheme.w.bits), {"x": emit_view(product.b_view, b)}
+        right = quantized(graph, values, right_spec, f"{stem}_right", ("q", "scale"))
+        operands = (left["q"], left["zero_point"], right["q"])
+        acc = emit(graph, ops.int8_bmm.default, operands, f"{stem}_acc")
+        columns = emit_view((("mT", ()),), right["scale"])
+        arguments = (acc, left["scale"], None, columns, None, "none", product.dtype)
         y = emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")
         result = emit_view(product.y_view, y)
         if product.alpha != 1:
@@ -127,7 +132,7 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
     nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
-    codes = () if entry.guard else inputs.of(site, nodes)
+    codes = {} if entry.guard else inputs.of(site, nodes)
     with graph.inserting_before(site.node):
         if entry.guard:
             emitted = _guarded(site, nodes, entry.guard, bias)
@@ -167,47 +172,41 @@ def _split(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> 
 
 
 def _int8(site: Site, nodes: SiteNodes, codes: Codes, rest: tuple[Any, ...]) -> list[fx.Node]:
-    """The three operators, or those that take their place; `rest`: bias, activation, type."""
-    graph, stem, packed = site.node.graph, site.node.name, nodes.packed
-    if nodes.scheme.x is None:
-        arguments = (*codes, packed.blocks, packed.scale, *rest)
-        return [emit(graph, ops.int8_weight_linear.default, arguments, f"{stem}_int8")]
-    if nodes.scheme.grouped:
-        arguments = (*codes, packed.blocks, packed.scale, packed.zero_point, *rest)
-        return [emit(graph, ops.int8_linear_groups.default, arguments, f"{stem}_int8")]
-    q, scale, zero_point = codes
-    n = _out_features(site, packed)
-    acc = emit(graph, ops.int8_mm.default, (q, zero_point, packed.blocks, n), f"{stem}_acc")
-    arguments = (acc, scale, None, packed.scale, *rest)
-    return [acc, emit(graph, ops.dequantize.default, arguments, f"{stem}_dequantize")]
+    """From the codes, or x, to the result; `rest`: bias, activation, type."""
+    graph, stem = site.node.graph, site.node.name
+    bias, activation, dtype = rest
+    values = nodes.values | {"bias": bias, "activation": activation, "out_dtype": dtype} | codes
+    if not nodes.form.gemm:
+        return [emit_call(graph, nodes.form.fused, values, f"{stem}_int8")]
+    values["n"] = _out_features(site, nodes.packed)
+    acc = emit_call(graph, _INT8_MM, values, f"{stem}_acc")
+    values |= {"q": acc, "zero_point": None, "col_scale": nodes.packed.scale}
+    return [acc, emit_call(graph, _DEQUANTIZE, values, f"{stem}_dequantize")]
 
 
 def _guarded(site: Site, nodes: SiteNodes, guard: Guard, bias: fx.Node | None) -> list[fx.Node]:
-    """int8_linear_guarded(x, w): one operator, as it chooses between the two forms row by row."""
-    graph, packed, spec = site.node.graph, nodes.packed, nodes.scheme.x
-    assert spec is not None
-    w = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
-    operands = (emitted_input(site), w, packed.blocks, packed.scale, packed.error, bias)
-    how = (*guard, list(spec.axes), spec.bits, spec.symmetric, site.activation, _out_dtype(site))
-    arguments = (*operands, *how, *nodes.transform)
-    return [emit(graph, ops.int8_linear_guarded.default, arguments, f"{site.node.name}_int8")]
+    """One operator, as it chooses between int8 and float row by row."""
+    graph, call = site.node.graph, nodes.form.guarded
+    assert call is not None
+    values = nodes.values | {"bias": bias, "activation": site.activation}
+    values |= {"guard": guard.limit, "site": guard.site, "out_dtype": _out_dtype(site)}
+    values["w"] = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
+    values["x"] = emitted_input(site)
+    return [emit_call(graph, call, values, f"{site.node.name}_int8")]
 
 
 def _trained(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
-    graph, w, seed, spec = site.node.graph, None, None, nodes.scheme.w
-    x_spec = nodes.scheme.x
-    assert x_spec is not None
+    """Straight-through gradients go to x, to w where it trains, and to the bias."""
+    graph, call, w, seed = site.node.graph, nodes.form.trained, None, None
+    assert call is not None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
     if nodes.scheme.backward == "int8":
         seed = graph.call_function(torch.randint, (0, 2**62, (1,)))
-    axes = PER_TENSOR if spec.axes == PER_COLUMN else spec.axes
-    how = (list(axes), x_spec.bits, spec.bits, x_spec.symmetric, seed, _out_dtype(site))
-    steps = (nodes.scale, None)  # None: chosen per call
-    packed = (nodes.packed.blocks, nodes.packed.scale)
-    x = emit_view(site.x_view, site.x)
-    arguments = (x, w, bias, *steps, *codes, *packed, *how, *nodes.transform)
-    return [emit(graph, ops.int8_linear_ste.default, arguments, f"{site.node.name}_int8")]
+    steps = {"x_step": nodes.scale, "w_step": None}  # None: chosen per call
+    values = nodes.values | codes | steps | {"w": w, "bias": bias, "seed": seed}
+    values |= {"x": emit_view(site.x_view, site.x), "out_dtype": _out_dtype(site)}
+    return [emit_call(graph, call, values, f"{site.node.name}_int8")]
 
 
 def _out_features(site: Site, packed: PackedNodes) -> int | fx.Node:

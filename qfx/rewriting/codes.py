@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,13 +16,15 @@ from torch import fx
 from qfx.graph.capture import value
 from qfx.graph.views import emit_view
 from qfx.graph.writes import writes
-from qfx.match.kinds import Site
+from qfx.match.site import Site
+from qfx.ops.forms import Call, Form, form_of, of_scheme, of_spec, of_weight, quantizing
 from qfx.ops.packing import Constant, Packing
-from qfx.plan.policy import Entry
+from qfx.plan.plan import Entry
+from qfx.rewriting.notation import OF_MODEL
 from qfx.values.scheme import QSpec, Scheme
 
 ops = torch.ops.qfx
-Codes = tuple[fx.Node, ...]  # q, scale, zero_point; the activation itself where it stays float
+Codes = dict[str, fx.Node]  # q, scale, zero_point; x where it stays float
 
 
 class PackedNodes(NamedTuple):
@@ -65,9 +67,19 @@ class SiteNodes(NamedTuple):
     outliers: fx.Node | None
 
     @property
-    def transform(self) -> tuple[Any, ...]:
-        """The last arguments of operators that transform; () where there is nothing to do."""
-        return (self.factor, self.rotation) if self.factor or self.rotation else ()
+    def form(self) -> Form:
+        return form_of(self.scheme)
+
+    @property
+    def turned(self) -> bool:
+        """Whether K is transformed."""
+        return self.factor is not None or self.rotation != 0
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments of the form's operators, by name, that do not depend on the call."""
+        turn = {"factor": self.factor, "rotation": self.rotation}
+        return of_scheme(self.scheme) | of_weight(self.packed) | turn
 
 
 def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
@@ -111,35 +123,35 @@ def emit(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], nam
 
 def inherit(node: fx.Node, source: fx.Node) -> None:
     """The metadata of where `source` came from."""
-    for key in ("nn_module_stack", "stack_trace", "source_fn_stack"):
+    for key in ("nn_module_stack", "stack_trace", "source_fn_stack", OF_MODEL):
         if key in source.meta:
             node.meta[key] = source.meta[key]
+
+
+def emit_call(graph: fx.Graph, call: Call, values: Mapping[str, Any], name: str) -> fx.Node:
+    """The same for an operator that is called by the names of its arguments."""
+    return emit(graph, call.operator, call.arguments(values), name)
 
 
 def _transform(x: fx.Node, nodes: SiteNodes, stem: str) -> fx.Node:
     """rotate(x), in float32. (R1)"""
     x = emit_view((("to", (torch.float32,)),), x)
-    return emit(x.graph, ops.rotate.default, (x, *nodes.transform), f"{stem}_rotate")
+    return emit(x.graph, ops.rotate.default, (x, nodes.factor, nodes.rotation), f"{stem}_rotate")
 
 
-def quantized(graph: fx.Graph, x: fx.Node, spec: QSpec, stem: str, parts: int = 3) -> Codes:
-    """The parts of quantize(x)."""
-    arguments = (x, list(spec.axes), spec.bits, spec.symmetric)
-    triple = emit(graph, ops.quantize.default, arguments, f"{stem}_quantize")
-    return _parts(triple, stem, parts)
-
-
-def _static(x: fx.Node, nodes: SiteNodes, spec: QSpec, stem: str) -> Codes:
-    arguments = (x, nodes.scale, nodes.zero_point, spec.bits, spec.symmetric)
-    triple = emit(x.graph, ops.quantize_static.default, arguments, f"{stem}_quantize")
-    return _parts(triple, stem)
-
-
-def _parts(triple: fx.Node, stem: str, parts: int = 3) -> Codes:
-    return tuple(
-        emit(triple.graph, operator.getitem, (triple, i), f"{stem}_{part}")
-        for i, part in enumerate(("q", "scale", "zero_point")[:parts])
-    )
+def quantized(
+    graph: fx.Graph,
+    values: Mapping[str, Any],
+    spec: QSpec,
+    stem: str,
+    parts: Sequence[str] = ("q", "scale", "zero_point"),
+) -> Codes:
+    """The parts of quantize(x). `values`: x, and where it is static its scale and zero point."""
+    triple = emit_call(graph, quantizing(spec), {**values, **of_spec(spec)}, f"{stem}_quantize")
+    return {
+        part: emit(graph, operator.getitem, (triple, i), f"{stem}_{part}")
+        for i, part in enumerate(parts)
+    }
 
 
 class Inputs:
@@ -160,29 +172,27 @@ class Inputs:
 
     def of(self, site: Site, nodes: SiteNodes) -> Codes:
         """The codes of the site's input, valid where the site stands."""
-        spec = nodes.scheme.x
+        spec, given = nodes.scheme.x, {"scale": nodes.scale, "zero_point": nodes.zero_point}
         if spec is None:
             return self._matrix(site, nodes)
 
         def make() -> Codes:
-            (x,) = self._matrix(site, nodes)
-            if spec.static:
-                return _static(x, nodes, spec, site.x.name)
-            return quantized(self.graph, x, spec, site.x.name)
+            return quantized(self.graph, self._matrix(site, nodes) | given, spec, site.x.name)
 
-        return self._once(site, (nodes.transform, spec, nodes.scale, nodes.zero_point), make)
+        turn = (nodes.factor, nodes.rotation)
+        return self._once(site, (turn, spec, nodes.scale, nodes.zero_point), make)
 
     def _matrix(self, site: Site, nodes: SiteNodes) -> Codes:
         """The matrix [..., K] that is quantized."""
 
         def make() -> Codes:
             x = emitted_input(site)
-            return (_transform(x, nodes, site.x.name) if nodes.transform else x,)
+            return {"x": _transform(x, nodes, site.x.name) if nodes.turned else x}
 
-        if not nodes.transform:
+        if not nodes.turned:
             with self.graph.inserting_before(site.node):
                 return make()
-        return self._once(site, nodes.transform, make)
+        return self._once(site, (nodes.factor, nodes.rotation), make)
 
     def _once(self, site: Site, what: Any, make: Callable[[], Codes]) -> Codes:
         here = self.position[site.node]
@@ -193,7 +203,8 @@ class Inputs:
                 return nodes
         with self.graph.inserting_before(site.node):
             nodes = make()
-            for made in (nodes[0], nodes[0].all_input_nodes[0]):
+            first = next(iter(nodes.values()))
+            for made in (first, first.all_input_nodes[0]):
                 inherit(made, site.node)
         self.made[key] = (here, nodes)
         return nodes

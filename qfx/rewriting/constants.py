@@ -19,7 +19,7 @@ from qfx.graph.bodies import Given, callers, family, siblings
 from qfx.graph.capture import OUTER, attribute, roots
 from qfx.graph.views import View, emit_view, token
 from qfx.host.nodes import mark_as_new_input
-from qfx.match.kinds import Site
+from qfx.match.site import Site
 from qfx.ops.packing import Constant, Packing, parts_of
 from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
 from qfx.weights.cache import pack

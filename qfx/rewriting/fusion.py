@@ -1,21 +1,18 @@
-"""Fuse: the canonical graph -> the fewest and fastest operators, with the same bits.
+"""Fuse: canonical graph -> the fewest operators, with the same bits. `RULES` says how.
 
-quantize(rotate(float32(x)))      ->  quantize(x) with the transform; quantize_static alike
-dequantize(int8_mm(quantize(x)))  ->  int8_linear_dynamic(x)      x read by one site
-                                  ->  int8_linear(quantize(x))    x static, or shared by several,
-                                      unless it is one row: that is quantized anew in less time than
-                                      a call takes
-quantize_static(int8_linear(q))   ->  int8_linear_requantize(q)   nobody else reads the floats
-dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)
+    found in the graph  ->  what takes its place, unless a condition refuses it
 
-On a GPU Inductor fuses what stands between operators: there what quantizes without a rotation
-becomes the aten operators of `qfx.rewriting.aten_quantization`, and int8_linear reads its codes
-(docs/decisions/0013-quantization-on-cuda-is-aten.md).
+The rules are tried in their order on every node, the first that applies is taken. Where one fits
+and is refused, the plan says why. On a GPU Inductor fuses what stands between operators: there what
+quantizes without a rotation becomes the aten operators of `qfx.rewriting.aten_quantization`, and
+int8_linear reads its codes (docs/decisions/0013-quantization-on-cuda-is-aten.md).
 """
 
 from __future__ import annotations
 
-import operator
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,107 +20,118 @@ from torch import Tensor, fx
 
 from qfx.graph.capture import device, graphs, value
 from qfx.graph.faults import at
+from qfx.graph.patterns import Bound, Pattern, Template, calls
 from qfx.host.nodes import is_erased
 from qfx.rewriting.aten_quantization import inline, inlined
 from qfx.rewriting.canonical import erase, finish
 from qfx.rewriting.codes import emit
+from qfx.rewriting.notation import OF_MODEL, QUANTIZES, pattern, template
 
-ops = torch.ops.qfx
-_QUANTIZES = (ops.quantize.default, ops.quantize_static.default)
-_CODES = (*_QUANTIZES, ops.int8_linear_requantize.default)
+Notes = dict[int, list[str]]  # by the place of a match in the plan: what became of it, in words
+Refusal = Callable[[fx.Node, Bound], str | None]
 
 
-def fuse(gm: fx.GraphModule) -> fx.GraphModule:
-    """Edits the canonical graph to its fused form and returns it."""
+@dataclass(frozen=True)
+class Rule:
+    """`unless`: conditions under which it is not for this node, each a reason or None. In a pattern
+    `acc` is where the new operator is put, `y` the result of the matmul if that is not the root."""
+
+    find: Pattern
+    make: Template
+    unless: tuple[Refusal, ...] = ()
+
+    def why_not(self, root: fx.Node, bound: Bound) -> str | None:
+        return next(filter(None, (refuses(root, bound) for refuses in self.unless)), None)
+
+
+def fuse(gm: fx.GraphModule) -> Notes:
+    """Edits the canonical graph to its fused form."""
+    notes: Notes = defaultdict(list)
     for graph in graphs(gm):
-        for targets, rule in _RULES:
+        for rules in RULES:
             for node in list(graph.nodes):
-                if not is_erased(node) and _calls(node, *targets):
+                if not is_erased(node):
                     with at(node):
-                        rule(graph, node)
+                        _first(graph, node, rules, notes)
+        for node in list(graph.nodes):
+            if not is_erased(node) and calls(node, *QUANTIZES):
+                with at(node):
+                    inline(graph, node)
     finish(gm, graphs(gm))
-    return gm
+    return notes
 
 
-def _fuse_transform(graph: fx.Graph, quantize: fx.Node) -> None:
-    """quantize(rotate(float32(x), factor, rotation))  ->  quantize(x, factor, rotation)"""
-    rotate: Any = quantize.args[0]
-    if not _calls(rotate, ops.rotate.default):
+def _first(graph: fx.Graph, node: fx.Node, rules: tuple[Rule, ...], notes: Notes) -> None:
+    """Applies the first rule that fits the node and is not refused."""
+    for rule in rules:
+        bound = rule.find.match(node) if rule.find.starts_at(node) else ""
+        if isinstance(bound, str):
+            continue
+        if why_not := rule.why_not(node, bound):
+            place = bound.get("y", node).meta.get(OF_MODEL)
+            if place is not None:
+                notes[place].append(f"no {rule.make.name}: {why_not}")
+            continue
+        _apply(graph, node, rule.make, bound)
         return
-    cast, factor, rotation = rotate.args
-    source = cast.args[0] if _calls(cast, torch.ops.aten.to) else cast
-    quantize.args = (source, *quantize.args[1:], factor, rotation)
-    erase(graph, rotate, down_to={source})
 
 
-def _fuse_linear(graph: fx.Graph, dequantize: fx.Node) -> None:
-    arguments: Any = dequantize.args
-    acc, scale, zero_point, w_scale, bias, activation, out_dtype = arguments
-    if _calls(acc, ops.int8_bmm.default):
-        _fuse_product(graph, dequantize)
+def _apply(graph: fx.Graph, root: fx.Node, make: Template, bound: Bound) -> None:
+    arguments = make.arguments(bound)
+    if make.target is None:
+        former, root.args = root.all_input_nodes, arguments
+        for node in former:
+            erase(graph, node, down_to=set())
         return
-    if not _calls(acc, ops.int8_mm.default) or zero_point is not None or len(acc.users) != 1:
-        return
-    q, q_zero_point, packed, _ = acc.args
-    triple: Any = q.args[0] if _calls(q, operator.getitem) else None
-    parts = [q, scale, q_zero_point]
-    if not _calls(triple, *_CODES) or not all(
-        _calls(p, operator.getitem) and p.args == (triple, i) for i, p in enumerate(parts)
-    ):
-        return
-    operands, replaced = (*parts, packed, w_scale, bias, activation), dequantize
-    then = _static_reader(dequantize) if out_dtype == torch.float32 else None
-    if then is not None:
-        replaced = then
-        call = (ops.int8_linear_requantize.default, (*operands, *then.args[1:]))
-    elif not inlined(triple) and _quantizes_anew(triple, q, dequantize):
-        x, axes, bits, symmetric, *transform = triple.args
-        how = (axes, bits, symmetric, activation, out_dtype, *transform)
-        call = (ops.int8_linear_dynamic.default, (x, packed, w_scale, bias, *how))
-    else:
-        call = (ops.int8_linear.default, (*operands, out_dtype))
-    with graph.inserting_before(acc):
-        fused = emit(graph, *call, f"{dequantize.name.removesuffix('_dequantize')}_int8")
-    fused.meta = dict(replaced.meta)
-    replaced.replace_all_uses_with(fused)
-    erase(graph, replaced, down_to={triple.args[0]})
+    y = bound.get("y", root)
+    with graph.inserting_before(bound["acc"]):
+        made = emit(graph, make.target, arguments, f"{y.name.removesuffix('_dequantize')}_int8")
+    made.meta = dict(root.meta)
+    if OF_MODEL in y.meta:
+        made.meta[OF_MODEL] = y.meta[OF_MODEL]
+    root.replace_all_uses_with(made)
+    erase(graph, root, down_to=set())
 
 
-def _static_reader(dequantize: fx.Node) -> fx.Node | None:
-    """The static quantization, without a transform, that alone reads the result."""
-    node = dequantize
-    while len(node.users) == 1:
-        (user,) = node.users
-        if _calls(user, ops.quantize_static.default) and user.args[0] is node:
-            return user if len(user.args) == 5 else None
-        if not _calls(user, torch.detach):
-            return None
-        node = user
-    return None
+# --- conditions ---
 
 
-def _fuse_product(graph: fx.Graph, dequantize: fx.Node) -> None:
-    """dequantize(int8_bmm(quantize(a), quantize(b)))  ->  int8_bmm_dynamic(a, b)"""
-    acc: Any = dequantize.args[0]
-    q, _, b_q = acc.args
-    left, right = q.args[0], b_q.args[0]
-    if any(len(n.users) != 1 for n in (acc, q, b_q)):
-        return
-    (a, *spec), (b, _, b_bits, _) = left.args, right.args
-    arguments = (a, b, *spec, b_bits, dequantize.args[-1])
-    with graph.inserting_before(acc):
-        name = f"{dequantize.name.removesuffix('_dequantize')}_int8"
-        fused = emit(graph, ops.int8_bmm_dynamic.default, arguments, name)
-    fused.meta = dict(dequantize.meta)
-    dequantize.replace_all_uses_with(fused)
-    erase(graph, dequantize, down_to={a, b})
+def _products_are_read(root: fx.Node, bound: Bound) -> str | None:
+    return None if len(bound["acc"].users) == 1 else "its int32 products are read again"
 
 
-def _quantizes_anew(triple: fx.Node, q: fx.Node, dequantize: fx.Node) -> bool:
-    """One reader, or one row, which a CPU quantizes in less time than a call takes."""
-    if not _calls(triple, ops.quantize.default):
-        return False
-    return len(q.users) == 1 or (_one_row(dequantize) and device(triple).type == "cpu")
+def _floats_are_read(root: fx.Node, bound: Bound) -> str | None:
+    """By another than the quantization at `root`, straight or detached."""
+    node: Any = root.args[0]
+    while len(node.users) == 1 and node is not bound["y"]:
+        node = node.args[0]
+    return None if len(node.users) == 1 else "its result is read in float too"
+
+
+def _is_cast(root: fx.Node, bound: Bound) -> str | None:
+    dtype = bound["out_dtype"]
+    return None if dtype == torch.float32 else f"its result is {dtype}, which codes are made of"
+
+
+def _is_turned(root: fx.Node, bound: Bound) -> str | None:
+    return "what reads its codes transforms them" if bound["transform"] else None
+
+
+def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
+    """By several matmuls; but one row a CPU quantizes in less time than a call takes."""
+    readers = len(bound["acc"].args[0].users)
+    if readers == 1 or (_one_row(root) and device(bound["t"]).type == "cpu"):
+        return None
+    return f"{readers} matmuls read its codes"
+
+
+def _is_inlined(root: fx.Node, bound: Bound) -> str | None:
+    return "Inductor makes its codes" if inlined(bound["t"]) else None
+
+
+def _factors_are_shared(root: fx.Node, bound: Bound) -> str | None:
+    parts = (bound["acc"].args[0], bound["acc"].args[2])
+    return None if all(len(n.users) == 1 for n in parts) else "another matmul reads its codes"
 
 
 def _one_row(y: fx.Node) -> bool:
@@ -131,12 +139,59 @@ def _one_row(y: fx.Node) -> bool:
     return isinstance(known, Tensor) and all(type(s) is int and s == 1 for s in known.shape[:-1])
 
 
-def _calls(node: Any, *targets: object) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+# --- rules ---
 
-
-_RULES: tuple[tuple[tuple[Any, ...], Any], ...] = (
-    (_QUANTIZES, _fuse_transform),
-    ((ops.dequantize.default,), _fuse_linear),
-    (_QUANTIZES, inline),
-)
+_LINEAR = "dequantize(acc, t[1], None, w_scale, bias, activation, out_dtype)"
+_MM = "int8_mm(t[0], t[2], packed, n)"
+RULES: tuple[tuple[Rule, ...], ...] = (
+    (  # the transform of K moves into the pass that quantizes
+        Rule(
+            pattern("quantizes(rotate(to(x, dtype), factor, rotation), *how)"),
+            template("quantizes(x, *how, factor, rotation)"),
+        ),
+        Rule(
+            pattern("quantizes(rotate(x, factor, rotation), *how)"),
+            template("quantizes(x, *how, factor, rotation)"),
+        ),
+    ),
+    (  # nobody else reads the floats of a linear that a static scale makes codes of
+        Rule(
+            pattern(
+                "quantize_static(y, out_scale, out_zero, bits, symmetric, *transform)",
+                through=(torch.detach,), y=_LINEAR, acc=_MM, t="codes(*how)",
+            ),
+            template(
+                "int8_linear_requantize(t[0], t[1], t[2], packed, w_scale, bias, activation, "
+                "out_scale, out_zero, bits, symmetric)"
+            ),
+            (_products_are_read, _floats_are_read, _is_cast, _is_turned),
+        ),
+    ),
+    (
+        Rule(  # one matmul reads the codes, or they are those of one row
+            pattern(_LINEAR, acc=_MM, t="quantize(x, axes, bits, symmetric, *transform)"),
+            template(
+                "int8_linear_dynamic(x, packed, w_scale, bias, axes, bits, symmetric, activation, "
+                "out_dtype, *transform)"
+            ),
+            (_products_are_read, _is_inlined, _codes_are_shared),
+        ),
+        Rule(  # several do, or the scale is static
+            pattern(_LINEAR, acc=_MM, t="codes(*how)"),
+            template(
+                "int8_linear(t[0], t[1], t[2], packed, w_scale, bias, activation, out_dtype)"
+            ),
+            (_products_are_read,),
+        ),
+        Rule(  # two activations
+            pattern(
+                "dequantize(acc, a[1], None, columns, None, activation, out_dtype)",
+                acc="int8_bmm(a[0], a[2], b[0])",
+                a="quantize(left, axes, bits, symmetric)",
+                b="quantize(right, b_axes, b_bits, b_symmetric)",
+            ),
+            template("int8_bmm_dynamic(left, right, axes, bits, symmetric, b_bits, out_dtype)"),
+            (_products_are_read, _factors_are_shared),
+        ),
+    ),
+)  # fmt: skip

@@ -50,6 +50,11 @@ class QSpec:
         if self.static and self.axes == PER_ROW:
             raise ValueError("QSpec: a static scale is per tensor or per column, not per row")
 
+    @property
+    def grouped(self) -> bool:
+        """Whether a row has several scales, or zero points."""
+        return bool(self.group) or not self.symmetric
+
     def __str__(self) -> str:
         letter = f"g{self.group}" if self.group else _AXES_LETTER[self.axes]
         kind = f"{'s' if self.symmetric else 'a'}{self.bits}"
@@ -95,11 +100,6 @@ class Scheme:
         return replace(self, rotation=self.block(k))
 
     @property
-    def grouped(self) -> bool:
-        """Whether the weight has several scales in a row, or zero points."""
-        return bool(self.w.group) or not self.w.symmetric
-
-    @property
     def calibrated(self) -> bool:
         """Whether it needs what only a recipe has."""
         return self.x is not None and self.x.static
@@ -107,17 +107,8 @@ class Scheme:
     @property
     def fits_activations(self) -> bool:
         """Whether products of two activations can be quantized alike, with scales per call."""
-        plain = not self.grouped and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)
+        plain = not self.w.grouped and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)
         return self.x is not None and not self.x.static and plain
-
-    @property
-    def why_no_gradient(self) -> str | None:
-        """Why sites of this scheme stay float where gradients are recorded, or None."""
-        if self.x is None:
-            return f"{self}: float activations times int8 weights have no gradient"
-        if self.grouped:
-            return f"{self}: weights with groups or zero points have no gradient"
-        return None
 
     def __str__(self) -> str:
         x = "" if self.x is None else f"x{self.x}_"
@@ -141,7 +132,7 @@ def _check_weight(w: QSpec) -> None:
 
 
 def _check_weight_only(w: QSpec) -> None:
-    if not w.symmetric or w.group:
+    if w.grouped:
         raise ValueError(
             f"Scheme: float activations need a weight with one scale for each row and no zero "
             f"point, not {w}"

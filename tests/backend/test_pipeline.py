@@ -13,7 +13,7 @@ import qfx
 from qfx import pipeline
 from qfx.graph.capture import clone, graphs
 from qfx.pipeline import PASSES, Context, Pass, Work, run_passes
-from qfx.plan.policy import Plan
+from qfx.plan.plan import Plan
 from qfx.values.errors import UserError
 from tests.lib.models import FEATURES, Block, compiled
 

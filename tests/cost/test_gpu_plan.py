@@ -19,8 +19,9 @@ from qfx.cost import gpu
 from qfx.cost.gpu import BATCHED, HERE, PASSES, PRODUCTS, GpuCost, GpuTable, parts, slug
 from qfx.cost.model import GpuCosts
 from qfx.match.matching import match
-from qfx.plan.policy import Plan, decide
-from tests.cuda.graphs import on_cuda
+from qfx.plan.plan import Plan
+from qfx.plan.policy import decide
+from tests.cuda.graphs import as_if_built, on_cuda
 
 NAME = "Synthetic GPU of tests/cost/test_gpu_plan.py"
 MKN = ((1, 16, 256, 8192), (128, 1024, 8192), (128, 512, 2048, 16384))
@@ -72,7 +73,7 @@ def _synthetic(device: torch.device, dtype: torch.dtype, scheme: qfx.Scheme | No
 
 @pytest.fixture
 def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_C, "cuda_architectures", lambda: ["90a"])
+    as_if_built(monkeypatch)
 
 
 def _plan(

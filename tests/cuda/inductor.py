@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch._dynamo.device_interface as devices
 import torch._subclasses.fake_tensor as fake_tensor
@@ -37,11 +38,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 
 import qfx
-from qfx import _C
 from qfx.host.inductor import inductor, settings
 from qfx.ops import FAKES
 from tests.cuda import objects as cuda_objects
-from tests.cuda.graphs import fake, on_cuda
+from tests.cuda.graphs import as_if_built, fake, on_cuda
 
 CAPABILITY = (9, 0)
 H200 = SimpleNamespace(
@@ -87,7 +87,7 @@ def pretend() -> None:
     )  # fmt: skip
     triton.runtime.driver.set_active(driver)
     triton_helpers.set_driver_to_gpu = lambda: None
-    _C.cuda_architectures = lambda: ["90a"]
+    as_if_built(pytest.MonkeyPatch())
 
 
 def as_aten(gm: fx.GraphModule, x: Tensor) -> tuple[fx.GraphModule, list[Tensor]]:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qfx
 from qfx import PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
-from qfx.plan.policy import Plan
+from qfx.plan.plan import Plan
 from qfx.weights.cache import CACHE
 from tests.lib.ranks import RANKS
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.match.kinds import Site, Unmatched
+from qfx.match.base import Unmatched
 from qfx.match.matching import match
+from qfx.match.site import Site
 from qfx.ops.single_tensors import sqnr
 from tests.lib.models import compiled
 

@@ -13,8 +13,9 @@ from torch import Tensor, fx, nn
 import qfx
 from qfx.graph.views import T
 from qfx.match import spellings
-from qfx.match.kinds import Match, Site, Unmatched
+from qfx.match.base import Match, Unmatched
 from qfx.match.matching import match
+from qfx.match.site import Site
 
 K, N = 8, 6
 W_NK, W_KN = nn.Parameter(torch.randn(N, K)), nn.Parameter(torch.randn(K, N))
@@ -161,7 +162,11 @@ REFUSALS = {
     "encoder_layer": (lambda s, x: s.layer(x), (X3,), "this operator with a matmul inside"),
     "inner": (lambda s, x: torch.inner(x, s.w), (X3,), "this operator with a matmul inside"),
     "computed_weight": (lambda s, x: F.linear(x, s.w * 2), (X2,), "computed by mul"),
-    "double": (lambda s, x: x @ s.w.t().double(), (X2.double(),), "one float type"),
+    "double": (
+        lambda s, x: x @ s.w.t().double(),
+        (X2.double(),),
+        "the left operand is float64; int8 serves float32",
+    ),
     "integer": (lambda s, x: x @ s.frozen.t(), (X2.long(),), "the input is int64"),
     "scaled_addmm": (lambda s, x: torch.addmm(s.b, x, s.w.t(), alpha=2), (X2,), "alpha=2"),
     "wide": (lambda s, x: F.linear(x, s.wide), (torch.zeros(2, 65793),), "K is above 65792"),

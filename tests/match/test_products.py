@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 import qfx
 from qfx.cost.model import Estimate
-from qfx.match.kinds import Unmatched
+from qfx.match.base import Unmatched
 from qfx.match.matching import match
 from qfx.match.products import Product
 from qfx.ops.single_tensors import sqnr
@@ -105,7 +105,11 @@ def test_attention_of_a_block_through_the_backend(use_costs: UseCosts) -> None:
 
 REFUSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
     "broadcast": (lambda a, b: a @ b[0].t(), (A, B), "different batches"),
-    "double": (lambda a, b: a @ b.mT, (A.double(), B.double()), "one float type"),
+    "double": (
+        lambda a, b: a @ b.mT,
+        (A.double(), B.double()),
+        "the left operand is float64; int8 serves",
+    ),
     "vector": (lambda a, c: a @ c, (A, torch.randn(8)), "one of them a vector"),
     "broadcast_sum": (
         lambda a, b: torch.einsum("bmk,bnk->bmn", a[..., :1], b),

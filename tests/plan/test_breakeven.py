@@ -19,7 +19,7 @@ import qfx
 from qfx.cost.model import Estimate
 from qfx.graph.capture import value
 from qfx.plan.breakeven import condition
-from qfx.plan.policy import Plan
+from qfx.plan.plan import Plan
 from tests.backend.test_backend import _int8_calls
 from tests.conftest import UseCosts
 

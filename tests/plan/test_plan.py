@@ -11,9 +11,10 @@ from torch import nn
 
 import qfx
 from qfx.cost.model import Estimate
-from qfx.match.kinds import Site
 from qfx.match.matching import match
-from qfx.plan.policy import Plan, decide
+from qfx.match.site import Site
+from qfx.plan.plan import Plan
+from qfx.plan.policy import decide
 from qfx.values.config import parse_options
 from qfx.values.select import check_names, fits
 from tests.lib.models import FEATURES, Block

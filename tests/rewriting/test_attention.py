@@ -18,7 +18,7 @@ from qfx import _C
 from qfx.cost.batched import ATTENTION_AXES, BatchTable
 from qfx.graph.capture import value
 from qfx.match.attention import Attention
-from qfx.match.kinds import Unmatched
+from qfx.match.base import Unmatched
 from qfx.match.matching import match
 from tests.conftest import (
     FIXED_ATTENTION_COST,
@@ -252,7 +252,7 @@ def test_attention_that_records_gradients_stays_float(gaining: None) -> None:
         return gm.forward
 
     torch.compile(model, backend=look)(x)
-    assert reasons == ["an attention whose gradient is recorded: it is not int8 yet"]
+    assert reasons == ["an attention: its gradient is recorded, and is not int8 yet"]
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="qfx", options={"inner": "eager", "minimum_gain": 0})
     compiled(x).sum().backward()

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx import _C
 from qfx.rewriting.aten_quantization import quantize_parts, quantize_static_parts
 from tests.cuda import emulator as cuda_emulator
-from tests.cuda.graphs import on_cuda
+from tests.cuda.graphs import as_if_built, on_cuda
 from tests.lib import strategies as more
 
 OPS = torch.ops.qfx
@@ -25,7 +24,7 @@ OPS = torch.ops.qfx
 
 @pytest.fixture(autouse=True)
 def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_C, "cuda_architectures", lambda: ["90a"])
+    as_if_built(monkeypatch)
 
 
 def _equal(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:

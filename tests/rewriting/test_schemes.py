@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
+from qfx.ops.forms import why_no_gradient
 from qfx.values.config import PRESETS
 from tests.conftest import same_bits
 from tests.lib.bounds import U32, UNIT, Known, product, quantization_error, rotation
@@ -41,7 +42,7 @@ class Row:
     @property
     def why_no_gradient(self) -> str | None:
         split = f"{self.scheme} with outliers in float has no gradient" if self.outliers else None
-        return self.scheme.why_no_gradient or split
+        return why_no_gradient(self.scheme) or split
 
     def __str__(self) -> str:
         return f"{self.scheme}{'-factor' * self.factor}{'-outliers' * self.outliers}"

@@ -1,0 +1,52 @@
+"""Refusals: why matmuls of these operands stay float, whatever kind of match they would be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from qfx.host.autograd import in_compiled_backward
+from qfx.host.tensors import wraps_tensors
+from qfx.values.floats import FLOATS, SERVED, short
+from qfx.values.gpu_build import why_not
+
+
+def of_operands(operands: Mapping[str, Any]) -> str | None:
+    """The first fault of operands by their names, None where the graph does not know them."""
+    for what, tensor in operands.items():
+        if tensor is not None and (why := _fault(tensor)):
+            return f"the {what} is {why}"
+    return None
+
+
+def _fault(tensor: Any) -> str | None:
+    if not isinstance(tensor, Tensor):
+        return "not a tensor"
+    if wraps_tensors(tensor):
+        return f"a {type(tensor).__name__}, a tensor subclass"
+    if tensor.dtype not in FLOATS:
+        return f"{short(tensor.dtype)}; {SERVED}"
+    if elsewhere := why_not(tensor.device):
+        return f"on {tensor.device.type}, {elsewhere}"
+    return None
+
+
+def of_activations(what: str, operands: Mapping[str, Any], result: Any) -> str | None:
+    """Of a match without a constant operand, `what` in words."""
+    tensors = (*operands.values(), result)
+    if not all(isinstance(t, Tensor) for t in tensors):
+        return f"{what} whose shapes are not known"
+    if why := of_operands({**operands, "result": result}):
+        return f"{what}: {why}"
+    types, devices = sorted({short(t.dtype) for t in tensors}), {t.device.type for t in tensors}
+    if len(types) > 1:
+        return f"{what}: its operands are not of one type but {' and '.join(types)}"
+    if len(devices) > 1:
+        return f"{what}: its operands are on {' and '.join(sorted(devices))}"
+    if in_compiled_backward():
+        return f"{what} of a backward pass: `backward` says how gradients are computed"
+    if result.requires_grad:
+        return f"{what}: its gradient is recorded, and is not int8 yet"
+    return None

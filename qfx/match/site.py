@@ -1,0 +1,75 @@
+"""Site: a matmul with a constant right operand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.graph.capture import REPACKED, attribute, roots, value
+from qfx.graph.views import View
+from qfx.match.base import Match
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site(Match):
+    """out = y_view(activation(x_view(x) @ view(weight).T + bias))"""
+
+    x: fx.Node
+    weight: fx.Node  # the constant itself
+    view: View  # of the constant, to [N, K]
+    bias: fx.Node | None = None
+    activation: str = "none"
+    k: int | None = None
+    n: int | None = None
+    out_dtype: torch.dtype | None = None
+    parameter: str = ""
+    x_view: View = ()  # of x, to [..., K]
+    y_view: View = ()  # of the matmul's [..., N], to what the node returns
+    end: fx.Node | None = None  # the last node of its epilogue, if it has one
+
+    @property
+    def out(self) -> fx.Node:
+        return self.end or self.node
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        # a tied weight has one name, but is also what the calling module calls it
+        called = f"{self.path}.{self.parameter.rpartition('.')[2]}" if self.path else ""
+        return tuple(n for n in (self.path, self.parameter, called) if n)
+
+    @property
+    def left(self) -> tuple[fx.Node, View]:
+        return self.x, self.x_view
+
+    @property
+    def weights(self) -> tuple[fx.Node, ...]:
+        return tuple(roots(self.weight))
+
+    @property
+    def float_type(self) -> torch.dtype:
+        return self.out_dtype or torch.float32
+
+    def recording(self) -> Site:
+        return replace(self, trains=True)
+
+    @property
+    def repacked(self) -> str:
+        """Why its weight is packed at every call although it does not train; "" where it is not."""
+        reasons = (root.meta.get(REPACKED, "") for root in self.weights)
+        return "" if self.weight_trains else next(filter(None, reasons), "")
+
+    @property
+    def weight_trains(self) -> bool:
+        return (
+            self.trains
+            and ("detach", ()) not in self.view
+            and any(getattr(_constant(root), "requires_grad", False) for root in self.weights)
+        )
+
+
+def _constant(node: fx.Node) -> Any:
+    """The constant itself where the graph holds it: recorded values may be without gradients."""
+    return attribute(node) if node.op == "get_attr" else value(node)

@@ -1,0 +1,37 @@
+"""The operators by which patterns of canonical and fused graphs call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from qfx.graph.patterns import Pattern, Template
+
+ops = torch.ops.qfx
+QUANTIZES = (ops.quantize.default, ops.quantize_static.default)
+CODES = (*QUANTIZES, ops.int8_linear_requantize.default)
+OF_MODEL = "qfx_match"  # metadata: the place in the plan of the match that a node computes
+
+
+class _Calls(dict[str, tuple[Any, ...]]):
+    """Names of our operators mean themselves, the others what is said below."""
+
+    def __missing__(self, name: str) -> tuple[Any, ...]:
+        return (getattr(ops, name).default,)
+
+
+CALLS = _Calls(
+    quantizes=QUANTIZES,
+    codes=CODES,
+    transposed=(torch.ops.aten.mT,),
+    to=(torch.ops.aten.to.dtype, torch.ops.aten.to),
+)
+
+
+def pattern(text: str, through: tuple[Any, ...] = (), **where: str) -> Pattern:
+    return Pattern(text, CALLS, through, **where)
+
+
+def template(text: str) -> Template:
+    return Template(text, CALLS)
