@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 
 from qfx.graph.bodies import RECORDS
 from qfx.graph.capture import is_constant, value
 from qfx.match.site import Site
+from qfx.ops.activations import ACTIVATIONS
 
-
-def _gelu(node: fx.Node) -> str | None:
-    approximate = node.kwargs.get("approximate", node.args[1] if len(node.args) > 1 else "none")
-    return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(approximate))
-
-
-_ACTIVATIONS: dict[Any, Any] = {
-    **dict.fromkeys(
-        (F.relu, torch.relu, ".relu", torch.ops.aten.relu.default), lambda node: "relu"
-    ),
-    **dict.fromkeys((F.silu, torch.ops.aten.silu.default), lambda node: "silu"),
-    **dict.fromkeys((F.gelu, torch.ops.aten.gelu.default), _gelu),
-}
 _ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
 
 
@@ -43,8 +31,23 @@ def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
     following = _only_user(site.out)
     if following is None or following.args[:1] != (site.out,):
         return site
-    name = _ACTIVATIONS.get(_target(following), lambda node: None)(following)
+    name = _activation(following)
     return site if name is None else replace(site, end=following, activation=name)
+
+
+def _activation(node: fx.Node) -> str | None:
+    """The activation that a node is, or None."""
+    fits = (
+        name for name, row in ACTIVATIONS.items()
+        if _target(node) in row.spelled and _says(node, row.settings)
+    )  # fmt: skip
+    return next(fits, None)
+
+
+def _says(node: fx.Node, settings: Mapping[str, Any]) -> bool:
+    """By name, or as the argument behind the tensor; "none" where it is left out."""
+    given = node.args[1] if len(node.args) > 1 else "none"
+    return all(node.kwargs.get(name, given) == wanted for name, wanted in settings.items())
 
 
 def trains(node: fx.Node) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qfx.ops.quantize import ACTIVATIONS
+from qfx.ops.activations import activate
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.weight import group_of, unpack_weight
 
@@ -36,7 +36,7 @@ def int8_linear_groups(
         sums = sums + (rows[:, inside] @ w_g.t()).int().float() * w_scale[:, g]
     y = sums * scale.reshape(-1, 1)
     y = y if bias is None else y + bias.float()
-    return ACTIVATIONS[activation](y).to(out_dtype).reshape(*q.shape[:-1], n)
+    return activate(activation, y).to(out_dtype).reshape(*q.shape[:-1], n)
 
 
 @fake("int8_linear_groups")

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.ops.activations import activate
 from qfx.ops.linear import int8_linear_dynamic
-from qfx.ops.quantize import ACTIVATIONS, code_range, quantize
+from qfx.ops.quantize import code_range, quantize
 from qfx.ops.registry import fake, no_gradient, reference
 
 
@@ -67,7 +68,7 @@ def int8_linear_guarded(
     if rows.any():
         some = x.reshape(len(rows), x.shape[-1])[rows].to(out_dtype)
         bias = None if bias is None else bias.to(out_dtype)
-        in_float = ACTIVATIONS[activation](F.linear(some, w.to(out_dtype), bias))
+        in_float = activate(activation, F.linear(some, w.to(out_dtype), bias))
         y.view(len(rows), w.shape[0])[rows] = in_float
     return y
 

@@ -8,18 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.ops.activations import activate
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.rotation import rotate
 from qfx.values.scheme import PER_TENSOR
 
 SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
-ACTIVATIONS = {
-    "none": lambda v: v,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
-    "silu": F.silu,
-}
 
 
 def code_range(bits: int, symmetric: bool) -> tuple[int, int]:
@@ -105,7 +99,7 @@ def dequantize(
     y = rows.float() * factor
     if bias is not None:
         y = y + bias.float()
-    return ACTIVATIONS[activation](y).to(out_dtype).reshape(q.shape)
+    return activate(activation, y).to(out_dtype).reshape(q.shape)
 
 
 @fake("dequantize")

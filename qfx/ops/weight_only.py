@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qfx.ops.quantize import ACTIVATIONS
+from qfx.ops.activations import activate
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.weight import GROUP, unpack_weight
 
@@ -35,7 +35,7 @@ def int8_weight_linear(
             sums = (sums.double() + terms).float()
     y = (sums[:, 0] + sums[:, 1]) * w_scale
     y = y if bias is None else y + bias.float()
-    return ACTIVATIONS[activation](y).to(out_dtype).reshape(*x.shape[:-1], n)
+    return activate(activation, y).to(out_dtype).reshape(*x.shape[:-1], n)
 
 
 @fake("int8_weight_linear")

@@ -15,8 +15,8 @@ from qfx.graph.views import apply
 from qfx.match.attention import Attention
 from qfx.match.products import Product
 from qfx.match.site import Site
+from qfx.ops.activations import activate
 from qfx.ops.guard_counts import GuardCount, taken
-from qfx.ops.quantize import ACTIVATIONS
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
@@ -98,12 +98,12 @@ class SideBySide(fx.Interpreter):
         bias = None if site.bias is None else self._constant(site.bias)
         dtype = site.out_dtype or w.dtype
         w_nk = apply(site.view, w).to(dtype)
-        activation = ACTIVATIONS[site.activation]
         guard = entry.guard and entry.guard._replace(site=_TRIAL)
         alone = int8_form(replace(entry, guard=guard), site, given, w, bias).forward
 
         def in_float() -> Tensor:
-            return activation(F.linear(x.to(dtype), w_nk, None if bias is None else bias.to(dtype)))
+            b = None if bias is None else bias.to(dtype)
+            return activate(site.activation, F.linear(x.to(dtype), w_nk, b))
 
         float_s, int8_s = medians(in_float, lambda: alone(given), rounds=_ROUNDS)
         taken(_TRIAL)

@@ -32,6 +32,7 @@ from qfx.host.nodes import is_erased
 from qfx.match.attention import Attention
 from qfx.match.products import Product
 from qfx.match.site import Site
+from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.forms import Call
 from qfx.ops.guard_counts import Guard
 from qfx.plan.plan import Entry, Plan
@@ -55,12 +56,6 @@ from qfx.values.scheme import QSpec, Scheme
 ops = torch.ops.qfx
 aten = torch.ops.aten
 _INT8_MM, _DEQUANTIZE = Call(ops.int8_mm.default), Call(ops.dequantize.default)
-_ACTIVATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "relu": (aten.relu.default, {}),
-    "silu": (aten.silu.default, {}),
-    "gelu": (aten.gelu.default, {}),
-    "gelu_tanh": (aten.gelu.default, {"approximate": "tanh"}),
-}
 
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
@@ -165,8 +160,8 @@ def _split(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> 
     few = emit(graph, F.linear, (few, nodes.packed.columns), f"{stem}_outliers")
     y = emit(graph, aten.add.Tensor, (made[-1], few), f"{stem}_sum")
     if site.activation != "none":
-        function, more = _ACTIVATIONS[site.activation]
-        y = graph.call_function(function, (y,), more)
+        activation = ACTIVATIONS[site.activation]
+        y = graph.call_function(activation.spelled[-1], (y,), dict(activation.settings))
     y = emit(graph, aten.to.dtype, (y, _out_dtype(site)), f"{stem}_split")
     return [*made, few, y]
 

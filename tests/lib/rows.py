@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from qfx.ops import REFERENCES
+from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.guard import relative_bound
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
 SHORT[torch.float64] = "f64"
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from torch._inductor.utils import fresh_cache
 
 import qfx
 from qfx import _C
+from qfx.ops.activations import ACTIVATIONS, activate
 from qfx.ops.guard import relative_bound
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.packing import Packing
-from qfx.ops.quantize import ACTIVATIONS
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights.cache import pack
 from tests.conftest import same_bits
@@ -137,7 +137,7 @@ def test_rows_above_are_float_and_rows_below_int8(
     how = (bias, [1], 8, False, activation, dtype)
     int8 = ops.int8_linear_dynamic(x, packed.blocks, packed.scale, *how)
     assert same_bits(y[~bad], int8[~bad])
-    assert same_bits(y[bad], ACTIVATIONS[activation](F.linear(x[bad], w, bias)))
+    assert same_bits(y[bad], activate(activation, F.linear(x[bad], w, bias)))
     assert not torch.equal(y[bad], int8[bad])
 
 

@@ -1,0 +1,125 @@
+"""Verify: graphs that no pass may leave behind are told, at the node; sound ones pass."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import qfx
+from qfx.graph.faults import PassFault
+from qfx.rewriting.verifying import verify
+
+ops = torch.ops.qfx
+X = torch.randn(3, 64)
+
+
+class Two(nn.Module):
+    """Linears of two inputs, so that there are codes of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 32), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.a(x) + self.b(y)
+
+
+def _canonical(scheme: str = "w8a8") -> fx.GraphModule:
+    config = qfx.Config(scheme=scheme, minimum_gain=0)
+    gm, _ = qfx.rewrite(qfx.trace(Two().eval(), X, X), config, canonical=True)
+    return gm
+
+
+def _calls(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return list(gm.graph.find_nodes(op="call_function", target=target.default))
+
+
+def _scale_of_other_codes(gm: fx.GraphModule) -> None:
+    other, one = _calls(gm, ops.dequantize)
+    one.args = (one.args[0], other.args[1], *one.args[2:])
+
+
+def _zero_point_of_other_codes(gm: fx.GraphModule) -> None:
+    other, one = _calls(gm, ops.int8_mm)
+    one.args = (one.args[0], other.args[1], *one.args[2:])
+
+
+def _products_as_result(gm: fx.GraphModule) -> None:
+    acc = _calls(gm, ops.int8_mm)[0]
+    with gm.graph.inserting_after(acc):
+        gm.graph.call_function(torch.neg, (acc,))
+
+
+def _products_for_nobody(gm: fx.GraphModule) -> None:
+    last = _calls(gm, ops.int8_mm)[1]
+    with gm.graph.inserting_after(last):
+        gm.graph.call_function(ops.int8_mm.default, last.args)
+
+
+def _a_written_constant(gm: fx.GraphModule) -> None:
+    constant = next(n for n in gm.graph.nodes if n.op == "get_attr")
+    with gm.graph.inserting_after(constant):
+        gm.graph.call_function(torch.ops.aten.add_.Tensor, (constant, 1))
+
+
+def _an_argument_too_few(gm: fx.GraphModule) -> None:
+    one = _calls(gm, ops.int8_mm)[0]
+    one.args = one.args[:-1]
+
+
+def _none_for_a_tensor(gm: fx.GraphModule) -> None:
+    one = _calls(gm, ops.dequantize)[0]
+    one.args = (*one.args[:1], None, *one.args[2:])
+
+
+BROKEN: list[tuple[Callable[[fx.GraphModule], None], str]] = [
+    (_scale_of_other_codes, "is no dequantize"),
+    (_zero_point_of_other_codes, "is no dequantize"),
+    (_products_as_result, "products are read by neg"),
+    (_products_for_nobody, "nothing reads its int32 products"),
+    (_a_written_constant, "a constant"),
+    (_an_argument_too_few, "has 3 arguments"),
+    (_none_for_a_tensor, "has no scale"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), BROKEN)
+def test_a_broken_graph_is_told(damage: Callable[[fx.GraphModule], None], said: str) -> None:
+    gm = _canonical()
+    verify(gm, frozenset())
+    damage(gm)
+    with pytest.raises(PassFault, match=f"at node .*{said}"):
+        verify(gm, frozenset())
+
+
+@pytest.mark.parametrize("scheme", ["w4a8", "w8a8-tensor"])
+def test_codes_of_one_call_alone(scheme: str) -> None:
+    """Also where one operator reads them."""
+    gm, _ = qfx.rewrite(qfx.trace(Two().eval(), X, X), qfx.Config(scheme=scheme, minimum_gain=0))
+    verify(gm, frozenset())
+    readers = [*_calls(gm, ops.int8_linear_groups), *_calls(gm, ops.int8_linear)]
+    for other, one in itertools.pairwise(readers):
+        one.args = (one.args[0], other.args[1], *one.args[2:])
+        with pytest.raises(PassFault, match="is no int8_linear"):
+            verify(gm, frozenset())
+
+
+def test_what_the_model_calls_itself_is_its_own_affair() -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q, _, zero_point = ops.quantize(x, [1], 8, False)
+            return ops.int8_mm(q, zero_point, self.packed, 32).float()  # no dequantize
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("packed", ops.pack_weight(torch.ones(32, 64, dtype=torch.int8)))
+
+    model = Own()
+    gm, _ = qfx.rewrite(qfx.trace(model, X), qfx.Config(minimum_gain=0))
+    assert torch.equal(gm(X), model(X))
+    verify(gm, frozenset(gm.graph.nodes))
