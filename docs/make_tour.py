@@ -7,8 +7,10 @@ python docs/make_tour.py --check   # fails if it would change
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +18,15 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx
+from qfx import dynamo_backend
+from qfx.cost.chosen import costs_from
+from qfx.cost.model import CostModel, Costs, Estimate
 from qfx.match.base import of_kind
 from qfx.match.matching import match
 from qfx.match.site import Site
 from qfx.ops import REFERENCES
 from qfx.plan.policy import decide
+from qfx.weights.feed import Feed, Part
 
 TOUR = Path(__file__).with_name("tour.md")
 TEMPLATE = Path(__file__).with_name("tour.template.md")
@@ -61,6 +67,56 @@ def sites(gm: fx.GraphModule) -> str:
     return tabulate(rows, ("module", "node", "x", "weight", "bias", "activation", "MxKxN"))
 
 
+class Slower(NamedTuple):
+    """Costs of a machine on which int8 takes 1.25 times as long as float."""
+
+    def estimate(self, *work: Any) -> Estimate:
+        return Estimate(4e-6, 5e-6)
+
+
+def refused() -> str:
+    """The plan of a model with a weight that is computed, where int8 does not gain."""
+
+    class Refused(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.q(x) + self.k(x) + F.linear(x, 2 * self.k.weight)
+
+    gm = qfx.trace(Refused(), torch.randn(6, 64))
+    plan = decide(match(gm), qfx.Config(skip=["k"]), cast(CostModel, Slower()))
+    return str(plan)
+
+
+def compiled() -> dict[str, str]:
+    """What `torch.compile` hands over, the rewritten graph, and where its inputs come from."""
+    handed: list[fx.GraphModule] = []
+
+    def backend(gm: fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Any]:
+        handed.append(gm)
+        return dynamo_backend.qfx(gm, examples, options={"minimum_gain": 0, "inner": "eager"})
+
+    wraps = dynamo_backend.with_packed_weights
+    patched = mock.patch.object(dynamo_backend, "with_packed_weights", wraps=wraps)
+    with patched as wrapper, torch.no_grad():
+        torch.compile(Model(), backend=backend)(torch.randn(6, 64))
+    (forward, feed, _), _ = wrapper.call_args
+    inputs = [n.name for n in handed[0].graph.find_nodes(op="placeholder")]
+    rewritten = forward.__self__
+    names = [n.name for n in rewritten.graph.find_nodes(op="placeholder")]
+    origins = [origin(feed, place, inputs) for place in feed.inputs]
+    return {
+        "dynamo": calls(handed[0]),
+        "inductor": calls(rewritten),
+        "feed": tabulate(zip(names, origins, strict=True), ("input", "comes from")),
+    }
+
+
+def origin(feed: Feed, place: int | Part, inputs: Sequence[str]) -> str:
+    if isinstance(place, int):
+        return inputs[place]
+    source = feed.sources[place.source]
+    return f"{source.packing.parts[place.part]} of {inputs[source.argument]}, {source.packing}"
+
+
 def arithmetic() -> dict[str, str]:
     """The operators on two tokens of four features and two outputs."""
     x = torch.tensor([[0.6, -1.0, 2.0, 0.25], [0.0, 3.0, 1.0, 5.0]])
@@ -96,16 +152,24 @@ def rounded(t: Tensor) -> list[Any]:
 
 
 def tour() -> str:
+    with costs_from(Costs()):  # what differs between machines is left out
+        return _tour()
+
+
+def _tour() -> str:
     torch.manual_seed(0)
     gm = qfx.trace(Model(), torch.randn(6, 64))
     canonical, plan = qfx.rewrite(gm, CONFIG, canonical=True)
-    fused, _ = qfx.rewrite(gm, CONFIG)
+    fused, noted = qfx.rewrite(gm, CONFIG)
     blocks = {
         "captured": calls(gm),
         "sites": sites(gm),
         "plan": str(decide(match(gm), CONFIG, None)),
         "canonical": calls(canonical),
         "fused": calls(fused),
+        "noted": str(noted),
+        "refused": refused(),
+        **compiled(),
         **arithmetic(),
     }
     assert plan.quantized == 3

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Activation:
-    """`reference`: its definition, on float32. `spelled`: the calls of a graph that mean it, `.relu`
+    """`reference`: its definition, on float32. `spelled`: calls in graphs that mean it, `.relu`
     for a tensor method, where they say what `settings` does; the last is the one that we make."""
 
     reference: Callable[[Tensor], Tensor]

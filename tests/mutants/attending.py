@@ -146,8 +146,8 @@ ATTENDING = (
     ),
     Mutant(
         "an attention whose gradient is recorded becomes int8",
-        old='        return "an attention whose gradient is recorded: it is not int8 yet"',
-        new="        pass",
+        old='return f"{what}: its gradient is recorded, and is not int8 yet"',
+        new="return None",
         tests=("test_attention_that_records_gradients_stays_float",),
     ),
     Mutant(

@@ -85,8 +85,8 @@ GRAPHS = (
     ),
     Mutant(
         "a product whose gradient is recorded becomes int8",
-        old="    if y.requires_grad:\n",
-        new="    if y.requires_grad and y.ndim < 2:\n",
+        old="    if result.requires_grad:\n",
+        new="    if result.requires_grad and result.ndim < 2:\n",
         tests=("test_gradients_keep_products_float",),
     ),
     Mutant(
@@ -169,8 +169,8 @@ GRAPHS = (
     ),
     Mutant(
         "gelu's approximation is ignored",
-        old='"tanh": "gelu_tanh"}',
-        new='"tanh": "gelu"}',
+        old="wanted for name, wanted in settings.items())",
+        new="wanted or name for name, wanted in settings.items())",
         tests=("test_epilogue",),
     ),
     Mutant(
@@ -247,8 +247,8 @@ GRAPHS = (
     ),
     Mutant(
         "matmuls of float64 become int8",
-        old="if tensor is not None and tensor.dtype not in FLOATS:",
-        new="if tensor is not None and not tensor.dtype.is_floating_point:",
+        old='if tensor.dtype not in FLOATS:\n        return f"{short(',
+        new='if not tensor.dtype.is_floating_point:\n        return f"{short(',
         tests=("test_double_models_are_left_alone",),
     ),
     Mutant(

@@ -58,7 +58,7 @@ KEEPING = (
     ),
     Mutant(
         "codes are loaded under the scheme that the module had",
-        old="        self.scheme = found.scheme\n",
+        old="        self._how = prepared(found.scheme)\n",
         new="",
         tests=("test_any_module_takes_the_scheme_of_the_file",),
     ),

@@ -25,8 +25,8 @@ PLANNING = (
     ),
     Mutant(
         "products become int8 without a gain",
-        old="max(config.minimum_gain, 1.0)",
-        new="config.minimum_gain",
+        old="max(given.config.minimum_gain, 1.0)",
+        new="given.config.minimum_gain",
         tests=("test_products_have_to_gain",),
     ),
     Mutant(
@@ -102,12 +102,6 @@ PLANNING = (
         tests=("test_a_batch_takes_a_call_and_the_time_of_its_matrices",),
     ),
     Mutant(
-        "weights with zero points are priced as one GEMM",
-        old='return "groups" if scheme.grouped else None',
-        new='return "groups" if scheme.w.group else None',
-        tests=("test_forms_have_tables_of_their_own",),
-    ),
-    Mutant(
         "instruction sets share a table of costs",
         old='build, isa, f"{threads}t"',
         new='build, f"{threads}t"',
@@ -163,8 +157,8 @@ PLANNING = (
     ),
     Mutant(
         "an asymmetric weight without groups is called one of a single scale",
-        old="return bool(self.w.group) or not self.w.symmetric",
-        new="return bool(self.w.group)",
+        old="return bool(self.group) or not self.symmetric",
+        new="return bool(self.group)",
         tests=(
             "test_forms_have_the_same_bits_within_the_bound",
             "test_forms_have_tables_of_their_own",
@@ -172,8 +166,8 @@ PLANNING = (
     ),
     Mutant(
         "a guard of static scales is promised",
-        old='    if scheme.x.static:\n        return "its',
-        new='    if scheme.grouped:\n        return "its',
+        old='return "its scale is static" if scheme.calibrated else None',
+        new="return None",
         tests=(
             "test_static_sites_of_a_recipe_and_sites_that_train_are_not_guarded",
             "test_schemes_without_a_guard_say_so",

@@ -30,15 +30,15 @@ REWRITING = (
         tests=("test_constant_bias_after_the_matmul_in_graph_order",),
     ),
     Mutant(
-        "codes of x and of w change bits in training",
-        old="how = (list(axes), x_spec.bits, spec.bits,",
-        new="how = (list(axes), spec.bits, x_spec.bits,",
+        "activations have 8 bits, whatever their scheme says",
+        old='"bits": spec.bits, "symmetric"',
+        new='"bits": 8, "symmetric"',
         tests=("test_the_gradient_of_x_is_that_of_the_packed_weight",),
     ),
     Mutant(
         "a weight per column is quantized per row in the backward",
-        old="axes = PER_TENSOR if spec.axes == PER_COLUMN else spec.axes\n    how",
-        new="axes = (1,)\n    how",
+        old="axes = PER_TENSOR if scheme.w.axes == PER_COLUMN else scheme.w.axes\n",
+        new="axes = (1,)\n",
         tests=("test_the_gradient_of_x_is_that_of_the_packed_weight",),
     ),
     Mutant(
@@ -55,14 +55,14 @@ REWRITING = (
     ),
     Mutant(
         "codes are shared by other static scales",
-        old="(nodes.transform, spec, nodes.scale, nodes.zero_point), make)",
-        new="(nodes.transform, spec), make)",
+        old="(turn, spec, nodes.scale, nodes.zero_point), make)",
+        new="(turn, spec), make)",
         tests=("test_codes_are_shared_where_static_scales_are_equal",),
     ),
     Mutant(
         "codes are shared by other factors",
-        old="return (self.factor, self.rotation) if self.factor or self.rotation else ()",
-        new="return (None, self.rotation) if self.factor or self.rotation else ()",
+        old="        turn = (nodes.factor, nodes.rotation)\n",
+        new="        turn = (None, nodes.rotation)\n",
         tests=("test_codes_are_shared_where_factors_are_equal",),
     ),
     Mutant(
@@ -115,8 +115,8 @@ REWRITING = (
     ),
     Mutant(
         "a packed weight has 8 bits, whatever its scheme says",
-        old="triple = ops.quantize.default(w_nk, axes, spec.bits, True, *rotation)",
-        new="triple = ops.quantize.default(w_nk, axes, 8, True, *rotation)",
+        old="triple = ops.quantize.default(w_nk, axes, spec.bits, True, *turned)",
+        new="triple = ops.quantize.default(w_nk, axes, 8, True, *turned)",
         tests=("test_codes_are_those_of_the_transformed_weight",),
     ),
     Mutant(
@@ -127,20 +127,20 @@ REWRITING = (
     ),
     Mutant(
         "a static quantization that rotates is fused",
-        old="return user if len(user.args) == 5 else None",
-        new="return user",
+        old='return "what reads its codes transforms them" if bound["transform"] else None',
+        new="return None",
         tests=("test_what_is_done_to_floats_between_is_done",),
     ),
     Mutant(
         "a half result that becomes codes is not rounded on the way",
-        old="then = _static_reader(dequantize) if out_dtype == torch.float32 else None",
-        new="then = _static_reader(dequantize)",
+        old="(_products_are_read, _floats_are_read, _is_cast, _is_turned)",
+        new="(_products_are_read, _floats_are_read, _is_turned)",
         tests=("test_what_is_done_to_floats_between_is_done",),
     ),
     Mutant(
         "an activation that three sites share is quantized three times",
-        old="return len(q.users) == 1 or (",
-        new="return len(q.users) >= 1 or (",
+        old="if readers == 1 or (",
+        new="if readers >= 1 or (",
         tests=("test_one_quantize_node_for_q_k_v_and_for_gate_up",),
     ),
     Mutant(

@@ -1,0 +1,98 @@
+"""The table of forms and that of storages: every scheme has a row, and what a row says is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import qfx
+from qfx import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.host.operators import schema
+from qfx.ops.forms import FORMS, Call, form_of, why_no_gradient, why_not_guarded
+from qfx.ops.packing import Packing, parts_of
+from qfx.ops.storage import STORAGES, storage_of
+
+WEIGHTS = st.builds(
+    QSpec, st.integers(2, 8), st.booleans(), st.just(PER_ROW), st.sampled_from([0, 64, 128])
+) | st.builds(QSpec, st.integers(2, 8), st.just(True), st.sampled_from([PER_TENSOR, PER_COLUMN]))
+INPUTS = st.none() | st.builds(
+    QSpec, st.integers(2, 8), st.booleans(), st.sampled_from([PER_ROW, PER_TENSOR])
+)
+
+
+def _legal(x: QSpec | None, w: QSpec) -> bool:
+    try:
+        Scheme(x=x, w=w)
+    except ValueError:
+        return False
+    return True
+
+
+SCHEMES = st.tuples(INPUTS, WEIGHTS).filter(lambda xw: _legal(*xw)).map(lambda xw: Scheme(*xw))
+
+
+@given(SCHEMES)
+def test_one_row_serves_a_scheme(scheme: Scheme) -> None:
+    assert [form for form in FORMS if form.serves(scheme)] == [form_of(scheme)]
+    assert storage_of(scheme.w) is form_of(scheme).storage
+
+
+@given(WEIGHTS, st.integers(1, 40), st.integers(1, 300))
+def test_a_storage_gives_back_what_it_packs(spec: QSpec, n: int, k: int) -> None:
+    """Codes in their range, scales of the shape that is said, codes as they went in."""
+    storage = storage_of(spec)
+    w = torch.randn(n, k, generator=torch.Generator().manual_seed(n * k))
+    parts = parts_of(w, Packing(spec), {}, k)
+    assert parts["scale"].shape == storage.scales(spec, n, k)
+    codes = storage.unpack(parts["blocks"], n, k)
+    assert codes.dtype == torch.int8 and codes.int().abs().max() <= 2 ** (spec.bits - 1)
+    assert torch.equal(storage.pack(codes, spec), parts["blocks"])
+
+
+def _calls() -> list[tuple[str, Call]]:
+    each = [(f, f.name) for f in FORMS]
+    named = [(f"{n}.{part}", getattr(f, part)) for f, n in each
+             for part in ("fused", "dynamic", "trained", "guarded")]  # fmt: skip
+    return [(name, call) for name, call in named if call is not None]
+
+
+@pytest.mark.parametrize(("name", "call"), _calls())
+def test_arguments_are_in_the_order_of_the_schema(name: str, call: Call) -> None:
+    wanted = [argument.name for argument in schema(call.operator).arguments]
+    given: dict[str, Any] = {argument: argument for argument in wanted}
+    assert list(call.arguments(given)) == wanted
+    plain = [a for a in wanted if a not in ("factor", "rotation")]
+    assert list(call.arguments({**given, "factor": None, "rotation": 0})) == plain
+    assert call.name == str(schema(call.operator).name).removeprefix("qfx::")
+
+
+@given(SCHEMES)
+def test_reasons_are_there_where_operators_are_not(scheme: Scheme) -> None:
+    form = form_of(scheme)
+    assert (why_no_gradient(scheme) is None) == (form.trained is not None)
+    assert (why_not_guarded(scheme) is None) == (form.guarded is not None)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w8", "w4a8"])
+def test_a_form_without_a_kernel_there_stays_float(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = form_of(qfx.values.config.PRESETS[scheme]).fused.name
+    has = qfx.host.operators.has_kernel
+    monkeypatch.setattr(
+        "qfx.host.operators.has_kernel", lambda op, key: op != f"qfx::{name}" and has(op, key)
+    )
+    model, x = nn.Linear(64, 8).eval(), torch.randn(4, 64)
+    _, plan = qfx.rewrite(qfx.trace(model, x), qfx.Config(scheme=scheme, minimum_gain=0))
+    assert plan.quantized == 0 and f"{name} has no kernel for cpu" in plan.entries[0].reason
+
+
+def test_rows_are_told_apart_by_name() -> None:
+    for table in (FORMS, STORAGES):
+        names = [row.name for row in table]  # type: ignore[attr-defined]
+        assert len(set(names)) == len(names)
