@@ -12,7 +12,7 @@ import sympy
 import torch
 from tabulate import tabulate
 
-from qfx.cost.model import CostModel, Costs, Estimate, GpuCosts
+from qfx.cost.model import CostModel, Costs, Estimate, GpuCosts, Work, batch_kind
 from qfx.graph.faults import at
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
@@ -180,8 +180,7 @@ def _product_by_cost(
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
     if cost is None or batch is None or m is None or k is None or n is None:
         return Entry(match, None, f"{what} whose gain was not predicted")
-    predict = cost.estimate_attention if attends else cost.estimate_bmm
-    estimate = predict(batch, m, k, n, match.dtype)
+    estimate = cost.estimate(Work(batch_kind(match), m, k, n, match.dtype, batch))
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
@@ -197,7 +196,9 @@ def _decode_by_cost(match: Product | Attention, cost: CostModel | str | None) ->
     one = isinstance(match, Attention) and type(match.m) is int and match.m == 1
     if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:
         return None
-    gain = cost.estimate_decode(batch, k, n, match.dtype)
+    if cost.lacks("decodes", match.dtype, None):
+        return None
+    gain = cost.estimate(Work("decodes", 1, k, n, match.dtype, batch)).gain
     if gain < 1:
         return None
     reason = f"an attention of one query: float, attention_decode predicted {gain:.2f}x PyTorch's"
@@ -242,13 +243,12 @@ def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
 def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
     """Of the forward, and of packing the weight where every call does. No row counts as one."""
     assert site.k is not None and site.n is not None
-    m = max(m, 1)
-    found = cost.estimate(m, site.k, site.n, dtype, scheme)
-    more = 0.0
+    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
+    found, more = cost.estimate(work), 0.0
     if site.weight_trains:
-        more = cost.training(m, site.k, site.n, dtype, scheme)
+        more = cost.training(work)
     elif site.repacked:
-        more = cost.packing(site.k, site.n, dtype, scheme)
+        more = cost.packing(work)
     return replace(found, int8_s=found.int8_s + more)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import qfx._C as _C
-from qfx.cost.weight_storage import storage_of
+from qfx.cost.model import kind_of
 from qfx.host.shapes import hint
 from qfx.match.kinds import Site, Unmatched
 from qfx.match.own_calls import FLOAT, OwnCall
@@ -122,7 +122,7 @@ def _kernel(entry: Entry) -> str:
     """The GEMM kernel of the site: tile and instruction set; the latter alone of other forms."""
     own, m = entry.match, None if isinstance(entry.match, Unmatched) else hint(entry.match.m)
     gemm = (
-        own.gemm if isinstance(own, OwnCall) else entry.scheme and storage_of(entry.scheme) is None
+        own.gemm if isinstance(own, OwnCall) else entry.scheme and kind_of(entry.scheme) == "int8"
     )
     if m is None or not gemm:
         return _C.isa()
