@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 FORMAT = 12  # of the files, and of what is measured
 MOST = 256  # tables of a few kB
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_OURS = re.compile(r"[a-z_\d]+-.*|\.[0-9a-f]{16}\.partial")  # a partial one is a process that died
+_OURS = re.compile(  # those of formats before 12 too, and a partial one of a process that died
+    r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json|\.[0-9a-f]{16}\.partial"
+)
 Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
 
 

@@ -199,11 +199,15 @@ def test_what_was_not_of_use_for_longest_goes(
         os.utime(path, (10**9 - age, 10**9 - age))
     folder.joinpath(".0123456789abcdef.partial").write_text("of a process that died")
     os.utime(folder / ".0123456789abcdef.partial", (1, 1))
-    folder.joinpath("notes.txt").write_text("not ours")
+    for name in ("notes.txt", "my-notes.json"):
+        folder.joinpath(name).write_text("not ours")
+        os.utime(folder / name, (1, 1))
+    folder.joinpath("cost11-of-an-earlier-version.json").write_text("")
+    os.utime(folder / "cost11-of-an-earlier-version.json", (2, 2))
     folder.joinpath("cost9-folder").mkdir()
     assert not ask("oldest")[1]  # is of use
     ask("new")
-    kinds = {path.name.partition("-")[0] for path in folder.glob("*.json")}
-    assert kinds == {"oldest", "new", "old"}
-    others = {path.name for path in folder.iterdir() if path.suffix != ".json"}
-    assert others == {"notes.txt", "cost9-folder"}
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"notes.txt", "my-notes.json", "cost9-folder"} | {
+        disk._name(kind, *MACHINE) for kind in ("oldest", "new", "old")
+    }
