@@ -19,6 +19,7 @@ from tabulate import tabulate
 from benchmarks.common import keep_memory, machine, save
 from qfx import _C
 from qfx.cost.machine import MachineCost
+from qfx.cost.model import Work
 from qfx.cost.timing import fastest
 from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec, Scheme
@@ -62,7 +63,8 @@ def measure(shape: Shape) -> dict[str, Any]:
         ),
         rounds=9,
     )
-    predicted = MachineCost().estimate(shape.m, shape.k, shape.n, torch.float32, SCHEME)
+    work = Work.linear(shape.m, shape.k, shape.n, torch.float32, SCHEME)
+    predicted = MachineCost().estimate(work)
     errors = {
         "float_error": predicted.float_s / float_s - 1,
         "int8_error": predicted.int8_s / int8_s - 1,

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
 
 import pytest
 import qfx._C as _C
@@ -15,16 +14,11 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from qfx.cost.batched import ATTENTION_AXES, BMM_AXES, DECODE_AXES, BatchTable
 from qfx.cost.chosen import costs_from
 from qfx.cost.gpu import cost_of
-from qfx.cost.interpolation import Axes, Grid
-from qfx.cost.machine import AXES, BLOCK, CostTable, MachineCost, Tables
 from qfx.cost.model import CostModel, Costs
-from qfx.cost.quantizing import Sweep
-from qfx.cost.weight_storage import AXES as STORAGE_AXES
-from qfx.cost.weight_storage import StorageTable
 from qfx.rewriting import verifying
+from tests.lib.costs import FIXED_COSTS
 
 THREADS = 2
 logging.getLogger(verifying.__name__).setLevel(logging.DEBUG)  # every rewritten graph is checked
@@ -103,49 +97,6 @@ def one_rank() -> Iterator[DeviceMesh]:
         torch.distributed.destroy_process_group()
 
 
-def _grid(per_mac: float, overhead: float, axes: Axes = AXES) -> Grid:
-    rows, ks, ns = axes
-    return tuple(tuple(tuple(m * k * n * per_mac + overhead for n in ns) for k in ks) for m in rows)
-
-
-FIXED_COST = CostTable(
-    _grid(1e-10, 1e-6),
-    _grid(0.4e-10, 5e-6),
-    columns=(tuple(range(BLOCK)),) * len(AXES[0]),
-    uneven_s=0.0,
-    symmetric_saving=0.0,
-    static_saving=Sweep(0.0, 0.0),
-    static_call_s=0.0,
-    pack_s=6e-10,
-    again_s=4e-10,
-    codes_s=5e-10,
-    rotation=Sweep(1e-9, 1e-10),
-    turn=Sweep(2e-9, 3e-10),
-)
-FIXED_STORAGE_COST = StorageTable(
-    _grid(1e-10, 1e-6, STORAGE_AXES), _grid(0.5e-10, 5e-6, STORAGE_AXES)
-)
-
-
-def _batches(axes: Axes) -> BatchTable:
-    grids = (_grid(1e-10, 1e-6, axes), _grid(2e-10, 5e-6, axes))
-    return BatchTable(axes, *grids, float_call_s=1e-6, int8_call_s=5e-6)
-
-
-FIXED_BMM_COST, FIXED_ATTENTION_COST = _batches(BMM_AXES), _batches(ATTENTION_AXES)
-FIXED_DECODE_COST = _batches(DECODE_AXES)
-
-
-FIXED_TABLES = Tables(
-    linears=lambda *machine: FIXED_COST,
-    storages=lambda name, *machine: FIXED_STORAGE_COST,
-    products=lambda *machine: FIXED_BMM_COST,
-    attentions=lambda *machine: FIXED_ATTENTION_COST,
-    decodes=lambda *machine: FIXED_DECODE_COST,
-)
-FIXED_COSTS = Costs(MachineCost(FIXED_TABLES), cost_of)
-
-
 @pytest.fixture(autouse=True)
 def fixed_cost(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compiler tests never measure: float takes 2.5 times as long per multiply-accumulate, and half
@@ -163,9 +114,3 @@ def use_costs(fixed_cost: None) -> Iterator[UseCosts]:
     """Has the rest of the test decide by this cost model."""
     with ExitStack() as stack:
         yield lambda cost: stack.enter_context(costs_from(Costs(cost, cost_of)))
-
-
-def fixed_tables(**others: Any) -> MachineCost:
-    """The fixed cost model with other tables."""
-    tables = {name: lambda *machine, of=table: of for name, table in others.items()}
-    return MachineCost(FIXED_TABLES._replace(**tables))

@@ -1,4 +1,4 @@
-"""The cost table of this GPU: the grids that qfx/cost/gpu.py reads."""
+"""The cost tables of this GPU: what qfx/cost/gpu.py reads."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from benchmarks.gpu.operands import GROUPS, OPS, ROWS, Linear, calls, copies
 from benchmarks.gpu.session import Row, Session
 from benchmarks.gpu.sweep import nearest
 from qfx.cost.gpu import BATCHED, PASSES, PRODUCTS, SCHEMA, slug
+from qfx.cost.grid import Grid
+from qfx.cost.table import Table
 from qfx.rewriting.aten_quantization import quantize_parts, quantize_static_parts
 from qfx.values.atomic_write import write_text
 from qfx.weights.cache import pack
@@ -125,32 +127,32 @@ def _training(session: Session, dtype: torch.dtype) -> list[float]:
 
 
 def write_table(session: Session) -> Path | None:
-    """qfx/cost/<name>.json of the grids that are complete; None if not even one type's is."""
+    """qfx/cost/<name>.json of the types that are complete; None if not even one is."""
     axes, points = axes_of(session), {}
     for row in session.of("cost"):
         if "what" in row and row["what"] != "training":
             points[row["dtype"], row["what"], tuple(row["sizes"])] = row["s"]
     training = {r["dtype"]: r["s"] for r in session.of("cost") if r.get("what") == "training"}
-    grids: dict[str, dict[str, Any]] = {}
-    for dtype in training:
-        for what, of in _axes_by_grid(axes):
-            grids.setdefault(dtype, {})[what] = _nested(points, (dtype, what), of)
-    if not grids:
+    tables = {
+        dtype: Table(
+            {w: Grid(of, _nested(points, (dtype, w), of)) for w, of in _axes_by_grid(axes)},
+            {"training": per_element, "batch": (BATCH,)},
+        )
+        for dtype, per_element in training.items()
+    }
+    if not tables:
         return None
     host = {key: machine()[key] for key in ("torch", "commit", "uncommitted_changes")}
-    head = {"schema": SCHEMA, "gpu": session.name, **host, "batch": BATCH, "axes": axes}
+    head = {"schema": SCHEMA, "gpu": session.name, **host}
     path = session.out / f"{slug(session.name)}.json"
-    write_text(path, _text({**head, "training": training}, grids))
+    write_text(path, _text(head, tables))
     return path
 
 
-def _text(head: Row, grids: dict[str, dict[str, Any]]) -> str:
-    """JSON with a grid a line."""
-    of_types = (
-        f'"{dtype}": {{\n' + ",\n".join(f'"{w}": {json.dumps(g)}' for w, g in of.items()) + "}"
-        for dtype, of in grids.items()
-    )
-    return f'{json.dumps(head)[:-1]},\n"seconds": {{{", ".join(of_types)}}}}}\n'
+def _text(head: Row, tables: dict[str, Table]) -> str:
+    """JSON with a type a line."""
+    each = ",\n".join(f'"{dtype}": {table.text()}' for dtype, table in tables.items())
+    return f'{json.dumps(head)[:-1]}, "tables": {{\n{each}}}}}\n'
 
 
 def _axes_by_grid(axes: dict[str, Any]) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import SharedInput, Transform
-from qfx.cost.model import CostModel
+from qfx.cost.model import CostModel, Work
 from qfx.ops.single_tensors import dequantize, quantize
 from qfx.values.recipe import LEAST_INT8
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
@@ -185,5 +185,6 @@ def _times(
 ) -> tuple[float, float]:
     """Predicted seconds of all sites, in float and in int8."""
     m, shapes = max(group.m, 1), [reader.w_nk.shape for reader in group.readers]
-    each = [cost.estimate(m, k, n, group.dtype, scheme, outliers) for n, k in shapes]
+    works = [Work.linear(m, k, n, group.dtype, scheme, outliers) for n, k in shapes]
+    each = [cost.estimate(work) for work in works]
     return sum(e.float_s for e in each), sum(e.int8_s for e in each)

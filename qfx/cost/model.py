@@ -9,12 +9,47 @@ from typing import NamedTuple, Protocol
 import torch
 
 from qfx.match.base import Match
-from qfx.values.scheme import Scheme
+from qfx.ops.forms import form_of
+from qfx.values.scheme import QSpec, Scheme
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call of a matmul: `batch` products of M x K by K x N, or attentions of M queries and N
+    keys with K features. `dtype` is that of the float matmul. A linear has a scheme; `outliers` of
+    its K features are multiplied in float beside the others."""
+
+    kind: str
+    m: int
+    k: int
+    n: int
+    dtype: torch.dtype
+    batch: int = 1
+    scheme: Scheme | None = None
+    outliers: int = 0
+
+    @classmethod
+    def linear(
+        cls, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
+    ) -> Work:
+        kind = form_of(scheme).name
+        return cls(kind, m, k, n, dtype, scheme=scheme, outliers=outliers)
+
+    @property
+    def x(self) -> QSpec | None:
+        """How a linear's activations become codes; None where they stay float."""
+        return None if self.scheme is None else self.scheme.x
+
+    @property
+    def rotated(self) -> bool:
+        """Whether blocks of K are rotated."""
+        return self.scheme is not None and self.scheme.block(self.k) > 0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted seconds of one call of a site, in float and in int8."""
+    """Predicted seconds of one call of a site, in float and in int8; or in PyTorch's attention of
+    one query and in `attention_decode`."""
 
     float_s: float
     int8_s: float
@@ -25,39 +60,24 @@ class Estimate:
 
 
 class CostModel(Protocol):
-    """Predicts a site's times from its shape; `dtype` is that of the float matmul."""
+    """Predicts times on one device, of all work that `lacks` finds nothing for."""
 
-    def estimate(
-        self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme, outliers: int = 0
-    ) -> Estimate:
-        """`outliers`: how many of the k columns are multiplied in float beside the others."""
+    def lacks(self, kind: str, dtype: torch.dtype, scheme: Scheme | None) -> str | None:
+        """Why work of this kind, type and scheme cannot be predicted, or None."""
         ...
 
-    def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
-        """Of `batch` products of two activations."""
+    def estimate(self, work: Work) -> Estimate: ...
+
+    def packing(self, work: Work) -> float:
+        """Seconds to quantize and pack the weight of a linear."""
         ...
 
-    def estimate_attention(
-        self, batch: int, m: int, k: int, n: int, dtype: torch.dtype
-    ) -> Estimate:
-        """Of `batch` attentions of m queries and n keys with k features."""
-        ...
-
-    def estimate_decode(self, batch: int, k: int, n: int, dtype: torch.dtype) -> float:
-        """How many times as fast as PyTorch's attention of one query `attention_decode` is."""
-        ...
-
-    def packing(self, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
-        """Seconds to quantize and pack a weight [n, k]."""
-        ...
-
-    def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: Scheme) -> float:
-        """Seconds that training adds to a step's int8 forward."""
+    def training(self, work: Work) -> float:
+        """Seconds that training adds to a step's int8 forward of a linear."""
         ...
 
 
-# The model of a GPU for sites of this type and scheme, None for batches; or why there is none.
-GpuCosts = Callable[[torch.device, torch.dtype, Scheme | None], CostModel | str]
+GpuCosts = Callable[[torch.device], CostModel | str]  # the model of a GPU, or why there is none
 
 
 class Costs(NamedTuple):
@@ -66,8 +86,10 @@ class Costs(NamedTuple):
     cpu: CostModel | None = None
     gpus: GpuCosts | None = None
 
-    def of(self, match: Match, scheme: Scheme | None) -> CostModel | str | None:
-        """That of the device of a site of this scheme, or why there is none."""
-        if match.device.type == "cpu":
-            return self.cpu
-        return self.gpus and self.gpus(match.device, match.float_type, scheme)
+    def of(self, match: Match, kind: str, scheme: Scheme | None) -> CostModel | str | None:
+        """The model of a match's device, or why none can predict this kind of work there."""
+        cpu = match.device.type == "cpu"
+        model = self.cpu if cpu else self.gpus and self.gpus(match.device)
+        if model is None or isinstance(model, str):
+            return model
+        return model.lacks(kind, match.float_type, scheme) or model

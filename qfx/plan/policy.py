@@ -5,7 +5,7 @@ The only place with policy; no kernel is needed to test it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import singledispatch
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import sympy
 import torch
 
-from qfx.cost.model import CostModel, Costs, Estimate, GpuCosts
+from qfx.cost.model import CostModel, Costs, Estimate, GpuCosts, Work
 from qfx.graph.faults import at
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
@@ -88,15 +88,15 @@ def _(match: Site, given: _Given) -> Entry:
 def _(match: Product, given: _Given) -> Entry:
     if given.left:
         return Entry(match, None, given.left)
-    return _by_gain(match, "a matmul of two activations", given, given.costs.of(match, None))
+    return _by_gain(match, "a matmul of two activations", "products", given)
 
 
 @_entry.register
 def _(match: Attention, given: _Given) -> Entry:
     if given.left:
         return Entry(match, None, given.left)
-    cost = given.costs.of(match, None)
-    return _decode_by_cost(match, cost) or _by_gain(match, "an attention", given, cost)
+    decodes = _decode_by_cost(match, given.costs.of(match, "decodes", None))
+    return decodes or _by_gain(match, "an attention", "attentions", given)
 
 
 def _guarded(entry: Entry, config: Config) -> Entry:
@@ -147,11 +147,10 @@ def _impossible(site: Site, scheme: Scheme) -> str | None:
     return None
 
 
-def _by_gain(
-    match: Product | Attention, what: str, given: _Given, cost: CostModel | str | None
-) -> Entry:
+def _by_gain(match: Product | Attention, what: str, kind: str, given: _Given) -> Entry:
     """All operands are quantized at every call, so this has to gain, whatever `minimum_gain`."""
     scheme, wanted = given.config.chosen, max(given.config.minimum_gain, 1.0)
+    cost = given.costs.of(match, kind, None)
     if not scheme.fits_activations:
         return Entry(match, None, f"{what}, which {scheme} does not serve")
     if isinstance(cost, str):
@@ -159,22 +158,12 @@ def _by_gain(
     batch, m, k, n = (hint(s) for s in (match.batch, match.m, match.k, match.n))
     if cost is None or batch is None or m is None or k is None or n is None:
         return Entry(match, None, f"{what} whose gain was not predicted")
-    estimate = _predicted(match, cost)(batch, m, k, n, match.dtype)
+    estimate = cost.estimate(Work(kind, m, k, n, match.dtype, batch))
     if estimate.gain < wanted:
         reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
         return Entry(match, None, reason, estimate)
     taken = _taken(match, scheme)
     return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
-
-
-@singledispatch
-def _predicted(match: Match, cost: CostModel) -> Callable[..., Estimate]:
-    return cost.estimate_bmm
-
-
-@_predicted.register
-def _(match: Attention, cost: CostModel) -> Callable[..., Estimate]:
-    return cost.estimate_attention
 
 
 @singledispatch
@@ -195,7 +184,7 @@ def _decode_by_cost(match: Attention, cost: CostModel | str | None) -> Entry | N
     one = type(match.m) is int and match.m == 1
     if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:
         return None
-    gain = cost.estimate_decode(batch, k, n, match.dtype)
+    gain = cost.estimate(Work("decodes", 1, k, n, match.dtype, batch)).gain
     if gain < 1:
         return None
     reason = f"an attention of one query: float, attention_decode predicted {gain:.2f}x PyTorch's"
@@ -209,7 +198,7 @@ def _by_cost(site: Site, config: Config, costs: Costs) -> Entry:
         return Entry(site, None, why_not)
     if scheme.calibrated:
         return Entry(site, None, f"{config.chosen}: the recipe does not name it")
-    cost = costs.of(site, scheme)
+    cost = costs.of(site, form_of(scheme).name, scheme)
     if isinstance(cost, str):
         return _unpriced(site, config, scheme, cost)
     if cost is None or site.m is None or site.k is None or site.n is None:
@@ -240,13 +229,12 @@ def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
 def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
     """Of the forward, and of packing the weight where every call does. No row counts as one."""
     assert site.k is not None and site.n is not None
-    m = max(m, 1)
-    found = cost.estimate(m, site.k, site.n, dtype, scheme)
-    more = 0.0
+    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
+    found, more = cost.estimate(work), 0.0
     if site.weight_trains:
-        more = cost.training(m, site.k, site.n, dtype, scheme)
+        more = cost.training(work)
     elif site.repacked:
-        more = cost.packing(site.k, site.n, dtype, scheme)
+        more = cost.packing(work)
     return replace(found, int8_s=found.int8_s + more)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import qfx
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 from tests.conftest import UseCosts, same_bits
+from tests.lib.costs import Prices
 from tests.lib.models import compiled
-from tests.match.test_products import Prices
 
 M, N, K = 5, 6, 64
 ROW, COLUMN, FEATURE = 2, 4, 7  # of the faults

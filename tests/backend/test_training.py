@@ -13,8 +13,8 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 import qfx
-from qfx.cost.batched import BatchTable
-from tests.conftest import FIXED_BMM_COST, UseCosts, fixed_tables
+from tests.conftest import UseCosts
+from tests.lib.costs import FIXED, exchanged, fixed_tables
 from tests.lib.models import compiled
 from tests.lib.training import (
     BATCH,
@@ -143,11 +143,7 @@ def test_accumulated_gradients_are_the_sum() -> None:
 
 def test_the_compiled_backward_keeps_its_products_float(use_costs: UseCosts) -> None:
     """Also where int8 would gain: `backward` says how gradients are computed, nothing else does."""
-    fixed = FIXED_BMM_COST
-    fast = BatchTable(
-        fixed.axes, fixed.int8_s, fixed.float_s, fixed.int8_call_s, fixed.float_call_s
-    )
-    use_costs(fixed_tables(products=fast))
+    use_costs(fixed_tables(products=exchanged(FIXED["products"])))
     assert same(_reference(), _whole_step_compiled(new(Language), "eager"))
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,42 +16,72 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qfx
-from qfx.cost import batched, interpolation, machine, quantizing, weight_storage
-from qfx.cost.machine import AXES, BLOCK, MachineCost
-from qfx.cost.quantizing import Sweep
+from qfx.cost import batches, corrections, linears, measuring
+from qfx.cost.grid import Axes, Grid
+from qfx.cost.kinds import KINDS, Kind, table
+from qfx.cost.linears import AXES, BLOCK
+from qfx.cost.machine import MachineCost
+from qfx.cost.model import Estimate, Work
+from qfx.cost.table import Table
 from qfx.cost.timing import fastest
+from qfx.ops.forms import form_of
 from qfx.ops.weight import PANEL
-from tests.conftest import FIXED_COST, FIXED_STORAGE_COST, FIXED_TABLES, on_threads
+from tests.conftest import on_threads
+from tests.lib.costs import FIXED, fixed_tables
 
+MACHINE = (torch.float32, 1, "ref")
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
+GROUPS = qfx.Scheme(w=qfx.QSpec(bits=4, group=64))
 ZERO_POINTS = qfx.Scheme(w=qfx.QSpec(symmetric=False))  # of weights, without groups
+WEIGHT_ONLY = qfx.Scheme(x=None)
+SINGLE = FIXED["int8"]
+FIXED_COST = fixed_tables()
+
+
+def estimate(
+    model: MachineCost, m: int, k: int, n: int, scheme: qfx.Scheme = ASYMMETRIC, outliers: int = 0
+) -> Estimate:
+    return model.estimate(Work.linear(m, k, n, torch.float32, scheme, outliers))
+
+
+def with_numbers(**numbers: tuple[float, ...]) -> MachineCost:
+    """The fixed cost model, with other numbers for a single GEMM."""
+    return fixed_tables(int8=replace(SINGLE, numbers={**SINGLE.numbers, **numbers}))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    names = {id(kind): name for name, kind in KINDS.items()}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(machine, "measure", lambda dtype: FIXED_COST)
-    machine.table.cache_clear()
-    return tmp_path / "qfx"
+    monkeypatch.setattr(Kind, "measure", lambda kind, dtype: FIXED[names[id(kind)]])
+    table.cache_clear()
+    yield tmp_path / "qfx"
+    table.cache_clear()
 
 
 @pytest.mark.real_cost
-def test_measured_once_and_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = machine.table(torch.float32, 1, "ref")
-    monkeypatch.setattr(machine, "measure", lambda dtype: pytest.fail("measured again"))
-    machine.table.cache_clear()
-    assert machine.table(torch.float32, 1, "ref") == first == FIXED_COST
-    assert len(list(folder.iterdir())) == 1
+def test_measured_once_when_asked_for_and_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for count, kind in enumerate(KINDS):
+        assert count == 0 or len(list(folder.iterdir())) == count
+        found[kind] = table(kind, *MACHINE)
+    monkeypatch.setattr(Kind, "measure", lambda *what: pytest.fail("measured again"))
+    table.cache_clear()
+    assert {kind: table(kind, *MACHINE) for kind in KINDS} == found == FIXED
 
 
 @pytest.mark.real_cost
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"float_s": [[[1.0]]], "int8_s": []}', "null"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"grids": []}', '{"grids": {"float": [1.0]}, "numbers": {}}', "null"]
+)
 def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
-    machine.table(torch.float32, 1, "ref")
+    table("int8", *MACHINE)
     (path,) = folder.iterdir()
     path.write_text(text)
-    machine.table.cache_clear()
-    assert machine.table(torch.float32, 1, "ref") == FIXED_COST
+    table.cache_clear()
+    assert table("int8", *MACHINE) == SINGLE
     assert path.read_text() != text
 
 
@@ -59,96 +90,235 @@ def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
 def test_a_kept_time_that_is_none_is_measured_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    machine.table(torch.float32, 1, "ref")
+    table("int8", *MACHINE)
     (path,) = folder.iterdir()
     raw = json.loads(path.read_text())
-    raw["float_s"][0][0][0] = seconds
+    raw["grids"]["float"]["seconds"][0][0][0] = seconds
     path.write_text(json.dumps(raw))
-    measured = replace(FIXED_COST, pack_s=1.0)
-    monkeypatch.setattr(machine, "measure", lambda dtype: measured)
-    machine.table.cache_clear()
-    assert machine.table(torch.float32, 1, "ref") == measured
+    measured = replace(SINGLE, numbers={**SINGLE.numbers, "uneven": (1.0,)})
+    monkeypatch.setattr(Kind, "measure", lambda kind, dtype: measured)
+    table.cache_clear()
+    assert table("int8", *MACHINE) == measured
 
 
 @pytest.mark.real_cost
 def test_an_unwritable_folder_is_no_error(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
-    assert machine.table(torch.float32, 1, "ref") == FIXED_COST
+    assert table("int8", *MACHINE) == SINGLE
 
 
 @pytest.mark.real_cost
 def test_tables_of_other_types_threads_and_instruction_sets_are_apart(folder: Path) -> None:
     for key in ((torch.float32, 1, "ref"), (torch.bfloat16, 1, "ref"), (torch.float32, 2, "ref")):
-        machine.table(*key)
-    machine.table(torch.float32, 1, "avx2")
+        table("int8", *key)
+    table("int8", torch.float32, 1, "avx2")
     assert len(list(folder.iterdir())) == 4
+
+
+# --- a single int8 GEMM ---
 
 
 @given(st.integers(0, 5000), st.integers(0, 20000), st.integers(0, 20000))
 def test_estimates_are_positive_and_finite(m: int, k: int, n: int) -> None:
-    estimate = FIXED_COST.estimate(m, k, n, torch.float32, ASYMMETRIC)
-    assert 0 < estimate.float_s < math.inf and 0 < estimate.int8_s < math.inf
+    found = estimate(FIXED_COST, m, k, n)
+    assert 0 < found.float_s < math.inf and 0 < found.int8_s < math.inf
 
 
-@given(*(st.integers(0, len(points) - 1) for points in machine.AXES))
+@given(*(st.integers(0, len(points) - 1) for points in AXES))
 def test_measured_points_are_returned_as_measured(i: int, j: int, k: int) -> None:
-    shape = (machine.AXES[0][i], machine.AXES[1][j], machine.AXES[2][k])
-    estimate = FIXED_COST.estimate(*shape, torch.float32, ASYMMETRIC)
-    assert math.isclose(estimate.float_s, FIXED_COST.float_s[i][j][k], rel_tol=1e-9)
-    whole = machine.AXES[2].index(max(shape[2], PANEL))  # int8 works on whole panels
-    assert math.isclose(estimate.int8_s, FIXED_COST.int8_s[i][j][whole], rel_tol=1e-9)
+    shape = (AXES[0][i], AXES[1][j], AXES[2][k])
+    found = estimate(FIXED_COST, *shape)
+    assert math.isclose(found.float_s, SINGLE.grids["float"].seconds[i][j][k], rel_tol=1e-9)
+    whole = AXES[2].index(max(shape[2], PANEL))  # int8 works on whole panels
+    assert math.isclose(found.int8_s, SINGLE.grids["int8"].seconds[i][j][whole], rel_tol=1e-9)
 
 
 def test_beyond_the_grid_time_grows_with_the_work() -> None:
-    near = FIXED_COST.estimate(256, 2048, 2048, torch.float32, ASYMMETRIC)
-    far = FIXED_COST.estimate(512, 8192, 4096, torch.float32, ASYMMETRIC)
+    near, far = (estimate(FIXED_COST, *size) for size in ((256, 2048, 2048), (512, 8192, 4096)))
     assert math.isclose(far.float_s / near.float_s, 2 * 4 * 2, rel_tol=0.01)
 
 
 def test_a_symmetric_scheme_saves_the_zero_point() -> None:
-    priced = replace(FIXED_COST, symmetric_saving=1e-7)
-    cheap, dear = (
-        priced.estimate(256, 1024, 1024, torch.float32, s) for s in (qfx.Scheme(), ASYMMETRIC)
-    )
+    priced = with_numbers(symmetric=(1e-7,))
+    cheap, dear = (estimate(priced, 256, 1024, 1024, s) for s in (qfx.Scheme(), ASYMMETRIC))
     assert math.isclose(dear.int8_s - cheap.int8_s, 256 * 1e-7, rel_tol=1e-6)
 
 
 def test_uneven_sizes_cost_what_was_measured() -> None:
     """Float columns beyond a whole block count for more, from the M on where they were found to;
     int8 rows with features beyond a whole vector take longer."""
+    plain = SINGLE.numbers["columns"][:BLOCK]
     dear = tuple(float(BLOCK if i else 0) for i in range(BLOCK))
-    plain, *_ = FIXED_COST.columns
-    uneven = replace(FIXED_COST, columns=(plain, *[dear] * (len(AXES[0]) - 1)), uneven_s=1e-7)
+    uneven = with_numbers(columns=plain + dear * (len(AXES[0]) - 1), uneven=(1e-7,))
     for m, n, like in ((1, 65, 65), (2, 65, 80), (300, 65, 80), (300, 64, 64)):
-        found = uneven.estimate(m, 128, n, torch.float32, ASYMMETRIC).float_s
-        expected = FIXED_COST.estimate(m, 128, like, torch.float32, ASYMMETRIC).float_s
-        assert math.isclose(found, expected, rel_tol=1e-9)
+        found, expected = estimate(uneven, m, 128, n), estimate(FIXED_COST, m, 128, like)
+        assert math.isclose(found.float_s, expected.float_s, rel_tol=1e-9)
     for n, like in ((64, 64), (65, 96), (96, 96)):  # int8 works on whole panels of 32
-        a, b = (FIXED_COST.estimate(300, 128, c, torch.float32, ASYMMETRIC) for c in (n, like))
+        a, b = (estimate(FIXED_COST, 300, 128, columns) for columns in (n, like))
         assert a.int8_s == b.int8_s
     for k, more in ((64, 0.0), (65, 1e-7)):
-        a, b = (t.estimate(300, k, 64, torch.float32, ASYMMETRIC) for t in (uneven, FIXED_COST))
+        a, b = (estimate(model, 300, k, 64) for model in (uneven, FIXED_COST))
         assert math.isclose(a.int8_s - b.int8_s, 300 * more, rel_tol=1e-6)
+
+
+def test_a_static_scale_saves_a_look_at_every_element_and_costs_a_call() -> None:
+    priced = with_numbers(static=(1e-8, 2e-11), static_call=(4e-6,))
+    static = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR, static=True))
+    for m, saved in ((1, -4e-6 + 1e-8 + 1024 * 2e-11), (256, -4e-6 + 256 * (1e-8 + 1024 * 2e-11))):
+        dear, cheap = (estimate(priced, m, 1024, 1024, s).int8_s for s in (ASYMMETRIC, static))
+        assert math.isclose(dear - cheap, saved, rel_tol=1e-6)
+
+
+# --- other kinds of weights, rotation, outliers, training ---
+
+
+KIND_OF = {
+    qfx.Scheme(): "int8",
+    ASYMMETRIC: "int8",
+    GROUPS: "groups",
+    ZERO_POINTS: "groups",
+    WEIGHT_ONLY: "weight_only",
+}
+
+
+def test_rotation_costs_its_rows_and_elements_where_a_block_fits() -> None:
+    plain, rotated = qfx.Scheme(), qfx.Scheme(rotation=64)
+    for k, added in ((1024, 256 * (1e-9 + 1024 * 1e-10)), (1023, 0.0)):
+        first, second = (estimate(FIXED_COST, 256, k, 512, s).int8_s for s in (plain, rotated))
+        assert math.isclose(second - first, added, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", KIND_OF, ids=str)
+def test_outliers_are_a_float_linear_beside_the_others(scheme: qfx.Scheme) -> None:
+    plain, split = (estimate(FIXED_COST, 64, 512, 256, scheme, count) for count in (0, 8))
+    beside = estimate(FIXED_COST, 64, 8, 256).float_s
+    assert split.float_s == plain.float_s
+    assert math.isclose(split.int8_s - plain.int8_s, beside, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", KIND_OF, ids=str)
+def test_schemes_have_the_tables_of_their_kinds(scheme: qfx.Scheme) -> None:
+    kind = KIND_OF[scheme]
+    assert form_of(scheme).name == kind
+    found = estimate(FIXED_COST, 64, 512, 256, scheme)
+    assert found.float_s == FIXED[kind].grids["float"].linear(64, 512, 256)
+    assert found.int8_s == FIXED[kind].grids["int8"].linear(64, 512, 256)
+    rotated = estimate(FIXED_COST, 64, 512, 256, replace(scheme, rotation=64))
+    turned = "turn" if scheme.x is None else "rotation"  # float activations have no other pass
+    assert math.isclose(rotated.int8_s - found.int8_s, SINGLE.over(turned, 64, 512), rel_tol=1e-6)
+
+
+def test_training_turns_the_weight_and_both_gradients() -> None:
+    m, k, n = 256, 1024, 512
+    pack_s, again_s, codes_s = SINGLE.numbers["training"]
+    plain = n * k * (pack_s + again_s) + m * k * codes_s
+    turned = (
+        SINGLE.over("rotation", n, k) + 2 * SINGLE.over("turn", n, k) + SINGLE.over("turn", m, k)
+    )
+    for scheme, expected in (
+        (ASYMMETRIC, plain),
+        (replace(ASYMMETRIC, rotation=64), plain + turned),
+    ):
+        found = FIXED_COST.training(Work.linear(m, k, n, torch.float32, scheme))
+        assert math.isclose(found, expected, rel_tol=1e-9)
+
+
+# --- batches ---
+
+SIZES = (1e-6, 1e-10), (5e-6, 0.4e-10)  # seconds of a call, and of a multiply-accumulate
+
+
+def _batches() -> Table:
+    axes = ms, ks, ns = batches.PRODUCT_AXES
+    pair = (
+        Grid(axes, [[[8 * m * k * n * s + call for n in ns] for k in ks] for m in ms])
+        for call, s in SIZES
+    )
+    return Table(dict(zip(("float", "int8"), pair, strict=True)), {"call": (1e-6, 5e-6)})
+
+
+BATCHES = fixed_tables(products=_batches())
+
+
+@given(st.integers(0, 100), *(st.sampled_from(points) for points in batches.PRODUCT_AXES))
+def test_a_batch_takes_a_call_and_the_time_of_its_matrices(
+    batch: int, m: int, k: int, n: int
+) -> None:
+    found = BATCHES.estimate(Work("products", m, k, n, torch.float32, batch))
+    assert math.isclose(found.float_s, 1e-6 + batch * m * k * n * 1e-10, rel_tol=1e-9)
+    assert math.isclose(found.int8_s, 5e-6 + batch * m * k * n * 0.4e-10, rel_tol=1e-9)
+
+
+@given(
+    st.sampled_from(["products", "attentions", "decodes"]), *(st.integers(0, 5000) for _ in "bmkn")
+)
+def test_estimates_of_batches_are_positive_and_finite(
+    kind: str, batch: int, m: int, k: int, n: int
+) -> None:
+    found = BATCHES.estimate(Work(kind, m, k, n, torch.float32, batch))
+    assert 0 < found.float_s < math.inf and 0 < found.int8_s < math.inf
+
+
+# --- grids ---
+
+POINTS = st.lists(st.integers(1, 5000), min_size=2, max_size=4, unique=True).map(sorted)
+
+
+@given(st.lists(POINTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_a_grid_of_any_axes_returns_its_points(axes: list[list[int]], draw: object) -> None:
+    """Whatever the times: each lies between its neighbours' corners, and at a point on it."""
+    random = draw.uniform  # type: ignore[attr-defined]
+
+    def times(axes: list[list[int]]) -> object:
+        return [times(axes[1:]) for _ in axes[0]] if axes else random(1e-6, 1e-3)
+
+    grid = Grid(axes, times(axes))  # type: ignore[arg-type]
+    for indices in itertools.product(*(range(len(points)) for points in axes)):
+        seconds = grid._at(indices)
+        at = [points[i] for points, i in zip(axes, indices, strict=True)]
+        assert math.isclose(grid.logs(*at), seconds, rel_tol=1e-9)
+        assert math.isclose(grid.linear(*at), max(seconds, grid.smallest), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("axes", "seconds", "message"),
+    [
+        (((1,),), [1.0], r"axis \(1,\) is no list of two or more ascending"),
+        (((2, 1),), [1.0, 1.0], "ascending"),
+        (((0, 1),), [1.0, 1.0], "ascending"),
+        (((1, 2.0),), [1.0, 1.0], "ascending"),
+        (((1, 2),), [1.0], "no list of 2"),
+        (((1, 2),), [1.0, [1.0]], "a table holds"),
+        (((1, 2), (1, 2)), [1.0, 2.0], "no list of 2"),
+    ],
+)
+def test_what_is_no_grid(axes: Axes, seconds: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Grid(axes, seconds)
+
+
+# --- measuring ---
 
 
 def test_the_lesser_time_of_two_sweeps_counts_and_large_cells_are_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     axes, calls = ((1, 4, 16), (8, 16), (8, 32)), itertools.count()
-    monkeypatch.setattr(interpolation, "LARGEST", 4 * 16 * 32)
+    monkeypatch.setattr(measuring, "LARGEST", 4 * 16 * 32)
 
-    def column(k: int, n: int) -> interpolation.Timing:
-        disturbed = 1024 * (next(calls) < 2)  # half of the first sweep
+    def column(k: int, n: int, dtype: torch.dtype) -> measuring.Timing:
+        disturbed = 2**-10 * (next(calls) < 2)  # half of the first sweep
 
         def timed(m: int) -> tuple[float, float]:
-            assert m * k * n <= interpolation.LARGEST
-            return m * k * n + disturbed, 1 + 2 * m * k * n + disturbed
+            assert m * k * n <= measuring.LARGEST
+            return m * k * n * 2**-20 + disturbed, (1 + 2 * m * k * n) * 2**-20 + disturbed
 
         return timed
 
-    float_s, int8_s = interpolation.measured_grids(axes, column)
+    in_float, in_int8 = measuring.measured_grids(axes, column, torch.float32)
     for (i, m), (j, k), (h, n) in itertools.product(*map(enumerate, axes)):
-        assert (float_s[i][j][h], int8_s[i][j][h]) == (m * k * n, 1 + 2 * m * k * n)
+        found = in_float.seconds[i][j][h] * 2**20, in_int8.seconds[i][j][h] * 2**20
+        assert found == (m * k * n, 1 + 2 * m * k * n)
 
 
 @pytest.mark.real_cost
@@ -162,172 +332,42 @@ def test_on_one_thread_waiting_does_not_count() -> None:
 
 @pytest.mark.real_cost
 def test_inference_mode_does_not_change_what_is_measured() -> None:
-    with torch.inference_mode(), interpolation.undisturbed():
+    with torch.inference_mode(), measuring.undisturbed():
         assert not torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
 
 
 @pytest.mark.real_cost
-def test_a_real_measurement_has_the_right_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "AXES", ((1, 4), (32, 64), (8, 16)))
+@pytest.mark.parametrize("name", KINDS)
+def test_a_real_measurement_can_be_kept_and_read(name: str) -> None:
+    small = replace(KINDS[name], axes=((1, 4), (64, 128), (8, 16)))
     state = torch.random.get_rng_state()
-    measured = machine.measure(torch.float32)
-    assert torch.tensor(measured.float_s).shape == torch.tensor(measured.int8_s).shape == (2, 2, 2)
+    with on_threads(1):  # the thread's own time, however busy the machine is
+        measured = small.measure(torch.float32)
+    assert small.read(measured.text()) == measured
+    assert measured.numbers.keys() == small.extras.keys()
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.real_cost
 def test_measuring_is_out_of_the_callers_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(machine, "AXES", ((1, 4), (8, 16), (8, 16)))
-    for module in (machine, quantizing):
+    for module in (linears, corrections):
         monkeypatch.setattr(
             module, "fastest", lambda *calls, **_: seen.append(_autocast()) or [1.0] * len(calls)
         )
     with torch.autocast("cpu", torch.bfloat16):
-        machine.measure(torch.float32)
+        replace(KINDS["int8"], axes=((1, 4), (8, 16), (8, 16))).measure(torch.float32)
     assert seen and not any(seen)
-
-
-# --- forms that are no single int8 GEMM, and rotation ---
-
-
-ROTATION, TURN = FIXED_COST.rotation, FIXED_COST.turn
-
-
-def test_rotation_costs_its_rows_and_elements_where_a_block_fits() -> None:
-    plain, rotated = qfx.Scheme(), qfx.Scheme(rotation=64)
-    for k, added in ((1024, 256 * (1e-9 + 1024 * 1e-10)), (1023, 0.0)):
-        first, second = (
-            FIXED_COST.estimate(256, k, 512, torch.float32, s).int8_s for s in (plain, rotated)
-        )
-        assert math.isclose(second - first, added, rel_tol=1e-6)
-
-
-@pytest.mark.parametrize("scheme", [ASYMMETRIC, *weight_storage.STORAGES.values()], ids=str)
-def test_outliers_are_a_float_linear_beside_the_others(scheme: qfx.Scheme) -> None:
-    problem = (64, 512, 256, torch.float32, scheme)
-    plain, split = (
-        MachineCost(FIXED_TABLES).estimate(*problem, outliers=count) for count in (0, 8)
-    )
-    beside = FIXED_COST.estimate(64, 8, 256, torch.float32, ASYMMETRIC).float_s
-    assert split.float_s == plain.float_s
-    assert math.isclose(split.int8_s - plain.int8_s, beside, rel_tol=1e-6)
-
-
-@pytest.mark.parametrize("scheme", [*weight_storage.STORAGES.values(), ZERO_POINTS], ids=str)
-def test_forms_have_tables_of_their_own(scheme: qfx.Scheme) -> None:
-    problem = (64, 512, 256, torch.float32)
-    found = MachineCost(FIXED_TABLES).estimate(*problem, scheme)
-    assert found == FIXED_STORAGE_COST.estimate(*problem[:3])
-    rotated = MachineCost(FIXED_TABLES).estimate(*problem, replace(scheme, rotation=64))
-    turned = TURN if scheme.x is None else ROTATION  # nothing else passes over float activations
-    assert math.isclose(rotated.int8_s - found.int8_s, turned.over(64, 512), rel_tol=1e-6)
-
-
-def test_training_turns_the_weight_and_both_gradients() -> None:
-    m, k, n = 256, 1024, 512
-    plain = n * k * (FIXED_COST.pack_s + FIXED_COST.again_s) + m * k * FIXED_COST.codes_s
-    turned = ROTATION.over(n, k) + 2 * TURN.over(n, k) + TURN.over(m, k)
-    for scheme, expected in (
-        (ASYMMETRIC, plain),
-        (replace(ASYMMETRIC, rotation=64), plain + turned),
-    ):
-        found = MachineCost(FIXED_TABLES).training(m, k, n, torch.float32, scheme)
-        assert math.isclose(found, expected, rel_tol=1e-9)
-
-
-def test_a_static_scale_saves_a_look_at_every_element_and_costs_a_call() -> None:
-    priced = replace(FIXED_COST, static_saving=Sweep(1e-8, 2e-11), static_call_s=4e-6)
-    static = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR, static=True))
-    for m, saved in ((1, -4e-6 + 1e-8 + 1024 * 2e-11), (256, -4e-6 + 256 * (1e-8 + 1024 * 2e-11))):
-        dear, cheap = (
-            priced.estimate(m, 1024, 1024, torch.float32, s).int8_s for s in (ASYMMETRIC, static)
-        )
-        assert math.isclose(dear - cheap, saved, rel_tol=1e-6)
 
 
 @pytest.mark.real_cost
 def test_a_pass_is_what_a_call_takes_more_than_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """From times that are affine in the width of a row; never less than nothing."""
-    monkeypatch.setattr(quantizing, "fastest", lambda *calls: [call() for call in calls])
+    monkeypatch.setattr(corrections, "fastest", lambda *calls: [call() for call in calls])
     seconds = lambda a, b: lambda x: 5e-6 + len(x) * (a + b * x.shape[1])  # noqa: E731
-    found = quantizing.measured_pass(seconds(3e-8, 2e-10), torch.float32, less=seconds(1e-8, 5e-11))
-    assert found == pytest.approx((2e-8, 1.5e-10), rel=1e-6)
-    assert quantizing.measured_pass(seconds(0, 0), torch.float32, less=seconds(1e-8, 1e-10)) == (
-        0,
-        0,
-    )
-
-
-@pytest.mark.real_cost
-@pytest.mark.parametrize("name", weight_storage.STORAGES)
-def test_a_form_is_measured_when_asked_for_and_kept(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weight_storage, "AXES", ((1, 4), (64, 128), (8, 16)))
-    weight_storage.storage_table.cache_clear()
-    measured = weight_storage.storage_table(name, torch.float32, 1, "ref")
-    assert torch.tensor(measured.float_s).shape == torch.tensor(measured.int8_s).shape == (2, 2, 2)
-    monkeypatch.setattr(
-        weight_storage, "measure_storage", lambda *what: pytest.fail("measured again")
-    )
-    weight_storage.storage_table.cache_clear()
-    assert weight_storage.storage_table(name, torch.float32, 1, "ref") == measured
-    weight_storage.storage_table.cache_clear()
-    assert len(list(folder.iterdir())) == 1
-
-
-# --- batched products ---
-
-BMM = batched.BatchTable(
-    batched.BMM_AXES,
-    *(
-        tuple(tuple(tuple(8 * m * k * n * s + call for n in ns) for k in ks) for m in ms)
-        for ms, ks, ns in [batched.BMM_AXES]
-        for s, call in ((1e-10, 1e-6), (0.4e-10, 5e-6))
-    ),
-    1e-6,
-    5e-6,
-)
-
-
-@pytest.mark.real_cost
-def test_batched_products_are_measured_when_asked_for_and_kept(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batched, "measure_bmm", lambda dtype: BMM)
-    batched.bmm_table.cache_clear()
-    machine.table(torch.float32, 1, "ref")
-    assert len(list(folder.iterdir())) == 1
-    assert batched.bmm_table(torch.float32, 1, "ref") == BMM
-    assert len(list(folder.iterdir())) == 2
-    monkeypatch.setattr(batched, "measure_bmm", lambda dtype: pytest.fail("measured again"))
-    batched.bmm_table.cache_clear()
-    assert batched.bmm_table(torch.float32, 1, "ref") == BMM
-    batched.bmm_table.cache_clear()
-
-
-@given(st.integers(0, 100), *(st.sampled_from(points) for points in batched.BMM_AXES))
-def test_a_batch_takes_a_call_and_the_time_of_its_matrices(
-    batch: int, m: int, k: int, n: int
-) -> None:
-    estimate = BMM.estimate(batch, m, k, n)
-    assert math.isclose(estimate.float_s, 1e-6 + batch * m * k * n * 1e-10, rel_tol=1e-9)
-    assert math.isclose(estimate.int8_s, 5e-6 + batch * m * k * n * 0.4e-10, rel_tol=1e-9)
-
-
-@given(*(st.integers(0, 5000) for _ in range(4)))
-def test_estimates_of_batches_are_positive_and_finite(batch: int, m: int, k: int, n: int) -> None:
-    estimate = BMM.estimate(batch, m, k, n)
-    assert 0 < estimate.float_s < math.inf and 0 < estimate.int8_s < math.inf
-
-
-@pytest.mark.real_cost
-def test_a_real_measurement_of_batches_has_the_right_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched, "BMM_AXES", ((1, 4), (16, 32), (8, 16)))
-    measured = batched.measure_bmm(torch.float32)
-    assert torch.tensor(measured.float_s).shape == torch.tensor(measured.int8_s).shape == (2, 2, 2)
-    assert measured.float_call_s > 0 and measured.int8_call_s > 0
+    found = corrections.more(seconds(3e-8, 2e-10), seconds(1e-8, 5e-11), torch.float32)
+    assert found == pytest.approx([2e-8, 1.5e-10], rel=1e-6)
+    assert corrections.more(seconds(0, 0), seconds(1e-8, 1e-10), torch.float32) == [0, 0]
 
 
 def _autocast() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 import qfx
 from qfx import _C
 from qfx.cost import gpu
-from qfx.cost.gpu import BATCHED, HERE, PASSES, PRODUCTS, GpuCost, GpuTable, parts, slug
-from qfx.cost.model import GpuCosts
+from qfx.cost.gpu import BATCHED, HERE, PASSES, PRODUCTS, GpuCost, passes_of, slug
+from qfx.cost.model import Estimate, GpuCosts, Work
 from qfx.match.matching import match
+from qfx.ops.forms import form_of
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from tests.cuda.graphs import as_if_built, on_cuda
@@ -50,25 +52,29 @@ def raw_table() -> dict[str, Any]:
     axes = {**dict.fromkeys(PRODUCTS, MKN), **dict.fromkeys(BATCHED, BATCHED_MKN)}
     axes |= dict.fromkeys(PASSES, MK)
     grids = {
-        what: _nested(lambda *sizes, what=what: _seconds(what, *sizes), axes[what]) for what in axes
+        what: {"axes": of, "seconds": _nested(lambda *mkn, what=what: _seconds(what, *mkn), of)}
+        for what, of in axes.items()
     }
-    return {
-        "schema": gpu.SCHEMA,
-        "gpu": NAME,
-        "batch": BATCH,
-        "axes": {"mkn": MKN, "batched": BATCHED_MKN, "mk": MK},
-        "seconds": {"bfloat16": grids},
-        "training": {"bfloat16": [1e-12, 1e-12]},
-    }
+    numbers = {"training": [1e-12, 1e-12], "batch": [BATCH]}
+    tables = {"bfloat16": {"grids": grids, "numbers": numbers}}
+    return {"schema": gpu.SCHEMA, "gpu": NAME, "tables": tables}
 
 
-TABLE = GpuTable.read(json.dumps(raw_table()))
-SYNTHETIC = GpuCost(TABLE)
+SYNTHETIC = GpuCost.read(json.dumps(raw_table()))
+GRIDS = SYNTHETIC.tables["bfloat16"].grids
 W8A8 = qfx.Scheme(x=qfx.QSpec(symmetric=False))
 
 
-def _synthetic(device: torch.device, dtype: torch.dtype, scheme: qfx.Scheme | None) -> Any:
-    return SYNTHETIC.lacks(dtype, scheme) or SYNTHETIC
+def _linear_work(m: int, k: int, n: int, scheme: qfx.Scheme = W8A8) -> Work:
+    return Work.linear(m, k, n, torch.bfloat16, scheme)
+
+
+def _estimate(m: int, k: int, n: int) -> Estimate:
+    return SYNTHETIC.estimate(_linear_work(m, k, n))
+
+
+def _synthetic(device: torch.device) -> GpuCost:
+    return SYNTHETIC
 
 
 @pytest.fixture
@@ -144,7 +150,7 @@ def test_minimum_gain_zero_quantizes_what_is_not_measured(cuda_build: None) -> N
 
 @pytest.mark.parametrize(("m", "k", "n"), [*product(*MKN)])
 def test_the_points_of_the_table_are_as_measured(m: int, k: int, n: int) -> None:
-    found = SYNTHETIC.estimate(m, k, n, torch.bfloat16, W8A8)
+    found = _estimate(m, k, n)
     assert found.float_s == pytest.approx(_seconds("float", m, k, n), rel=1e-9)
     expected = _seconds("int8", m, k, n) + _seconds("quantize", m, k)
     assert found.int8_s == pytest.approx(expected, rel=1e-9)
@@ -159,13 +165,13 @@ def test_between_the_points_it_lies_between_them(m: int, n: int) -> None:
         [p for p in points if q / 64 < p < q * 64] for points, q in zip(MKN, (m, k, n), strict=True)
     ]
     per_unit = [_seconds("float", *p) / (p[0] * p[1] * p[2]) for p in product(*around)]
-    found = SYNTHETIC.estimate(m, k, n, torch.bfloat16, W8A8).float_s / (m * k * n)
+    found = _estimate(m, k, n).float_s / (m * k * n)
     assert min(per_unit) <= found <= max(per_unit)
 
 
 def test_beyond_the_last_point_work_costs_what_it_did_there() -> None:
-    last = TABLE.grids["bfloat16", "float"].at(8192, 8192, 16384)
-    assert TABLE.grids["bfloat16", "float"].at(16384, 8192, 32768) == pytest.approx(4 * last)
+    last = GRIDS["float"].logs(8192, 8192, 16384)
+    assert GRIDS["float"].logs(16384, 8192, 32768) == pytest.approx(4 * last)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +199,11 @@ def test_small_n_and_small_k_are_refused_by_measurements(
 def test_a_batch_of_products_by_its_own_grid(cuda_build: None) -> None:
     config = qfx.Config(scheme="w8a8-asymmetric")
     (entry,) = _plan(Multiplies(), X, config, _synthetic).entries
-    assert entry.estimate == SYNTHETIC.estimate_bmm(64, 512, 64, 512, torch.bfloat16)
+    work = Work("products", 512, 64, 512, torch.bfloat16, 64)
+    assert entry.estimate == SYNTHETIC.estimate(work)
+    half = SYNTHETIC.estimate(replace(work, m=1024, n=1024, batch=BATCH // 2))
+    expected = [_seconds(what, 1024, 64, 1024) / 2 for what in BATCHED]
+    assert [half.float_s, half.int8_s] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -203,40 +213,97 @@ def test_a_batch_of_products_by_its_own_grid(cuda_build: None) -> None:
         (qfx.Scheme(rotation=64), ("int8", "rotated")),
         (qfx.Scheme(x=qfx.QSpec(axes=(0, 1))), ("int8", "tensor")),
         (qfx.Scheme(x=qfx.QSpec(static=True, axes=(0, 1))), ("int8", "static")),
-        (qfx.Scheme(x=None), ("weight_only", None)),
+        (qfx.Scheme(x=None), ("weight_only",)),
         (qfx.Scheme(x=None, rotation=64), ("weight_only", "rotate")),
         (qfx.Scheme(x=qfx.QSpec(), w=qfx.QSpec(bits=4, group=64)), ("groups", "quantize")),
     ],
 )
 def test_a_scheme_is_a_product_and_a_pass(scheme: qfx.Scheme, expected: tuple[str, Any]) -> None:
-    assert parts(scheme) == expected
+    assert (form_of(scheme).name, *passes_of(scheme)) == expected
 
 
 def test_a_rotated_weight_that_trains_costs_its_rotations() -> None:
-    plain = SYNTHETIC.training(256, 1024, 512, torch.bfloat16, W8A8)
-    turned = SYNTHETIC.training(256, 1024, 512, torch.bfloat16, qfx.Scheme(rotation=64))
-    turn = TABLE.grids["bfloat16", "rotate"]
+    rotated = qfx.Scheme(rotation=64)
+    plain, turned = (SYNTHETIC.training(_linear_work(256, 1024, 512, s)) for s in (W8A8, rotated))
+    turn = GRIDS["rotate"]
     assert plain == pytest.approx(1e-12 * 1024 * (512 + 256))
-    assert turned - plain == pytest.approx(3 * turn.at(512, 1024) + turn.at(256, 1024))
+    assert turned - plain == pytest.approx(3 * turn.logs(512, 1024) + turn.logs(256, 1024))
+
+
+def _without(*names: str) -> GpuCost:
+    raw = raw_table()
+    for name in names:
+        del _grids(raw)[name]
+    return GpuCost.read(json.dumps(raw))
 
 
 def test_what_the_table_lacks_stays_float_with_the_reason(cuda_build: None) -> None:
     module = nn.Linear(128, 128, dtype=torch.float16)
     plan = _plan(module, torch.ones(8, 128, dtype=torch.float16), qfx.Config(), _synthetic)
-    assert _reason(plan).startswith(f"the table of {NAME} has no times of float in float16; run")
+    assert _reason(plan).startswith(f"the table of {NAME} has no times of int8 in float16; run")
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("int8", W8A8),
+        ("float", W8A8),
+        ("quantize", W8A8),
+        ("rotated", qfx.Scheme(rotation=64)),
+        ("rotate", qfx.Scheme(rotation=64)),  # of its weight, at every call that packs it
+        ("weight_only", qfx.Scheme(x=None)),
+    ],
+)
+def test_a_linear_needs_its_product_and_its_passes(name: str, scheme: qfx.Scheme) -> None:
+    asked = (form_of(scheme).name, torch.bfloat16, scheme)
+    assert SYNTHETIC.lacks(*asked) is None
+    reason = f"the table of {NAME} has no times of {name} in bfloat16"
+    assert _without(name).lacks(*asked) == reason
+
+
+@pytest.mark.parametrize("queries", [1, 16])
+def test_what_no_table_was_made_for_is_a_reason_on_every_device(queries: int) -> None:
+    """A GPU's table is asked as one of a CPU: of attentions none is measured."""
+    matches = match(qfx.trace(Attends(), torch.ones(2, queries, 64, dtype=torch.bfloat16)))
+    (entry,) = decide(matches, qfx.Config(), SYNTHETIC).entries
+    lacking = f"the table of {NAME} has no times of attentions in bfloat16"
+    assert (entry.scheme, entry.decodes) == (None, False)
+    assert entry.reason == f"an attention: {lacking}"
+
+
+def test_attentions_without_those_of_one_query() -> None:
+    raw = raw_table()
+    for name in ("attentions", "float_attentions"):
+        _grids(raw)[name] = _grids(raw)["products"]
+    x = torch.ones(2, 1, 64, dtype=torch.bfloat16)
+    model = GpuCost.read(json.dumps(raw))
+    (entry,) = decide(match(qfx.trace(Attends(), x)), qfx.Config(), model).entries
+    assert not entry.decodes and entry.reason.startswith("an attention: int8 would be 1.00x")
+
+
+def _grids(raw: dict[str, Any]) -> dict[str, Any]:
+    return raw["tables"]["bfloat16"]["grids"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: raw.update(schema=0), "a GPU table of schema 0, expected 1"),
+        (lambda raw: raw.update(schema=0), "a GPU table of schema 0, expected 2"),
         (
-            lambda raw: raw["seconds"]["bfloat16"]["int8"].pop(),
+            lambda raw: _grids(raw)["int8"]["seconds"].pop(),
             "the grid int8: a table has no list of 4 where",
         ),
         (
-            lambda raw: raw["seconds"]["bfloat16"]["rotate"][0].__setitem__(0, 0.0),
-            "rotate: a table holds 0.0",
+            lambda raw: _grids(raw)["rotate"]["seconds"][0].__setitem__(0, 0.0),
+            "the grid rotate: a table holds 0.0",
+        ),
+        (
+            lambda raw: _grids(raw).update(rotate=_grids(raw)["int8"]),
+            "the grid rotate has 3 axes",
+        ),
+        (
+            lambda raw: raw["tables"]["bfloat16"]["numbers"]["batch"].append(2),
+            "no list of 1",
         ),
     ],
 )
@@ -246,16 +313,16 @@ def test_a_table_that_is_none_is_an_error(
     raw = json.loads(json.dumps(raw_table()))
     change(raw)
     with pytest.raises(ValueError, match=message):
-        GpuTable.read(json.dumps(raw))
+        GpuCost.read(json.dumps(raw))
 
 
 def test_a_table_is_found_by_its_gpu(tmp_path: Path) -> None:
     (tmp_path / f"{slug(NAME)}.json").write_text(json.dumps(raw_table()))
-    assert gpu.table_of(NAME, tmp_path) == TABLE
-    assert gpu.table_of("another", tmp_path) is None
+    assert gpu.model_of(NAME, tmp_path) == SYNTHETIC
+    assert gpu.model_of("another", tmp_path) is None
     assert slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
 
 
 def test_the_committed_tables_can_be_read() -> None:
     for path in HERE.glob("*.json"):
-        assert slug(GpuTable.read(path.read_text()).name) == path.stem
+        assert slug(GpuCost.read(path.read_text()).name) == path.stem

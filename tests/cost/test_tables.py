@@ -3,52 +3,55 @@ many of them stay."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from qfx.cost import batched, machine, tables, weight_storage
-from qfx.cost.gpu import GpuTable
-from tests.conftest import FIXED_BMM_COST, FIXED_COST, FIXED_STORAGE_COST
+from qfx.cost import disk
+from qfx.cost.gpu import GpuCost
+from qfx.cost.grid import LONGEST
+from qfx.cost.kinds import KINDS
+from qfx.cost.table import Table
 from tests.cost.test_gpu_plan import raw_table
+from tests.lib.costs import FIXED
 from tests.lib.mutations import mutated
 
 MACHINE = (torch.float32, 1, "ref")
-READERS: dict[str, tuple[Callable[[str], Any], Any, tuple[Any, ...]]] = {
-    "cost": (machine._from_json, asdict(FIXED_COST), ("float_s", 1, 2, 3)),
-    "columns": (machine._from_json, asdict(FIXED_COST), ("columns", 1, 2)),
-    "pass": (machine._from_json, asdict(FIXED_COST), ("rotation", 1)),
-    "form": (weight_storage._from_json, asdict(FIXED_STORAGE_COST), ("int8_s", 1, 2, 1)),
-    "batch": (
-        partial(batched._from_json, axes=batched.BMM_AXES),
-        asdict(FIXED_BMM_COST),
-        ("float_s", 1, 2, 3),
-    ),
-    "call": (
-        partial(batched._from_json, axes=batched.BMM_AXES),
-        asdict(FIXED_BMM_COST),
-        ("int8_call_s",),
-    ),
-    "gpu": (GpuTable.read, raw_table(), ("seconds", "bfloat16", "int8", 1, 2, 3)),
-    "gpu training": (GpuTable.read, raw_table(), ("training", "bfloat16", 1)),
+KEPT = FIXED["groups"]
+READERS = {name: kind.read for name, kind in KINDS.items()} | {"gpu": GpuCost.read}
+PLACES: dict[str, tuple[str, tuple[Any, ...]]] = {  # of a number: in the table of which kind, where
+    "grid": ("int8", ("grids", "float", "seconds", 1, 2, 3)),
+    "columns": ("int8", ("numbers", "columns", 18)),
+    "pass": ("int8", ("numbers", "rotation", 1)),
+    "difference": ("int8", ("numbers", "static_call", 0)),
+    "form": ("groups", ("grids", "int8", "seconds", 1, 2, 1)),
+    "batch": ("products", ("grids", "float", "seconds", 1, 2, 3)),
+    "call": ("decodes", ("numbers", "call", 1)),
+    "gpu": ("gpu", ("tables", "bfloat16", "grids", "int8", "seconds", 1, 2, 3)),
+    "gpu training": ("gpu", ("tables", "bfloat16", "numbers", "training", 1)),
 }
-NO_TIMES = [math.nan, math.inf, -1.0, 1e300, True, "1.0", None, 10**400, [], {}]
+NO_TIMES = [math.nan, math.inf, -1e4, 1e300, True, "1.0", None, 10**400, [], {}]
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_a_number_that_is_no_time_is_refused(kind: str) -> None:
-    read, whole, (*path, last) = READERS[kind]
+def _whole(kind: str) -> Any:
+    return raw_table() if kind == "gpu" else json.loads(FIXED[kind].text())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_number_that_is_no_time_is_refused(place: str) -> None:
+    kind, (*path, last) = PLACES[place]
+    read, whole = READERS[kind], _whole(kind)
     read(json.dumps(whole))
-    for value in NO_TIMES:
+    for value in NO_TIMES if place == "difference" else [*NO_TIMES, -1.0]:
         changed = inner = json.loads(json.dumps(whole))
         for part in path:
             inner = inner[part]
@@ -57,23 +60,38 @@ def test_a_number_that_is_no_time_is_refused(kind: str) -> None:
             read(json.dumps(changed))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_another_kind_or_of_other_sizes_is_refused(kind: str) -> None:
+    """Nor is one that lacks a grid, or has another."""
+    whole = _whole(kind)
+    changed = [json.loads(json.dumps(whole)) for _ in range(3)]
+    changed[0]["grids"]["int8"]["axes"][0][-1] += 1
+    del changed[1]["grids"]["float"]
+    changed[2]["grids"]["double"] = whole["grids"]["float"]
+    for raw in changed:
+        with pytest.raises(ValueError, match="of other sizes"):
+            KINDS[kind].read(json.dumps(raw))
+
+
 def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
-    """Of a table with one row of each kind of number."""
-    whole = asdict(FIXED_COST)
-    small = {name: value for name, value in whole.items() if name not in ("columns", "int8_s")}
+    """Of a table with one grid of two points an axis, and one number of each kind."""
+    whole, axes = _whole("int8"), ((1, 2), (32, 64), (32, 64))
+    small = replace(KINDS["int8"], axes=axes)
+    for grid in whole["grids"].values():
+        grid.update(axes=axes, seconds=[[[1.0, 2.0]] * 2] * 2)
+    columns = whole["numbers"].pop("columns")
     count = 0
-    for text in mutated(json.dumps(small | {"float_s": [[[1.0]]]})):
+    for text in mutated(json.dumps(whole)):
         try:
             found = json.loads(text)
-            read = machine._from_json(json.dumps({**whole, **found, "float_s": whole["float_s"]}))
-        except (ValueError, TypeError, RecursionError):
+            found["numbers"]["columns"] = columns
+            read = small.read(json.dumps(found))
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
         count += 1
-        numbers = [
-            read.uneven_s, read.symmetric_saving, *read.static_saving, read.static_call_s,
-            read.pack_s, read.again_s, read.codes_s, *read.rotation, *read.turn,
-        ]  # fmt: skip
-        assert all(type(n) is float and abs(n) <= tables.LONGEST for n in numbers)
+        numbers = [*itertools.chain(*read.numbers.values())]
+        assert all(type(n) is float and abs(n) <= LONGEST for n in numbers)
+        assert all(0 < g.linear(3, 48, 99) < math.inf for g in read.grids.values())
     assert count > 50
 
 
@@ -83,23 +101,21 @@ def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tables._none.cache_clear()
+    disk._none.cache_clear()
     return tmp_path / "cache" / "qfx"
 
 
-def ask(kind: str = "cost", measured: Any = FIXED_STORAGE_COST) -> tuple[Any, bool]:
+def ask(kind: str = "cost") -> tuple[Table, bool]:
     """The table, and whether it had to be measured."""
     calls: list[int] = []
-    table = tables.kept(
-        kind, MACHINE, weight_storage._from_json, lambda: calls.append(1) or measured
-    )
+    table = disk.kept(kind, MACHINE, KINDS["groups"].read, lambda: calls.append(1) or KEPT)
     return table, bool(calls)
 
 
 def test_the_folder_and_its_files_are_the_users_alone(folder: Path) -> None:
     before = os.umask(0)
     try:
-        assert ask() == (FIXED_STORAGE_COST, True) and ask() == (FIXED_STORAGE_COST, False)
+        assert ask() == (KEPT, True) and ask() == (KEPT, False)
     finally:
         os.umask(before)
     (path,) = folder.iterdir()
@@ -138,7 +154,7 @@ def test_what_another_user_could_have_written_is_not_read(
     ask()
     (path,) = folder.iterdir()
     happens(path, monkeypatch)
-    monkeypatch.setattr(tables, "_folder", lambda: folder)
+    monkeypatch.setattr(disk, "_folder", lambda: folder)
     assert ask()[1]
 
 
@@ -147,7 +163,7 @@ def test_a_link_is_not_written_through(folder: Path, tmp_path: Path) -> None:
     folder.mkdir(parents=True, mode=0o700)
     victim = tmp_path / "victim"
     victim.write_text("of the user")
-    path = folder / tables._name("cost", *MACHINE)
+    path = folder / disk._name("cost", *MACHINE)
     path.symlink_to(victim)
     ask()
     assert victim.read_text() == "of the user" and not path.is_symlink()
@@ -176,18 +192,22 @@ def test_without_a_folder_nothing_is_kept_and_the_log_says_so_once(
 def test_what_was_not_of_use_for_longest_goes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "MOST", 3)
+    monkeypatch.setattr(disk, "MOST", 3)
     for age, kind in enumerate(("old", "older", "oldest")):
         ask(kind)
-        path = folder / tables._name(kind, *MACHINE)
+        path = folder / disk._name(kind, *MACHINE)
         os.utime(path, (10**9 - age, 10**9 - age))
     folder.joinpath(".0123456789abcdef.partial").write_text("of a process that died")
     os.utime(folder / ".0123456789abcdef.partial", (1, 1))
-    folder.joinpath("notes.txt").write_text("not ours")
+    for name in ("notes.txt", "my-notes.json"):
+        folder.joinpath(name).write_text("not ours")
+        os.utime(folder / name, (1, 1))
+    folder.joinpath("cost11-of-an-earlier-version.json").write_text("")
+    os.utime(folder / "cost11-of-an-earlier-version.json", (2, 2))
     folder.joinpath("cost9-folder").mkdir()
     assert not ask("oldest")[1]  # is of use
     ask("new")
-    kinds = {path.name.partition(str(tables.FORMAT))[0] for path in folder.glob("*.json")}
-    assert kinds == {"oldest", "new", "old"}
-    others = {path.name for path in folder.iterdir() if path.suffix != ".json"}
-    assert others == {"notes.txt", "cost9-folder"}
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"notes.txt", "my-notes.json", "cost9-folder"} | {
+        disk._name(kind, *MACHINE) for kind in ("oldest", "new", "old")
+    }

@@ -14,7 +14,7 @@ from qfx.cost.chosen import costs_from
 from qfx.cost.model import Costs
 from tests.fuzz.checking import Mismatch, Seen, check
 from tests.fuzz.draft import program
-from tests.fuzz.test_fuzz import Gains
+from tests.lib.costs import Prices
 
 _EACH = 100  # programs between two lines of progress
 
@@ -37,5 +37,5 @@ def main(first: int, last: int) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    with costs_from(Costs(Gains())):
+    with costs_from(Costs(Prices(2.0))):
         sys.exit(bool(main(*map(int, sys.argv[1:]))))

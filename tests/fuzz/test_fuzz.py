@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import _C, dynamo_backend
-from qfx.cost.model import Estimate
 from qfx.match import matching
 from qfx.plan import policy
 from qfx.rewriting import canonical, codes
@@ -31,6 +30,7 @@ from tests.fuzz.grammar import ACTIVATIONS, IN_PLACE, OPS, PRODUCTS
 from tests.fuzz.graphs import Program
 from tests.fuzz.held import HELD, PUT_ON
 from tests.fuzz.hold import add_batch_norm, add_linear
+from tests.lib.costs import Prices
 
 SEEDS_EACH = 20
 CHUNKS = 250 if os.environ.get("QFX_TEST_PROFILE") == "long" else 25
@@ -43,23 +43,10 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-class Gains:
-    """A cost model to which int8 is always worth it."""
-
-    def estimate(self, *problem: Any) -> Estimate:
-        return Estimate(float_s=2.0, int8_s=1.0)
-
-    estimate_bmm = estimate_attention = estimate
-
-    def training(self, *problem: Any) -> float:
-        return 0.0
-
-    estimate_decode = packing = training
-
-
 @pytest.fixture(autouse=True)
 def int8_gains(use_costs: UseCosts) -> None:
-    use_costs(Gains())
+    """int8 is always worth it."""
+    use_costs(Prices(2.0))
 
 
 def check_all(seeds: Iterable[int], **how: Any) -> Seen:

@@ -93,7 +93,7 @@ class Ranks:
 
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
-    from tests.conftest import FIXED_COSTS
+    from tests.lib.costs import FIXED_COSTS
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port)

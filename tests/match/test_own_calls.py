@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.pipeline import Context, run_passes
 from qfx.report.html import page
-from tests.conftest import FIXED_COSTS
+from tests.lib.costs import FIXED_COSTS
 
 COARSE = qfx.Scheme(x=qfx.QSpec(bits=5), w=qfx.QSpec(bits=4))
 ops = torch.ops.qfx

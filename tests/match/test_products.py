@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx
 
 import qfx
-from qfx.cost.model import Estimate
 from qfx.match.base import Unmatched
 from qfx.match.matching import match
 from qfx.match.products import Product
@@ -20,6 +19,7 @@ from qfx.rewriting.canonical import rewrite
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
 from tests.conftest import UseCosts
+from tests.lib.costs import Prices
 from tests.lib.models import Block
 
 G = torch.Generator().manual_seed(0)
@@ -42,21 +42,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         torch.rand(2, 5, 3, 8, generator=G), torch.randn(2, 7, 3, 8, generator=G))),
     "chain": (lambda a, b: ((a @ b.mT) @ b) @ a.mT, (A, B)),
 }  # fmt: skip
-
-
-class Prices:
-    """int8 gains `gain` times over float, for weights and for products."""
-
-    def __init__(self, gain: float) -> None:
-        self.gain = gain
-
-    def estimate(self, *problem: Any) -> Estimate:
-        return Estimate(self.gain, 1.0)
-
-    estimate_bmm = estimate
-
-    def training(self, *problem: Any) -> float:
-        return 0.0
 
 
 def _traced(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> fx.GraphModule:

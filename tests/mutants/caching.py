@@ -109,7 +109,7 @@ CACHE = (
     ),
     Mutant(
         "packing at every call has no price",
-        old="more = cost.packing(site.k, site.n, dtype, scheme)",
+        old="more = cost.packing(work)",
         new="more = 0.0",
         tests=("test_packing_at_every_call_has_its_price",),
     ),

@@ -16,22 +16,23 @@ from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import counters
 
 import qfx
-from qfx.cost.model import Estimate
+from qfx.cost.model import Estimate, Work
 from qfx.graph.capture import value
 from qfx.plan.breakeven import condition
 from qfx.plan.plan import Plan
 from tests.backend.test_backend import _int8_calls
 from tests.conftest import UseCosts
+from tests.lib.costs import Free
 
 
-class Step:
+class Step(Free):
     """int8 gains from M = `start` on, and not beyond `stop`."""
 
     def __init__(self, start: int, stop: int = 10**9) -> None:
         self.start, self.stop = start, stop
 
-    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: qfx.Scheme) -> Estimate:
-        return Estimate(2.0 if self.start <= m < self.stop else 0.5, 1.0)
+    def estimate(self, work: Work) -> Estimate:
+        return Estimate(2.0 if self.start <= work.m < self.stop else 0.5, 1.0)
 
 
 def _symbol(size: Callable[[int], Any] = lambda n: n) -> torch.SymInt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,31 +10,25 @@ import torch.nn.functional as F
 from torch import nn
 
 import qfx
-from qfx.cost.model import Estimate
+from qfx.cost.model import Estimate, Work
 from qfx.match.matching import match
 from qfx.match.site import Site
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from qfx.values.config import parse_options
 from qfx.values.select import check_names, fits
+from tests.lib.costs import Prices
 from tests.lib.models import FEATURES, Block
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Seconds of every site."""
+class Linears(Prices):
+    """Prices of these alone: products of activations do not gain."""
 
-    float_s: float
-    int8_s: float
-
-    def estimate(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: qfx.Scheme) -> Estimate:
-        return Estimate(self.float_s, self.int8_s)
-
-    def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
-        return Estimate(1.0, 2.0)
+    def estimate(self, work: Work) -> Estimate:
+        return Estimate(1.0, 2.0) if work.scheme is None else super().estimate(work)
 
 
-GAIN = Prices(4.0, 1.0)
+GAIN = Linears(4.0, 1.0)
 
 
 def _plan(config: qfx.Config, prices: Prices = GAIN) -> Plan:
@@ -95,19 +89,19 @@ def test_pattern_that_matches_nothing_lists_what_there_is() -> None:
 
 
 def test_slower_sites_stay_float_with_the_numbers() -> None:
-    plan = _plan(qfx.Config(minimum_gain=1.5), Prices(1.4, 1.0))
+    plan = _plan(qfx.Config(minimum_gain=1.5), Linears(1.4, 1.0))
     assert plan.quantized == 0
     assert plan.entries[0].reason == "int8 would be 1.40x float, below minimum_gain=1.5"
 
 
 def test_the_least_gain_is_enough() -> None:
-    assert _int8(_plan(qfx.Config(minimum_gain=1.5), Prices(1.5, 1.0))) == ALL
+    assert _int8(_plan(qfx.Config(minimum_gain=1.5), Linears(1.5, 1.0))) == ALL
 
 
 class Packing(Prices):
     """At every call it takes longer than int8 saves."""
 
-    def training(self, m: int, k: int, n: int, dtype: torch.dtype, scheme: qfx.Scheme) -> float:
+    def training(self, work: Work) -> float:
         return 4.0
 
 
@@ -122,7 +116,7 @@ def test_a_weight_that_trains_is_packed_at_every_call_which_has_its_price(trains
 
 
 def test_zero_minimum_gain_quantizes_all() -> None:
-    assert _int8(_plan(qfx.Config(minimum_gain=0), Prices(0.1, 1.0))) == ALL
+    assert _int8(_plan(qfx.Config(minimum_gain=0), Linears(0.1, 1.0))) == ALL
 
 
 @pytest.mark.parametrize(
@@ -139,20 +133,11 @@ class Products(nn.Module):
         return F.scaled_dot_product_attention(x, x, x) @ x.mT
 
 
-class Cheap(Prices):
-    """Products and attentions gain too."""
-
-    def estimate_bmm(self, batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> Estimate:
-        return Estimate(2.0, 1.0)
-
-    estimate_attention = estimate_bmm
-
-
 @pytest.mark.parametrize("preset", ["w8a8", "w7a7"])
 def test_products_of_activations_say_what_is_done_to_them(preset: str) -> None:
     """They are not rotated; attention is, and symmetric in 8 bits per row, whatever the scheme."""
     gm = qfx.trace(Products(), torch.randn(1, 2, 64, 64))
-    plan = decide(match(gm), qfx.Config(scheme=preset), Cheap(4.0, 1.0))
+    plan = decide(match(gm), qfx.Config(scheme=preset), Prices(4.0, 1.0))
     product = {"w8a8": "xa8r_ws8r", "w7a7": "xs7r_ws7r"}[preset]
     assert [str(e.scheme) for e in plan.entries] == ["xs8r_ws8r_h64", product]
 

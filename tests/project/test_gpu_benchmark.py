@@ -18,7 +18,8 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import check, correctness, cost_table, kernels, peak, summary, sweep
 from benchmarks.gpu.session import Session
-from qfx.cost.gpu import GpuCost, GpuTable
+from qfx.cost.gpu import GpuCost
+from qfx.ops.forms import form_of
 from qfx.values.scheme import QSpec, Scheme
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda import objects as cuda_objects
@@ -52,15 +53,16 @@ def test_a_dry_run_goes_through_every_stage(tmp_path: Path) -> None:
     ways = {(row["what"], row["way"]) for row in rows if row["stage"] == "model"}
     assert len(ways) == 9 and "128x128x128" in done.stdout
     (path,) = tmp_path.glob("*.json")
-    model = GpuCost(GpuTable.read(path.read_text()))
+    model = GpuCost.read(path.read_text())
     for dtype in cost_table.DTYPES:
-        for scheme in (None, Scheme(), Scheme(x=None), Scheme(w=QSpec(bits=4, group=64))):
-            assert model.lacks(dtype, scheme) is None
+        assert model.lacks("products", dtype, None) is None
+        for scheme in (Scheme(rotation=64), Scheme(x=None), Scheme(w=QSpec(bits=4, group=64))):
+            assert model.lacks(form_of(scheme).name, dtype, scheme) is None
     (point,) = [
         row["s"] for row in rows if row["stage"] == "cost" and row["what"] == "int8"
         and row["sizes"] == [16, 128, 64] and row["dtype"] == "float16"
     ]  # fmt: skip
-    found = model.table.grids["float16", "int8"].at(16, 128, 64)
+    found = model.tables["float16"].grids["int8"].logs(16, 128, 64)
     assert found == pytest.approx(point, rel=1e-3)
 
 

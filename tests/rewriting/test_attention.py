@@ -15,21 +15,14 @@ from torch import Tensor, fx, nn
 
 import qfx
 from qfx import _C
-from qfx.cost.batched import ATTENTION_AXES, BatchTable
 from qfx.graph.capture import value
 from qfx.match.attention import Attention
 from qfx.match.base import Unmatched
 from qfx.match.matching import match
-from tests.conftest import (
-    FIXED_ATTENTION_COST,
-    UseCosts,
-    fixed_tables,
-    on_isa,
-    on_threads,
-    same_bits,
-)
+from tests.conftest import UseCosts, on_isa, on_threads, same_bits
 from tests.lib import bounds
 from tests.lib.bounds import Known
+from tests.lib.costs import FIXED, exchanged, fixed_tables
 from tests.lib.strategies import ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -157,9 +150,7 @@ class Block(nn.Module):
 @pytest.fixture
 def gaining(use_costs: UseCosts) -> None:
     """A cost model that sees a gain in int8 attention."""
-    fixed = FIXED_ATTENTION_COST
-    fast = BatchTable(ATTENTION_AXES, fixed.int8_s, fixed.float_s, fixed.int8_call_s, 1e-6)
-    use_costs(fixed_tables(attentions=fast))
+    use_costs(fixed_tables(attentions=exchanged(FIXED["attentions"])))
 
 
 def _sqnr(exact: Tensor, found: Tensor) -> float:

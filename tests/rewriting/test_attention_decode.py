@@ -16,8 +16,9 @@ from torch import Tensor, fx, nn
 import qfx
 from qfx import _C
 from qfx.ops.attention_decode import attention_decode
-from tests.conftest import FIXED_DECODE_COST, UseCosts, fixed_tables, on_isa, on_threads, same_bits
+from tests.conftest import UseCosts, on_isa, on_threads, same_bits
 from tests.lib import bounds
+from tests.lib.costs import FIXED, exchanged, fixed_tables
 from tests.lib.strategies import ISAS, SEEDS
 
 OPS = torch.ops.qfx
@@ -125,9 +126,7 @@ def inputs(tokens: int = 1, heads: int = 4) -> tuple[Tensor, ...]:
 @pytest.fixture
 def gaining(use_costs: UseCosts) -> None:
     """A cost model that sees a gain in `attention_decode`."""
-    slow = FIXED_DECODE_COST
-    fast = type(slow)(slow.axes, slow.int8_s, slow.float_s, slow.int8_call_s, 1e-6)
-    use_costs(fixed_tables(decodes=fast))
+    use_costs(fixed_tables(decodes=exchanged(FIXED["decodes"])))
 
 
 def operators(model: nn.Module, *arguments: Tensor) -> tuple[Any, list[str]]:

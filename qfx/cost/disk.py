@@ -1,38 +1,36 @@
 """Tables of times: measured once on this machine, kept on disk in a folder of the user's own.
 
-`<cache>/qfx/<kind><FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, MOST of
+`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, MOST of
 them: beyond, those that were not read for the longest time go. Nothing is read that another user
 could have written, and nothing written where one could: without a folder for that nothing is kept.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 import torch
 
 import qfx._C as _C
+from qfx.cost.table import Table
 from qfx.values.atomic_write import write_text
 
 log = logging.getLogger(__name__)
 
-FORMAT = 11  # of the files, and of what is measured
+FORMAT = 12  # of the files, and of what is measured
 MOST = 256  # tables of a few kB
-LONGEST = 3600.0  # seconds that anything measured may have taken
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_OURS = re.compile(r"[a-z_]+\d+-.*|\.[0-9a-f]{16}\.partial")  # a partial one is a process that died
-Table = TypeVar("Table")
+_OURS = re.compile(  # those of formats before 12 too, and a partial one of a process that died
+    r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json|\.[0-9a-f]{16}\.partial"
+)
 Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
 
 
@@ -55,7 +53,7 @@ def kept(
     try:
         if path.is_symlink() or not path.is_file():
             path.unlink(missing_ok=True)  # the table is not for whatever it leads to
-        write_text(path, json.dumps(asdict(cast(Any, measured))), mode=0o600)
+        write_text(path, measured.text(), mode=0o600)
         _forget(folder)
     except OSError as why:
         log.warning("the cost model cannot be kept in %s: %s", path, why)
@@ -89,7 +87,7 @@ def _name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:
     build = f"{Path(_C.__file__).stat().st_mtime_ns:x}"  # another build has other kernels
     key = (cpu_name(), torch.__version__, build, isa, f"{threads}t", str(dtype)[len("torch.") :])
     name = "-".join("".join(c if c.isalnum() else "_" for c in part) for part in key)
-    return f"{kind}{FORMAT}-{name}.json"
+    return f"{kind}-{FORMAT}-{name}.json"
 
 
 def cpu_name() -> str:
@@ -128,24 +126,3 @@ def _ages(folder: Path) -> Iterator[tuple[float, Path]]:
             about = path.lstat()
             if _OURS.fullmatch(path.name) and not stat.S_ISDIR(about.st_mode):
                 yield about.st_mtime, path
-
-
-def nested(raw: Any, sizes: Sequence[int], leaf: Callable[[Any], Any]) -> Any:
-    """Nested lists as long as `sizes` say, as tuples of what `leaf` makes; else ValueError."""
-    if not sizes:
-        return leaf(raw)
-    if not isinstance(raw, list) or len(raw) != sizes[0]:
-        raise ValueError(f"a table has no list of {sizes[0]} where one belongs")
-    return tuple(nested(inner, sizes[1:], leaf) for inner in raw)
-
-
-def seconds(raw: Any, least: float = 0.0, most: float = LONGEST) -> float:
-    """A number from `least` to `most`; ValueError for anything else, NaN among it."""
-    if type(raw) not in (int, float) or not least <= raw <= most:
-        raise ValueError(f"a table holds {str(raw)[:40]}, which is not from {least} to {most}")
-    return float(raw)
-
-
-def positive(raw: Any) -> float:
-    """Seconds above 0."""
-    return seconds(raw, least=2.0**-1022)

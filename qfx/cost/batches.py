@@ -1,0 +1,79 @@
+"""Batches: products of two activations, and attentions. What of them is timed, and how the times of
+a batch follow from those of another."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.cost.measuring import ROUNDS, random
+from qfx.cost.model import Estimate, Work
+from qfx.cost.table import Table
+from qfx.cost.timing import fastest
+
+PRODUCT_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
+ATTENTION_AXES = ((1, 16, 128, 512), (32, 64, 128), (16, 128, 512))
+DECODE_AXES = ((1, 2), (32, 64, 128), (16, 128, 512))  # no more than one query is asked for
+FAR = 64 << 20  # bytes that no cache near the processor holds
+BATCH = 8  # matrices of a measurement
+Cell = Callable[[int, int, int, int, torch.dtype], list[float]]  # of a batch of M, K, N
+
+
+def per_matrix(table: Table, work: Work) -> Estimate:
+    """A call, and each of its matrices alike."""
+
+    def seconds(name: str, call: float) -> float:
+        grid = table.grids[name]
+        whole = max(grid.logs(*grid.within(work.m, work.k, work.n)), grid.smallest)
+        return call + max(whole - call, 0.0) * work.batch / BATCH
+
+    float_call, int8_call = table.numbers["call"]
+    return Estimate(seconds("float", float_call), seconds("int8", int8_call))
+
+
+def product(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    """As in attention, b is contiguous along its features, the shorter of K and N."""
+    a = random(batch * m, k, dtype).reshape(batch, m, k)
+    b = random(batch * n, k, dtype).reshape(batch, n, k)
+    b = b if k <= n else b.mT.contiguous().mT
+    return fastest(
+        lambda: torch.matmul(a, b.mT),
+        lambda: torch.ops.qfx.int8_bmm_dynamic(a, b, [1], 8, False, 8, dtype),
+        rounds=ROUNDS,
+    )
+
+
+def attention(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    q, keys, values = _heads(batch, m, k, n, dtype)
+    return fastest(
+        lambda: F.scaled_dot_product_attention(q, keys, values),
+        lambda: torch.ops.qfx.int8_attention(q, keys, values, None, k**-0.5, False, dtype),
+        rounds=ROUNDS,
+    )
+
+
+def decode(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[float]:
+    """Keys and values from memory: since the last token the whole model was read."""
+    q, keys, values = _heads(batch, m, k, n, dtype)
+    pairs = FAR // max(2 * keys.numel() * keys.element_size(), FAR // 1024)
+    apart = torch.contiguous_format  # as cat leaves a cache
+    past = itertools.cycle(
+        [(keys.clone(memory_format=apart), values.clone(memory_format=apart)) for _ in range(pairs)]
+    )
+    return fastest(
+        lambda: F.scaled_dot_product_attention(q, *next(past)),
+        lambda: torch.ops.qfx.attention_decode(q, *next(past), None, k**-0.5, False, dtype),
+        rounds=ROUNDS,
+    )
+
+
+def _heads(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, keys, values as models call it: heads are split off the features, so rows lie apart."""
+    return [
+        random(rows, batch * k, dtype).reshape(1, rows, batch, k).transpose(1, 2)
+        for rows in (m, n, n)
+    ]

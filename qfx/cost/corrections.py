@@ -1,0 +1,124 @@
+"""Corrections: what a single int8 GEMM, and its float one, take beside the times of their grid.
+
+For sizes that are uneven, where those of the grid are even; for another kind of codes than those of
+the grid, which are asymmetric; for rotation; and in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.cost.grid import LONGEST, count, seconds
+from qfx.cost.linears import ASYMMETRIC, AXES, BLOCK, VECTOR, column
+from qfx.cost.measuring import Extra, random
+from qfx.cost.timing import fastest
+from qfx.ops.packing import Packing
+from qfx.ops.weight import PANEL
+from qfx.values.scheme import QSpec, Scheme
+from qfx.weights.cache import pack
+
+NARROW, WIDE = (1024, 64), (256, 1024)  # rows and features that a pass is measured on
+Pass = Callable[[Tensor], Any]
+ops = torch.ops.qfx
+
+
+def symmetric(dtype: torch.dtype) -> list[float]:
+    """Per row, what a symmetric scheme saves: the same pass, without a zero point for the row."""
+    return [_row_s(_dynamic, lambda x: ops.quantize(x, [1], 8, True), dtype, *NARROW)]
+
+
+def static(dtype: torch.dtype) -> list[float]:
+    """What a pass saves that need not find the range."""
+    return more(_dynamic, _static(), dtype)
+
+
+def static_call(dtype: torch.dtype) -> list[float]:
+    """What a call with a static scale adds: two operators take the place of one."""
+    x, w, codes = random(1, 64, dtype), random(PANEL, 64, dtype), _static()
+    packed = pack(w, (), Packing(QSpec())).tensors
+    one, two = fastest(
+        lambda: ops.int8_linear_dynamic(x, *packed, None, [1], 8, False, "none", dtype),
+        lambda: ops.int8_linear(*codes(x), *packed, None, "none", dtype),
+    )
+    return [two - one]
+
+
+def rotation(dtype: torch.dtype) -> list[float]:
+    """What rotated blocks of 64 add to the pass that quantizes."""
+    return more(lambda x: ops.quantize(x, [1], 8, False, None, 64), _dynamic, dtype)
+
+
+def turn(dtype: torch.dtype) -> list[float]:
+    """Rotating by itself, there or back."""
+    return more(lambda x: ops.rotate(x, None, 64), lambda x: None, dtype)
+
+
+def training(dtype: torch.dtype, size: int = 512) -> list[float]:
+    """Per element: packing a weight, quantizing it for the backward, dequantizing activations."""
+    w = random(size, size, dtype)
+    q, scale, zero_point = ops.quantize(w, [1], 8, False)
+    times = fastest(
+        lambda: pack(w, (), Packing(QSpec())),
+        lambda: ops.fake_quantize(w, [1], 8, True, dtype),
+        lambda: ops.dequantize(q, scale, zero_point, None, None, "none", dtype),
+    )
+    return [s / size**2 for s in times]
+
+
+def columns(dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
+    """For each M of AXES: what 0, 1, .. columns beyond a multiple of BLOCK count for, in those of a
+    whole block."""
+    for m in AXES[0]:
+        x, weights = random(m, k, dtype), [random(n + i, k, dtype) for i in range(BLOCK + 1)]
+        none, *times = fastest(*(partial(F.linear, x, w) for w in weights))
+        whole = max(times[-1] - none, 1e-9)
+        yield from (0.0, *(BLOCK * max(t - none, 0.0) / whole for t in times[:-1]))
+
+
+def uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANEL) -> list[float]:
+    """Seconds per row of activations whose K lies between two multiples of VECTOR, less what the
+    features themselves take."""
+    even, odd, next_even = (
+        column(Scheme(ASYMMETRIC), k + i, n, dtype)(m)[1] for i in (0, 20, VECTOR)
+    )
+    return [max(odd - (even + next_even) / 2, 0.0) / m]
+
+
+def more(call: Pass, less: Pass, dtype: torch.dtype) -> list[float]:
+    """Per row and element, what a call takes more than another: from narrow rows and wide ones."""
+    narrow, wide = (_row_s(call, less, dtype, *size) for size in (NARROW, WIDE))
+    element = max(wide - narrow, 0.0) / (WIDE[1] - NARROW[1])
+    return [max(narrow - NARROW[1] * element, 0.0), element]
+
+
+def _row_s(call: Pass, less: Pass, dtype: torch.dtype, m: int, k: int) -> float:
+    x = random(m, k, dtype)
+    some, more = fastest(partial(less, x), partial(call, x))
+    return max(more - some, 0.0) / m
+
+
+def _dynamic(x: Tensor) -> Any:
+    return ops.quantize(x, [1], 8, False)
+
+
+def _static() -> Pass:
+    scale = torch.tensor([0.02])
+    return lambda x: ops.quantize_static(x, scale, None, 8, True)
+
+
+CORRECTIONS = {  # in the order in which they are measured
+    "static_call": Extra(static_call, 1, partial(seconds, least=-LONGEST)),
+    "static": Extra(static, 2),
+    "training": Extra(training, 3),
+    "columns": Extra(columns, BLOCK * len(AXES[0]), count),
+    "uneven": Extra(uneven, 1),
+    "symmetric": Extra(symmetric, 1),
+    "rotation": Extra(rotation, 2),
+    "turn": Extra(turn, 2),
+}

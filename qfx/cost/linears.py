@@ -1,0 +1,87 @@
+"""Linears: what of them is timed, and how their times follow from it.
+
+The grid's sizes are even. What uneven ones cost is measured apart: in float columns beyond a
+multiple of BLOCK, in int8 features beyond one of VECTOR.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.cost.measuring import ROUNDS, Timing, random
+from qfx.cost.model import Estimate, Work
+from qfx.cost.table import Table
+from qfx.cost.timing import fastest
+from qfx.ops.forms import QUANTIZE, form_of, of_scheme, of_weight
+from qfx.ops.packing import Packing
+from qfx.ops.weight import PANEL
+from qfx.values.scheme import QSpec, Scheme
+from qfx.weights.cache import Packed, pack
+
+AXES = ((1, 2, 4, 16, 64, 256), (32, 128, 1024, 2048, 4096), (32, 128, 512, 2048, 4096))  # M, K, N
+SPARSE_AXES = ((1, 8, 64, 256), (64, 512, 2048), (32, 256, 2048))
+BLOCK = 16  # columns that float libraries take at once
+VECTOR = 32  # a divisor of the features that int8 kernels take at once
+ASYMMETRIC = QSpec(symmetric=False)
+
+
+def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
+    """Of bias-free linears of this scheme."""
+    w = random(n, k, dtype)
+    packed = pack(w, (), Packing(scheme.w))
+
+    def timed(m: int) -> list[float]:
+        x = random(m, k, dtype)
+        return fastest(lambda: F.linear(x, w), in_int8(scheme, x, packed), rounds=ROUNDS)
+
+    return timed
+
+
+def in_int8(scheme: Scheme, x: Tensor, packed: Packed) -> Callable[[], Tensor]:
+    """The linear as its form runs it, nothing left to do but call the operators."""
+    form, end = form_of(scheme), {"bias": None, "activation": "none", "out_dtype": x.dtype}
+    values: dict[str, Any] = {"x": x, **of_scheme(scheme), **of_weight(packed), **end}
+    whole = form.fused if not form.codes else form.dynamic
+    if whole is not None:
+        operator, arguments = whole.operator, whole.arguments(values)
+        return lambda: operator(*arguments)  # type: ignore[no-any-return]
+    codes, rest = dict.fromkeys(("q", "scale", "zero_point")), form.fused
+    quantize, made = QUANTIZE.operator, QUANTIZE.arguments(values)
+    _, _, _, *others = rest.arguments(values | codes)
+    return lambda: rest.operator(*quantize(*made), *others)  # type: ignore[no-any-return]
+
+
+def between_points(table: Table, work: Work) -> Estimate:
+    """A size below the grid's smallest counts as that one."""
+    grids = (table.grids["float"], table.grids["int8"])
+    return Estimate(*(g.linear(*g.within(work.m, work.k, work.n)) for g in grids))
+
+
+def with_corrections(table: Table, work: Work) -> Estimate:
+    """Of a single int8 GEMM, which works on whole panels of columns."""
+    m, k, n = work.m, work.k, work.n
+    int8_s = table.grids["int8"].linear(m, k, -(-n // PANEL) * PANEL)
+    if k % VECTOR:
+        int8_s += m * table.numbers["uneven"][0]
+    return Estimate(in_float(table, m, k, n), max(int8_s - _saving(table, work), int8_s / 2))
+
+
+def in_float(table: Table, m: int, k: int, n: int) -> float:
+    """Predicted seconds in float alone."""
+    row = max(bisect_right(AXES[0], m) - 1, 0)
+    more = table.numbers["columns"][BLOCK * row + n % BLOCK]
+    return table.grids["float"].linear(m, k, n - n % BLOCK + more)
+
+
+def _saving(table: Table, work: Work) -> float:
+    """Seconds less than with scales and zero points found at every call."""
+    x = work.x
+    if x and x.static:
+        return table.over("static", work.m, work.k) - table.numbers["static_call"][0]
+    return work.m * table.numbers["symmetric"][0] if x and x.symmetric else 0.0

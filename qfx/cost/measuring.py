@@ -1,0 +1,68 @@
+"""Measuring grids: every cell in two sweeps, out of the caller's modes, on numbers made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from typing import NamedTuple
+
+import torch
+
+from qfx.cost.grid import Axes, Check, Grid, seconds
+from qfx.host.tensors import without_modes
+
+Timing = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
+Column = Callable[[int, int, torch.dtype], Timing]  # of K and N
+LARGEST = 2**28  # multiply-adds of a cell that is timed
+SWEEPS = 2  # over a grid, the lesser time counting: what disturbs often lasts for many cells
+ROUNDS = 2  # of a cell in each
+
+
+class Extra(NamedTuple):
+    """Numbers beside the grids: how they are measured, how many they are, and what each may be."""
+
+    measured: Callable[[torch.dtype], Iterable[float]]
+    size: int
+    check: Check = seconds
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Neither gradients nor the caller's autocast nor a mode such as Dynamo's. Nor inference mode,
+    in which operators skip the dispatch to their gradients that compiled graphs go through."""
+    modes_off = without_modes()
+    autocast_off = torch.autocast("cpu", enabled=False)
+    with torch.inference_mode(False), torch.no_grad(), autocast_off, modes_off:
+        yield
+
+
+def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid, Grid]:
+    """The two times of each cell, as two grids. Where there are more than LARGEST multiply-adds,
+    each further row takes as long as between the two M before."""
+    cells: dict[tuple[int, ...], list[float]] = {}
+    for k, n in SWEEPS * tuple(product(*axes[1:])):
+        timed = column(k, n, dtype)
+        for m in axes[0]:
+            if m in axes[0][:2] or m * k * n <= LARGEST:
+                times = timed(m)
+                cells[m, k, n] = list(map(min, times, cells.get((m, k, n), times)))
+
+    def seconds(m: int, k: int, n: int, i: int) -> float:
+        *_, low, high = (rows for rows in axes[0] if (rows, k, n) in cells)
+        if m <= high:
+            return cells[m, k, n][i]
+        more = max(cells[high, k, n][i] - cells[low, k, n][i], 0.0)
+        return cells[high, k, n][i] + more * (m - high) / (high - low)
+
+    ms, ks, ns = axes
+    both = ([[[seconds(m, k, n, i) for n in ns] for k in ks] for m in ms] for i in range(2))
+    float_s, int8_s = (Grid(axes, times) for times in both)
+    return float_s, int8_s
+
+
+def random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Of large matrices, the same numbers again and again."""
+    generator = torch.Generator().manual_seed(0)  # the user's random state is left alone
+    numbers = torch.randn(min(rows * columns, 2**18), generator=generator).to(dtype)
+    return numbers.repeat(-(-rows * columns // len(numbers)))[: rows * columns].view(rows, columns)

@@ -1,0 +1,48 @@
+"""Table: what was measured, as grids and numbers by name; read and written as JSON.
+
+One table holds a kind of work on this machine, or all work of one type on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qfx.cost.grid import Check, Grid, nested
+
+
+@dataclass(frozen=True)
+class Table:
+    """Grids of seconds, and numbers beside them."""
+
+    grids: Mapping[str, Grid]
+    numbers: Mapping[str, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, raw: Any, numbers: Mapping[str, tuple[int, Check]]) -> Table:
+        """From what JSON holds. `numbers`: how many of each, and what they may be. ValueError,
+        KeyError or TypeError for what is no table."""
+        grids = {name: _grid(name, **grid) for name, grid in dict(raw["grids"]).items()}
+        checked = {
+            name: nested(raw["numbers"][name], (count,), check)
+            for name, (count, check) in numbers.items()
+        }
+        return cls(grids, checked)
+
+    def text(self) -> str:
+        """What `of` reads, as JSON."""
+        return json.dumps(asdict(self))
+
+    def over(self, name: str, m: int, k: int) -> float:
+        """Seconds of a pass over m rows of k elements, from those of a row and of an element."""
+        row_s, element_s = self.numbers[name]
+        return m * (row_s + k * element_s)
+
+
+def _grid(name: str, axes: Any, seconds: Any) -> Grid:
+    try:
+        return Grid(axes, seconds)
+    except ValueError as why:
+        raise ValueError(f"the grid {name}: {why}") from None

@@ -1,0 +1,85 @@
+"""Cost models for tests: tables that do not depend on the machine, and prices by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+import qfx
+from qfx.cost.gpu import cost_of
+from qfx.cost.grid import Axes, Grid
+from qfx.cost.kinds import KINDS
+from qfx.cost.linears import AXES, BLOCK
+from qfx.cost.machine import MachineCost
+from qfx.cost.model import Costs, Estimate, Work
+from qfx.cost.table import Table
+
+CALL = {"float": 1e-6, "int8": 5e-6}  # seconds
+
+
+def grid(per_mac: float, call: float, axes: Axes) -> Grid:
+    ms, ks, ns = axes
+    return Grid(axes, [[[m * k * n * per_mac + call for n in ns] for k in ks] for m in ms])
+
+
+def table(kind: str, int8_per_mac: float, **numbers: tuple[float, ...]) -> Table:
+    """Float takes 1e-10 seconds per multiply-accumulate."""
+    per_mac, axes = {"float": 1e-10, "int8": int8_per_mac}, KINDS[kind].axes
+    return Table({name: grid(per_mac[name], CALL[name], axes) for name in CALL}, numbers)
+
+
+FIXED = {kind: table(kind, 0.5e-10) for kind in KINDS}
+FIXED["int8"] = table(
+    "int8",
+    0.4e-10,
+    static_call=(0.0,),
+    static=(0.0, 0.0),
+    training=(6e-10, 4e-10, 5e-10),
+    columns=(*map(float, range(BLOCK)),) * len(AXES[0]),
+    uneven=(0.0,),
+    symmetric=(0.0,),
+    rotation=(1e-9, 1e-10),
+    turn=(2e-9, 3e-10),
+)
+for _kind in ("products", "attentions", "decodes"):
+    FIXED[_kind] = table(_kind, 2e-10, call=(*CALL.values(),))
+
+
+def fixed_tables(**others: Table) -> MachineCost:
+    """The fixed cost model, with other tables of some kinds."""
+    tables = {**FIXED, **others}
+    return MachineCost(lambda kind, *machine: tables[kind])
+
+
+FIXED_COSTS = Costs(fixed_tables(), cost_of)
+
+
+def exchanged(batches: Table) -> Table:
+    """A table of batches with int8 as fast as float was."""
+    grids = {"float": batches.grids["int8"], "int8": batches.grids["float"]}
+    return Table(grids, {"call": batches.numbers["call"][::-1]})
+
+
+class Free:
+    """A cost model of everything, whose `estimate` is still to come: weights are packed at once."""
+
+    def lacks(self, kind: str, dtype: torch.dtype, scheme: qfx.Scheme | None) -> str | None:
+        return None
+
+    def packing(self, work: Work) -> float:
+        return 0.0
+
+    def training(self, work: Work) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Prices(Free):
+    """Seconds of every matmul, whatever its size; `attention_decode` never gains."""
+
+    float_s: float
+    int8_s: float = 1.0
+
+    def estimate(self, work: Work) -> Estimate:
+        return Estimate(0.0 if work.kind == "decodes" else self.float_s, self.int8_s)
