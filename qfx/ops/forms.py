@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from qfx.host.operators import schema
-from qfx.ops.storage import GROUPS, ROWS, Storage
+from qfx.ops.storage import GROUPS, ROWS, Storage, storage_of
 from qfx.values.gpu_build import has_kernel
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 
@@ -68,7 +68,7 @@ class Form:
     gemm: bool = False
 
     def serves(self, scheme: Scheme) -> bool:
-        return self.codes == (scheme.x is not None) and self.storage.holds(scheme.w)
+        return self.codes == (scheme.x is not None) and self.storage is storage_of(scheme.w)
 
 
 FORMS = (
