@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from qfx.graph.capture import device, value
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from qfx.rewriting.canonical import erase
+from qfx.rewriting.notation import INLINED
 from qfx.values.scheme import PER_TENSOR
 
 ops = torch.ops.qfx
@@ -50,7 +51,7 @@ def inline(graph: fx.Graph, quantize: fx.Node) -> None:
     for reader in list(quantize.users):
         assert reader.target is operator.getitem
         part = parts[reader.args[1]].node  # type: ignore[index]
-        part.meta = dict(reader.meta)
+        part.meta = {**reader.meta, INLINED: (quantize.name, reader.args[1])}
         reader.replace_all_uses_with(part)
         graph.erase_node(reader)
     graph.erase_node(quantize)

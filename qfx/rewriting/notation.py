@@ -11,6 +11,7 @@ from qfx.graph.patterns import Pattern, Template
 ops = torch.ops.qfx
 QUANTIZES = (ops.quantize.default, ops.quantize_static.default)
 CODES = (*QUANTIZES, ops.int8_linear_requantize.default)
+INLINED = "qfx_inlined"  # metadata of aten nodes: which part of which quantization they compute
 OF_MODEL = "qfx_match"  # metadata: the place in the plan of the match that a node computes
 
 

@@ -17,7 +17,7 @@ from qfx.graph.faults import at
 from qfx.graph.patterns import Pattern, calls
 from qfx.graph.writes import written_inputs
 from qfx.host.operators import schema
-from qfx.rewriting.notation import pattern
+from qfx.rewriting.notation import INLINED, pattern
 
 log = logging.getLogger(__name__)
 ops = torch.ops.qfx
@@ -99,6 +99,12 @@ def _unread(product: fx.Node) -> Iterator[str]:
         yield "nothing reads its int32 products"
 
 
+def _reads_inlined(node: fx.Node) -> bool:
+    """Codes that aten operators make, on a GPU: all three parts of one quantization."""
+    parts = [n.meta[INLINED] for n in node.args if isinstance(n, fx.Node) and INLINED in n.meta]
+    return len(parts) == 3 and parts == [(parts[0][0], i) for i in range(3)]
+
+
 def _no_pattern(
     node: fx.Node, patterns: Sequence[Pattern], if_reads: Sequence[object] = ()
 ) -> Iterator[str]:
@@ -107,5 +113,5 @@ def _no_pattern(
     if not tried or (if_reads and not calls(node.args[0], *if_reads)):
         return
     found = [each.match(node) for each in tried]
-    if all(isinstance(each, str) for each in found):
+    if all(isinstance(each, str) for each in found) and not _reads_inlined(node):
         yield f"it is no {tried[0].text}: {' or '.join(map(str, found))}"

@@ -106,8 +106,8 @@ def test_the_summary_says_what_became_of_each_linear(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "qfx"), pytest.warns(UserWarning, match="own"):
         qfx.quantize_(m, qfx.Config(skip=("a",), only=("a", "c", "d", "own"), recipe=recipe))
     lines = [line.split(None, 3) for line in caplog.text.splitlines()]
-    assert ["a", "32x32", "float", "skip='a'"] in lines
-    assert ["b", "32x32", "float", "not in only"] in lines
+    assert ["a", "32x32", "float", "skipped by the pattern 'a'"] in lines
+    assert ["b", "32x32", "float", "not among only=['a', 'c', 'd', 'own']"] in lines
     assert ["c", "32x32", "float", "the recipe leaves it float: too sensitive"] in lines
     assert ["own", "32x32", "float", "Own, a subclass of nn.Linear"] in lines
     assert ["d", "32x32", "Linear", "xa8r_ws8r_h16"] in lines
