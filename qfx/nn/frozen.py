@@ -91,14 +91,17 @@ def prepared(scheme: Scheme) -> Prepared:
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
     """x [..., K] -> [..., N], of the type of x or of autocast. `how`: of the scheme that `freeze`
     returned."""
-    recorded = x.requires_grad or (bias is not None and bias.requires_grad)
-    if not (torch.is_grad_enabled() and recorded):
+    if not (torch.is_grad_enabled() and _requires_grad(x, bias)):
         return _run(x, _values(x, bias, frozen, how), how)
     if how.form.trained is not None:
         return _trained(x, _values(x, bias, frozen, how), how)
     if frozen.factor is not None or how.scheme.rotation:
         x = ops.rotate(x, frozen.factor, how.scheme.rotation)
     return _Carried.apply(x, bias, how, *frozen)  # type: ignore[no-any-return]
+
+
+def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:
+    return x.requires_grad or (bias is not None and bias.requires_grad)
 
 
 def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> dict[str, Any]:
