@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from qfx.cost import batched, machine, weight_storage
 from qfx.cost.batched import ATTENTION_AXES, BMM_AXES, DECODE_AXES, BatchTable
 from qfx.cost.chosen import costs_from
 from qfx.cost.gpu import cost_of
@@ -25,6 +27,7 @@ from qfx.cost.weight_storage import AXES as STORAGE_AXES
 from qfx.cost.weight_storage import StorageTable
 
 THREADS = 2
+KEPT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 torch.set_num_threads(THREADS)
 settings.register_profile(
     "quick", max_examples=60, deadline=None, derandomize=True, print_blob=True,
@@ -76,10 +79,28 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing is read from the user's cache directory or left in it."""
+    """Nothing is read from the user's cache directory or left in it. In the tests' own one are the
+    fixed costs, as if measured: so processes that tests start need not measure either."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        _keep_fixed_costs()
         yield
+
+
+def _keep_fixed_costs() -> None:
+    """For those who ask with this machine's instruction set and as many threads as tests use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "measure", lambda *_: FIXED_COST)
+        patch.setattr(weight_storage, "measure_storage", lambda *_: FIXED_STORAGE_COST)
+        patch.setattr(batched, "measure_bmm", lambda *_: FIXED_BMM_COST)
+        patch.setattr(batched, "measure_attention", lambda *_: FIXED_ATTENTION_COST)
+        patch.setattr(batched, "measure_decode", lambda *_: FIXED_DECODE_COST)
+        tables = (machine.table, batched.bmm_table, batched.attention_table, batched.decode_table)
+        for of in itertools.product(KEPT_DTYPES, range(1, THREADS + 1), (_C.isa(),)):
+            for table in tables:
+                table.__wrapped__(*of)
+            for name in weight_storage.STORAGES:
+                weight_storage.storage_table.__wrapped__(name, *of)
 
 
 @pytest.fixture(autouse=True)
