@@ -3,9 +3,6 @@ PYTHON ?= python3
 THREADS ?= 2
 # processes that share the tests, a file of them at a time
 WORKERS ?= 2
-# Threads that wait leave the core to the other process. By default they spin, and tests in parallel
-# take several times as long.
-test quick mutants: export OMP_WAIT_POLICY ?= passive
 export OMP_NUM_THREADS ?= $(THREADS)
 export MKL_NUM_THREADS ?= $(THREADS)
 export HF_HUB_OFFLINE = 1

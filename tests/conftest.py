@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+
+# Threads that wait leave the core to the other process of the tests. By default they spin, and
+# small operators take ten times as long. Read when torch is loaded, so above what loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
