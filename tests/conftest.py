@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+
+# Threads that wait leave the core to the other process of the tests. By default they spin, and
+# small operators take ten times as long. Read when torch is loaded, so above what loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import pytest
 import qfx._C as _C
@@ -15,10 +22,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from qfx.cost.chosen import costs_from
+from qfx.cost.disk import kept
 from qfx.cost.gpu import cost_of
+from qfx.cost.kinds import KINDS
 from qfx.cost.model import CostModel, Costs
 from qfx.rewriting import verifying
-from tests.lib.costs import FIXED_COSTS
+from qfx.values.floats import FLOATS
+from tests.lib.costs import FIXED, FIXED_COSTS
 
 THREADS = 2
 logging.getLogger(verifying.__name__).setLevel(logging.DEBUG)  # every rewritten graph is checked
@@ -73,10 +83,19 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing is read from the user's cache directory or left in it."""
+    """Nothing is read from the user's cache directory or left in it. In the tests' own one are the
+    fixed costs, as if measured: so processes that tests start need not measure either."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        _keep_fixed_costs()
         yield
+
+
+def _keep_fixed_costs() -> None:
+    """For those who ask with this machine's instruction set and as many threads as tests use."""
+    for kind, dtype, threads in itertools.product(KINDS, FLOATS, range(1, THREADS + 1)):
+        fixed = partial(FIXED.__getitem__, kind)
+        kept(kind, (dtype, threads, _C.isa()), KINDS[kind].read, fixed)
 
 
 @pytest.fixture(autouse=True)

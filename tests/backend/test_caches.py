@@ -123,10 +123,7 @@ class Place:
         self, package: str, caches: str, load: Path | str = "", save: Path | str = "", **more: str
     ) -> Process:
         """A worker on this version of the package and this directory of caches."""
-        where = {
-            "TORCHINDUCTOR_CACHE_DIR": str(self.root / caches / "inductor"),
-            "XDG_CACHE_HOME": str(self.root / caches),
-        }
+        where = {"TORCHINDUCTOR_CACHE_DIR": str(self.root / caches / "inductor")}
         done = subprocess.run(
             [sys.executable, "-c", WORKER, str(self.root / package), str(load), str(save)],
             env={**os.environ, **where, **more},

@@ -1,10 +1,11 @@
 """What Inductor makes of a graph on a GPU, found where there is none.
 
-    python -m tests.cuda.inductor SCHEME
+    python -m tests.cuda.inductor SCHEME...
 
-Prints a JSON object: `launches`, the kernels and operators that the code calls, in order; `codes`,
-how many int8 matrices it allocates; `kernels`, for each Triton kernel, the divisions in its PTX for
-sm_90 and the bytes of stack of its machine code. Needs Triton, which compiles without a GPU.
+Prints a JSON object with an object for each scheme: `launches`, the kernels and operators that the
+code calls, in order; `codes`, how many int8 matrices it allocates; `kernels`, for each Triton
+kernel, the divisions in its PTX for sm_90 and the bytes of stack of its machine code. Needs Triton,
+which compiles without a GPU.
 """
 
 from __future__ import annotations
@@ -168,11 +169,9 @@ def _compilations() -> Iterator[list[Any]]:
         yield results
 
 
-def main() -> None:
-    pretend()
-    module, x = Block(4096, 1024).bfloat16(), torch.randn(64, 4096, dtype=torch.bfloat16)
+def made(module: nn.Module, x: Tensor, scheme: str) -> dict[str, Any]:
     with torch.no_grad():
-        config = qfx.Config(scheme=sys.argv[1], minimum_gain=0)
+        config = qfx.Config(scheme=scheme, minimum_gain=0)
         gm, _ = qfx.rewrite(on_cuda(qfx.trace(module, x)), config)
         code = code_of(*as_aten(gm, x))
     body = code[code.index("def call(") :]
@@ -180,7 +179,13 @@ def main() -> None:
         kernels = kernels_of(code, Path(folder))
     launches = [kernel or operator for kernel, operator in _LAUNCH.findall(body)]
     codes = len(re.findall(r"empty_strided_cuda\(\(\d+, \d+\), \(\d+, 1\), torch\.int8\)", body))
-    print(json.dumps({"launches": launches, "codes": codes, "kernels": kernels}))
+    return {"launches": launches, "codes": codes, "kernels": kernels}
+
+
+def main() -> None:
+    pretend()
+    module, x = Block(4096, 1024).bfloat16(), torch.randn(64, 4096, dtype=torch.bfloat16)
+    print(json.dumps({scheme: made(module, x, scheme) for scheme in sys.argv[1:]}))
 
 
 if __name__ == "__main__":

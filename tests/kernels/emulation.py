@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+NATIVE = ROOT / "build" / "native"
 X86_64 = ("x86_64", "AMD64")
 # A processor as qemu names it -> what must be found and used there, and the parts to run, all if
 # empty. The last has all kernels; on the others the least that shows that they lack no instruction.
@@ -84,34 +85,39 @@ def _run(*command: str, **environment: str) -> str:
     return text
 
 
-def _build(name: str, *options: str, **environment: str) -> Path:
-    """Kept between runs, so that only what changed is compiled again."""
-    folder = ROOT / "build" / name
+def _build(folder: Path, target: str, *options: str, **environment: str) -> Path:
+    """The program, in a folder that is kept, so that only what changed is compiled again."""
     source = str(ROOT / "tests" / "native")
     _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", *options, **environment)
-    _run("cmake", "--build", str(folder))
-    return folder
+    _run("cmake", "--build", str(folder), "--target", target)
+    return folder / target
+
+
+def build_native() -> Path:
+    return _build(NATIVE, "native_tests")
 
 
 def build_emulated() -> Path:
-    return _build("native-emulated", "-DQFX_EMULATE=ON")
+    """In the folder of the one above, with which it shares most object files."""
+    return _build(NATIVE, "emulated_tests")
 
 
 def build_aarch64() -> Path:
     compiler = cross_compiler()
     assert compiler is not None
     target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
-    return _build("native-aarch64", *target, "-DCMAKE_EXE_LINKER_FLAGS=-static", CXX=compiler)
+    static = "-DCMAKE_EXE_LINKER_FLAGS=-static"
+    return _build(ROOT / "build" / "native-aarch64", "native_tests", *target, static, CXX=compiler)
 
 
-def run_emulated(folder: Path) -> str:
-    return _run(str(folder / "native_tests"))
+def run(program: Path) -> str:
+    return _run(str(program))
 
 
-def run_aarch64(folder: Path, cpu: str) -> str:
+def run_aarch64(program: Path, cpu: str) -> str:
     emulator = qemu()
     assert emulator is not None
-    return _run(emulator, "-cpu", cpu, str(folder / "native_tests"), *LEVELS[cpu][1])
+    return _run(emulator, "-cpu", cpu, str(program), *LEVELS[cpu][1])
 
 
 def tested_in(output: str) -> set[str]:
@@ -142,14 +148,14 @@ def main() -> int:
         print(f"AMX and AVX-VNNI-INT8 are not emulated: {missing}")
         good = False
     else:
-        output = run_emulated(build_emulated())
+        output = run(build_emulated())
         good &= _report("x86-64", output, {"amx", "avxvnniint8", "ref"})
     if missing := missing_on_aarch64():
         print(f"64-bit ARM is not emulated: {missing}")
         return 1
-    folder = build_aarch64()
+    program = build_aarch64()
     for cpu, (isas, _) in LEVELS.items():
-        good &= _report(f"aarch64 {cpu}", run_aarch64(folder, cpu), isas)
+        good &= _report(f"aarch64 {cpu}", run_aarch64(program, cpu), isas)
     return 0 if good else 1
 
 

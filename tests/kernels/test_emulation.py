@@ -10,13 +10,16 @@ import pytest
 import qfx._C as _C
 
 from tests.kernels import emulation
+from tests.lib.builds import one_process
 
 
 @pytest.fixture(scope="module")
 def emulated() -> str:
     if missing := emulation.missing_on_x86_64():
         pytest.skip(missing)
-    return emulation.run_emulated(emulation.build_emulated())
+    with one_process(emulation.NATIVE):
+        program = emulation.build_emulated()
+    return emulation.run(program)
 
 
 @pytest.mark.parametrize("isa", ["amx", "avxvnniint8"])
@@ -49,7 +52,7 @@ def test_tiles_of_arm_keep_their_sums_in_registers(aarch64: Path, name: str) -> 
     objdump = shutil.which("aarch64-linux-gnu-objdump")
     if objdump is None:
         pytest.skip("no aarch64-linux-gnu-objdump on the PATH")
-    (path,) = aarch64.glob(f"**/arm/{name}.cpp.o")
+    (path,) = aarch64.parent.glob(f"**/arm/{name}.cpp.o")
     listing = subprocess.run([objdump, "-dC", path], check=True, capture_output=True, text=True)
     functions = [f for f in listing.stdout.split("\n\n") if "::tile<" in f or "::strip<" in f]
     spilling = [f.strip().split("\n")[0] for f in functions if _moves_vectors_to_the_stack(f)]

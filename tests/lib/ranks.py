@@ -27,7 +27,7 @@ class Ranks:
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
 
-    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 100) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 600) -> list[Any]:
         """What `function(*arguments)` returns on each rank. RuntimeError: the traceback of the
         first rank that failed; TimeoutError."""
         if not self._processes:
@@ -97,7 +97,7 @@ def _serve(rank: int, port: int, connection: Connection) -> None:
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port)
-    limit = timedelta(seconds=60)
+    limit = timedelta(seconds=300)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
     while True:
         try:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +40,18 @@ class Result:
 
 
 def outcome_of(
-    tree: Path, tests: Sequence[str], environment: dict[str, str], *more: str, limit: float = LIMIT
+    tree: Path,
+    tests: Sequence[str],
+    environment: dict[str, str],
+    *more: str,
+    limit: float = LIMIT,
+    heard: Callable[[str], object] = bool,
 ) -> Outcome:
-    """Runs these tests in a tree until one fails."""
+    """Runs these tests in a tree until one fails; `heard` gets each line that they print."""
     known = TestFiles(tree)
     files = dict.fromkeys(str(path) for test in tests for path in known.defining(test))
     words = [sys.executable, "-m", "pytest", *_QUIET, *more, "-k", expression(tests)]
-    code, output = _ended([*words, *files], tree, environment, limit)
+    code, output = _ended([*words, *files], tree, environment, limit, heard)
     if code is None:
         return Outcome("caught", f"no end after {limit:.0f} s")
     if code < 0:
@@ -57,7 +62,11 @@ def outcome_of(
 
 
 def _ended(
-    words: Sequence[str], tree: Path, environment: dict[str, str], limit: float
+    words: Sequence[str],
+    tree: Path,
+    environment: dict[str, str],
+    limit: float,
+    heard: Callable[[str], object],
 ) -> tuple[int | None, str]:
     """Exit status, None for none in time, and what was printed."""
     process = subprocess.Popen(
@@ -70,13 +79,22 @@ def _ended(
         errors="replace",
         start_new_session=True,
     )
-    try:
-        output, _ = process.communicate(timeout=limit)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with the processes that tests have started
-        process.communicate()
-        return None, ""
+    lines: list[str] = []
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.append(line)
+            heard(line)
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            reading.result(timeout=limit)
+            return process.wait(), "".join(lines)
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that tests have started
+            process.wait()
+            return None, ""
 
 
 def survey(root: Path, folder: Path, mutants: Sequence[Mutant]) -> list[Result]:
@@ -87,9 +105,10 @@ def survey(root: Path, folder: Path, mutants: Sequence[Mutant]) -> list[Result]:
     texts = sources(root)
     places = {mutant: mutant.place(texts) for mutant in mutants}
     trees = [Tree(root, folder / name) for name in ("one", "two")]
+    _say(f"{len(mutants)} defects; copying the sources to {trees[0].path} and {trees[1].path}")
     for tree in trees:
         tree.copy()
-    _say("compiling the tree without a defect")
+    _say("compiling the tree without a defect, for some minutes the first time")
     trees[0].build()
     for tree in trees:
         tree.install()
@@ -120,12 +139,26 @@ def survey(root: Path, folder: Path, mutants: Sequence[Mutant]) -> list[Result]:
 
 def _check_without_defects(tree: Tree, mutants: Iterable[Mutant]) -> None:
     tests = sorted({test for mutant in mutants for test in mutant.tests})
-    _say(f"running their {len(tests)} tests without a defect")
+    _say(f"running their {len(tests)} tests without a defect, for some minutes")
     start, together = time.monotonic(), ("-n", "2", "--dist", "worksteal")
-    outcome = outcome_of(tree.path, tests, tree.environment, *together, limit=10 * LIMIT)
+    how = {"limit": 10 * LIMIT, "heard": _Percents().say}
+    outcome = outcome_of(tree.path, tests, tree.environment, *together, **how)
     if outcome.status != "survived":
         raise Failed(f"without a defect the tests fail: {outcome.by}")
     _say(f"they pass, in {time.monotonic() - start:.0f} s")
+
+
+class _Percents:
+    """Says of each tenth of the tests that it has run."""
+
+    def __init__(self) -> None:
+        self._said = 0
+
+    def say(self, line: str) -> None:
+        found = re.search(r"\[ *(\d+)%\]$", line)
+        if found and int(found[1]) >= self._said + 10:
+            self._said = int(found[1])
+            _say(f"  {self._said} %")
 
 
 def _result(tree: Tree, mutant: Mutant, where: str) -> Result:

@@ -36,13 +36,13 @@ def _run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_backend_by_name_in_a_fresh_process(tmp_path: object) -> None:
-    result = _run(SCRIPT, XDG_CACHE_HOME=str(tmp_path))
+def test_backend_by_name_in_a_fresh_process() -> None:
+    result = _run(SCRIPT)
     assert "int8 by name" in result.stdout, result.stderr
 
 
-def test_plan_in_torch_logs(tmp_path: object) -> None:
-    result = _run(SCRIPT, XDG_CACHE_HOME=str(tmp_path), TORCH_LOGS="+qfx")
+def test_plan_in_torch_logs() -> None:
+    result = _run(SCRIPT, TORCH_LOGS="+qfx")
     assert "2 of 2 matmuls in int8" in result.stderr, result.stderr
     assert "int8_linear" in result.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,18 +43,22 @@ def test_half():
 def test_of_zero():
     assert half(0) == 0
 
+def test_end():
+    while half(5) != 2:
+        pass
+
 def test_death():
     assert half(5) == 2 or __import__("os").abort()
 """
 
 
-def _outcome(folder: Path, new: str, test: str) -> tuple[str, str]:
+def _outcome(folder: Path, new: str, test: str, **how: Any) -> tuple[str, str]:
     for name, text in (("qfx/half.py", SOURCE), ("tests/test_half.py", TESTS)):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     place = Mutant("a defect", "x // 2", new, (test,)).place(sources(folder))
     (folder / place).write_text(SOURCE.replace("x // 2", new))
-    outcome = outcome_of(folder, [test], {}, "-x")
+    outcome = outcome_of(folder, [test], {}, "-x", **how)
     return outcome.status, outcome.by
 
 
@@ -61,7 +66,7 @@ def _outcome(folder: Path, new: str, test: str) -> tuple[str, str]:
     ("new", "test", "status", "by"),
     [
         ("x / 2", "test_half", "caught", "test_half.py::test_half"),
-        ("x / 2", "test_half[none]", "broken", "3 deselected"),
+        ("x / 2", "test_half[none]", "broken", "4 deselected"),
         ("x / 2", "test_of_zero", "survived", ""),
         ("x / 2", "test_death", "caught", "died of SIGABRT"),
         ("x /", "test_half", "broken", "SyntaxError"),
@@ -70,6 +75,16 @@ def _outcome(folder: Path, new: str, test: str) -> tuple[str, str]:
 def test_what_became_of_a_defect(tmp_path: Path, new: str, test: str, status: str, by: str) -> None:
     found = _outcome(tmp_path, new, test)
     assert found[0] == status and by in found[1], found
+
+
+def test_a_defect_without_end_is_ended(tmp_path: Path) -> None:
+    assert _outcome(tmp_path, "x / 2", "test_end", limit=5) == ("caught", "no end after 5 s")
+
+
+def test_what_the_tests_print_is_heard_while_they_run(tmp_path: Path) -> None:
+    lines: list[str] = []
+    _outcome(tmp_path, "x // 2", "test_half", heard=lines.append)
+    assert any("[100%]" in line for line in lines) and "passed" in lines[-1]
 
 
 @pytest.mark.parametrize("text", ["", SOURCE + SOURCE])
