@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.cost.measuring import ROUNDS, random
+from qfx.cost.measuring import FAR, ROUNDS, random
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
@@ -18,7 +18,6 @@ from qfx.cost.timing import fastest
 PRODUCT_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
 ATTENTION_AXES = ((1, 16, 128, 512), (32, 64, 128), (16, 128, 512))
 DECODE_AXES = ((1, 2), (32, 64, 128), (16, 128, 512))  # no more than one query is asked for
-FAR = 64 << 20  # bytes that no cache near the processor holds
 BATCH = 8  # matrices of a measurement
 Cell = Callable[[int, int, int, int, torch.dtype], list[float]]  # of a batch of M, K, N
 

@@ -25,7 +25,7 @@ from qfx.values.atomic_write import write_text
 
 log = logging.getLogger(__name__)
 
-FORMAT = 12  # of the files, and of what is measured
+FORMAT = 13  # of the files, and of what is measured
 MOST = 256  # tables of a few kB
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OURS = re.compile(  # those of formats before 12 too, and a partial one of a process that died

@@ -6,6 +6,7 @@ multiple of BLOCK, in int8 features beyond one of VECTOR.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.cost.measuring import ROUNDS, Timing, random
+from qfx.cost.measuring import ROUNDS, Timing, apart, random, weights
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
@@ -32,13 +33,16 @@ ASYMMETRIC = QSpec(symmetric=False)
 
 
 def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
-    """Of bias-free linears of this scheme."""
-    w = random(n, k, dtype)
-    packed = pack(w, (), Packing(scheme.w))
+    """Of bias-free linears of this scheme, each of another weight, as in a model: few rows take as
+    long as reading it does."""
+    floats = weights(n, k, dtype)
+    packed = pack(floats[0], (), Packing(scheme.w))
+    each = apart(packed.blocks)
 
     def timed(m: int) -> list[float]:
-        x = random(m, k, dtype)
-        return fastest(lambda: F.linear(x, w), in_int8(scheme, x, packed), rounds=ROUNDS)
+        x, w = random(m, k, dtype), itertools.cycle(floats)
+        calls = itertools.cycle([in_int8(scheme, x, packed._replace(blocks=b)) for b in each])
+        return fastest(lambda: F.linear(x, next(w)), lambda: next(calls)(), rounds=ROUNDS)
 
     return timed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ Column = Callable[[int, int, torch.dtype], Timing]  # of K and N
 LARGEST = 2**28  # multiply-adds of a cell that is timed
 SWEEPS = 2  # over a grid, the lesser time counting: what disturbs often lasts for many cells
 ROUNDS = 2  # of a cell in each
+FAR = 64 << 20  # bytes that no cache near the processor holds
+MATRICES = 128  # as many weights as a model has between two uses of one
 
 
 class Extra(NamedTuple):
@@ -34,7 +37,10 @@ def undisturbed() -> Iterator[None]:
     modes_off = without_modes()
     autocast_off = torch.autocast("cpu", enabled=False)
     with torch.inference_mode(False), torch.no_grad(), autocast_off, modes_off:
-        yield
+        try:
+            yield
+        finally:
+            _room.cache_clear()
 
 
 def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid, Grid]:
@@ -59,6 +65,37 @@ def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid
     both = ([[[seconds(m, k, n, i) for n in ns] for k in ks] for m in ms] for i in range(2))
     float_s, int8_s = (Grid(axes, times) for times in both)
     return float_s, int8_s
+
+
+@lru_cache(maxsize=2)
+def _room(dtype: torch.dtype) -> torch.Tensor:
+    """Memory of FAR bytes: numbers for floats, anything for codes. `undisturbed` gives it back."""
+    count = FAR // dtype.itemsize
+    return (
+        random(1, count, dtype).view(-1)
+        if dtype.is_floating_point
+        else torch.empty(count, dtype=dtype)
+    )
+
+
+def _in_turn(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Places [matrices, count] to be used in turn, so that each comes from where a model's weights
+    come from: from memory where they are large, from a cache where all of a model's fit in it."""
+    room = _room(dtype)
+    matrices = min(max(room.numel() // max(count, 1), 1), MATRICES)
+    if matrices * count > room.numel():
+        return random(1, count, dtype) if dtype.is_floating_point else room.new_empty(1, count)
+    return room[: matrices * count].view(matrices, count)
+
+
+def weights(n: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Matrices [n, k]."""
+    return list(_in_turn(n * k, dtype).view(-1, n, k))
+
+
+def apart(codes: torch.Tensor) -> list[torch.Tensor]:
+    """Copies of a packed weight."""
+    return list(_in_turn(codes.numel(), codes.dtype).copy_(codes))
 
 
 def random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

@@ -25,7 +25,9 @@ from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
 from qfx.ops.forms import form_of
+from qfx.ops.packing import Packing
 from qfx.ops.weight import PANEL
+from qfx.weights.cache import pack
 from tests.conftest import on_threads
 from tests.lib.costs import FIXED, fixed_tables
 
@@ -372,3 +374,27 @@ def test_a_pass_is_what_a_call_takes_more_than_another(monkeypatch: pytest.Monke
 
 def _autocast() -> bool:
     return torch.is_autocast_enabled("cpu")
+
+
+# --- weights of a measurement ---
+
+
+@pytest.mark.parametrize(("n", "k", "matrices"), [(64, 64, 128), (1024, 1024, 16), (4096, 4097, 1)])
+def test_weights_come_from_where_those_of_a_model_do(n: int, k: int, matrices: int) -> None:
+    """Another one at each use, FAR bytes of them if they are large; and nothing is kept of it."""
+    with measuring.undisturbed():
+        each = measuring.weights(n, k, torch.float32)
+        assert [w.shape for w in each] == [(n, k)] * matrices
+        assert len({w.data_ptr() for w in each}) == matrices
+        assert all(w.isfinite().all() for w in each)
+    assert measuring._room.cache_info().currsize == 0
+
+
+@given(st.integers(0, 300), st.sampled_from(["int8", "groups", "weight_only"]))
+def test_each_copy_is_the_packed_weight(n: int, form: str) -> None:
+    scheme = {"int8": ASYMMETRIC, "groups": GROUPS, "weight_only": WEIGHT_ONLY}[form]
+    codes = pack(torch.ones(n, 65), (), Packing(scheme.w)).blocks
+    with measuring.undisturbed():
+        each = measuring.apart(codes)
+        assert len({c.data_ptr() for c in each}) == len(each) == measuring.MATRICES
+        assert all(torch.equal(c, codes) for c in (each[0], each[-1]))
