@@ -74,7 +74,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def page() -> str:
     known = fields(qfx.Config)
-    assert list(MEANINGS) == [f.name for f in known] and list(PURPOSES) == list(PRESETS)
+    for name, written, wanted in (
+        ("MEANINGS", [*MEANINGS], [f.name for f in known]),
+        ("PURPOSES", [*PURPOSES], [*PRESETS]),
+    ):
+        assert written == wanted, f"{name} has the rows {written}, not in order {wanted}"
     options = [(f"`{f.name}`", default(f.default), MEANINGS[f.name]) for f in known]
     schemes = [scheme(name, value) for name, value in PRESETS.items()]
     head = ("scheme", "x", "w", "rotated", "token", "remarks")

@@ -91,7 +91,14 @@ _FUSED += (torch.gru_cell, torch.lstm_cell, torch.lstm, torch.gru, torch.rnn_tan
 _FUSED += (torch.rnn_relu, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch.dot)
 _FUSED += (torch.chain_matmul, torch.linalg.multi_dot, torch.addmv)
 _FUSED += (F.conv_transpose1d, F.conv_transpose2d, torch.outer, torch.kron, torch.vdot, torch.cdist)
-_FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_")
+_FUSED += (F.conv_transpose3d, torch.ger, torch.addr, torch.linalg.vecdot)
+_FUSED += (".inner", ".mv", ".dot", ".addmv", ".addbmm", ".addmm_", ".outer", ".ger", ".addr")
+_IN_ATEN = (  # the same in exported graphs
+    "inner tensordot addbmm mv dot outer ger addr kron vdot cdist bilinear chain_matmul addmv "
+    "linalg_multi_dot linalg_vecdot conv_transpose1d conv_transpose2d conv_transpose3d gru lstm "
+    "rnn_tanh rnn_relu gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"
+)
+_FUSED += tuple(t for name in _IN_ATEN.split() for t in overloads(getattr(aten, name)))
 _FUSED += tuple(f for m in (torch, F) if (f := getattr(m, "grouped_mm", None)))
 _ATEN_CONVOLUTIONS: tuple[Any, ...] = (
     aten.conv1d.default,
@@ -133,6 +140,7 @@ ROWS = (
     Spelling(_FUSED, (), _not_yet("this operator with a matmul inside")),
 )
 TABLE = {target: row for row in ROWS for target in row.targets}
+assert len(TABLE) == sum(len(set(row.targets)) for row in ROWS), "a call stands in two rows"
 # What the callables name their operands, in our words.
 _SYNONYMS = {
     "input": "x",

@@ -196,6 +196,43 @@ def test_refusal_has_its_reason(name: str) -> None:
     assert reasons and phrase in reasons[-1], reasons
 
 
+V, SQUARE = torch.randn(K), torch.randn(K, K)
+INSIDE: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "inner": (torch.inner, (X2, X2)),
+    "tensordot": (lambda a, b: torch.tensordot(a, b, dims=1), (SQUARE, SQUARE)),
+    "addbmm": (torch.addbmm, (SQUARE, SQUARE[None], SQUARE[None])),
+    "mv": (torch.mv, (SQUARE, V)),
+    "addmv": (torch.addmv, (V, SQUARE, V)),
+    "dot": (torch.dot, (V, V)),
+    "vdot": (torch.vdot, (V, V)),
+    "vecdot": (torch.linalg.vecdot, (X2, X2)),
+    "outer": (torch.outer, (V, V)),
+    "ger": (torch.ger, (V, V)),
+    "addr": (torch.addr, (SQUARE, V, V)),
+    "kron": (torch.kron, (SQUARE, SQUARE)),
+    "cdist": (torch.cdist, (X2, X2)),
+    "bilinear": (F.bilinear, (X2, X2, torch.randn(3, K, K))),
+    "chain_matmul": (torch.chain_matmul, (SQUARE, SQUARE)),
+    "multi_dot": (lambda a, b: torch.linalg.multi_dot([a, b, a]), (SQUARE, SQUARE)),
+    "conv_transpose": (F.conv_transpose1d, (torch.randn(1, 2, 9), torch.randn(2, 3, 2))),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
+def test_exported_operators_with_a_matmul_inside_are_told(name: str) -> None:
+    function, inputs = INSIDE[name]
+
+    class Calls(nn.Module):
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return function(*inputs)
+
+    gm = torch.export.export(Calls(), inputs).module()
+    assert isinstance(gm, fx.GraphModule)
+    reasons = [m.reason for m in match(gm) if isinstance(m, Unmatched)]
+    assert any("with a matmul inside" in r for r in reasons), (reasons, gm.graph)
+
+
 ACTIVATIONS = {
     "relu": (lambda y: F.relu(y), "relu"),
     "relu_in_place": (lambda y: F.relu(y, inplace=True), "relu"),

@@ -12,6 +12,7 @@ from torch import nn
 
 import qfx
 from qfx import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.cost.kinds import KINDS
 from qfx.host.operators import schema
 from qfx.ops.forms import FORMS, Call, form_of, why_no_gradient, why_not_guarded
 from qfx.ops.packing import Packing, parts_of
@@ -90,6 +91,10 @@ def test_a_form_without_a_kernel_there_stays_float(
     model, x = nn.Linear(64, 8).eval(), torch.randn(4, 64)
     _, plan = qfx.rewrite(qfx.trace(model, x), qfx.Config(scheme=scheme, minimum_gain=0))
     assert plan.quantized == 0 and f"{name} has no kernel for cpu" in plan.entries[0].reason
+
+
+def test_the_cost_of_every_form_is_measured() -> None:
+    assert [form.name for form in FORMS if form.name not in KINDS] == []
 
 
 def test_rows_are_told_apart_by_name() -> None:

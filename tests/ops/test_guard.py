@@ -275,9 +275,9 @@ def test_plan_says_guarded_and_graphs_without_a_guard_are_as_before() -> None:
 @pytest.mark.parametrize(
     "scheme, why",
     [
-        (Scheme(x=None), "its activations are float"),
-        (Scheme(w=QSpec(bits=4, group=64)), "its weight has groups or zero points"),
-        (Scheme(w=QSpec(symmetric=False)), "its weight has groups or zero points"),
+        (Scheme(x=None), "float activations times int8 weights have no bound"),
+        (Scheme(w=QSpec(bits=4, group=64)), "weights with groups or zero points have no bound"),
+        (Scheme(w=QSpec(symmetric=False)), "weights with groups or zero points have no bound"),
     ],
 )
 def test_schemes_without_a_guard_say_so(scheme: Scheme, why: str) -> None:

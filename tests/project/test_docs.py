@@ -117,6 +117,13 @@ def test_the_page_of_options_is_the_config() -> None:
     assert (ROOT / "docs/options.md").read_text() == made["page"]()
 
 
+def test_a_row_that_the_page_of_options_lacks_is_named() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_options.py"))["page"]
+    del page.__globals__["PURPOSES"]["w8"]
+    with pytest.raises(AssertionError, match=r"PURPOSES has the rows .* not in order .*'w8'"):
+        page()
+
+
 def test_the_page_of_results_is_what_the_files_say() -> None:
     """And so is the figure of the README."""
     files = results_page.read()

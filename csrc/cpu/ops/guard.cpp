@@ -89,7 +89,10 @@ Tensor activated(const Tensor& y, const std::string& activation) {
   if (activation == "relu") return call<1>("aten::relu", {from(y)});
   if (activation == "silu") return call<1>("aten::silu", {from(y)});
   if (activation == "none") return y;
-  const std::string approximate = activation == "gelu" ? "none" : "tanh";
+  const bool tanh = activation == "gelu_tanh";
+  STD_TORCH_CHECK(tanh || activation == "gelu", kOp, ": no float form of the activation '",
+                  activation, "'");
+  const std::string approximate = tanh ? "tanh" : "none";
   return call<2>("aten::gelu", {from(y), from(approximate)});
 }
 
