@@ -51,13 +51,16 @@ struct Problem {
 
   explicit Problem(const Limits& limits) {
     for (int k = 0; k < kDepth; ++k) {
-      for (int m = 0; m < kMaxTileRows; ++m) q[m][k] = code_at(m, k, limits.a_low, limits.a_high);
+      int8_t w[kPanels * kPanel];
       for (int n = 0; n < kPanels * kPanel; ++n) {
-        const int8_t w = code_at(n / 4 + n, k, limits.w_low, limits.w_high);
+        w[n] = code_at(n / 4 + n, k, limits.w_low, limits.w_high);
         const int group = k / kGroup * kPanel + n % kPanel;
-        b[n / kPanel * kPanelBytes + group * kGroup + k % kGroup] = w;
-        colsum[n] += w;
-        for (int m = 0; m < kMaxTileRows; ++m) expected[m][n] += q[m][k] * w;
+        b[n / kPanel * kPanelBytes + group * kGroup + k % kGroup] = w[n];
+        colsum[n] += w[n];
+      }
+      for (int m = 0; m < kMaxTileRows; ++m) {
+        q[m][k] = code_at(m, k, limits.a_low, limits.a_high);
+        for (int n = 0; n < kPanels * kPanel; ++n) expected[m][n] += q[m][k] * w[n];
       }
     }
   }
