@@ -97,7 +97,8 @@ constexpr Format kWide = {.name = "s8s8",
                           .prefetching_tiles = kTiles<SignMask, kT0>.data(),
                           .arrange = arrange_signs,
                           .multiply = multiply,
-                          .few = few_tiles<SignMask>()};
+                          .few = few_tiles<SignMask>(),
+                          .tuning = {.ahead = 2048}};
 
 template <class Operand, int kOffset>
 constexpr Format offset_format(const char* name) {
