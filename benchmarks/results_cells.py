@@ -64,6 +64,11 @@ def memory(row: Row, rows: list[Row]) -> dict[str, str]:
     return found
 
 
+def bandwidth(row: Row, rows: list[Row]) -> dict[str, str]:
+    way = "as set" if row["way"] == "set" else row["way"]
+    return {way: f"{100 * row['share']:.0f} %"}
+
+
 def cost(row: Row, rows: list[Row]) -> dict[str, str]:
     """Of all rows of the instruction set: how many are predicted within CLOSE."""
     own = [r for r in rows if r["isa"] == row["isa"]]

@@ -95,6 +95,16 @@ SECTIONS = (
         cells.memory,
     ),
     Section(
+        "bandwidth",
+        "Bandwidth by prefetch hint",
+        "A linear of 4096 x 4096 and few rows, its weights in turn of so many megabytes: the share "
+        "of the rate at which torch sums the same bytes. `t0+2048` fetches into all caches 2048 "
+        "bytes ahead.",
+        "kernels, rows, weights",
+        lambda row: f"{row['isa']}, {row['rows']}, {row['megabytes']} MB",
+        cells.bandwidth,
+    ),
+    Section(
         "cost",
         "Cost model",
         "Random shapes between the points of its grid: how many are predicted within 20 %, of the "

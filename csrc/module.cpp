@@ -4,12 +4,15 @@
 
 #include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cpu/attention/shares.h"
 #include "cpu/gemm/gemm.h"
+#include "cpu/gemm/tuning.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/selfcheck.h"
 #include "cpu/ops/guard_counts.h"
@@ -21,7 +24,11 @@ namespace {
 using qfx::cpu::Format;
 using qfx::cpu::Isa;
 using qfx::cpu::Kernels;
+using qfx::cpu::kHintNames;
+using qfx::cpu::kTuningFields;
 using qfx::cpu::Operands;
+using qfx::cpu::Tuning;
+using qfx::cpu::TuningField;
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
@@ -70,6 +77,89 @@ pybind11::list kernels() {
   return rows;
 }
 
+const Kernels& kernels_named(const std::string& isa) {
+  for (Isa known : qfx::cpu::compiled_isas()) {
+    if (isa == qfx::cpu::name_of(known)) return qfx::cpu::kernels_of(known);
+  }
+  throw std::invalid_argument("this build has no kernels for an instruction set '" + isa + "'");
+}
+
+const Format& format_named(const Kernels& kernels, const std::string& name) {
+  std::string names;
+  for (const Format* format : qfx::cpu::formats_of(kernels)) {
+    if (name == format->name) return *format;
+    names += std::string(names.empty() ? "" : ", ") + format->name;
+  }
+  throw std::invalid_argument(std::string(kernels.isa) + " has no format '" + name +
+                              "', but: " + names);
+}
+
+pybind11::dict dict_of(const Tuning& tuning) {
+  pybind11::dict found;
+  for (const TuningField& field : kTuningFields) found[field.name] = tuning.*field.value;
+  found["hint"] = kHintNames[tuning.hint];
+  return found;
+}
+
+// Format -> parameter -> value.
+pybind11::dict tunings_of(const std::string& isa, Tuning (*tuning)(const Format&)) {
+  pybind11::dict found;
+  for (const Format* format : qfx::cpu::formats_of(kernels_named(isa))) {
+    found[format->name] = dict_of(tuning(*format));
+  }
+  return found;
+}
+
+std::string text_of(pybind11::handle value) { return pybind11::str(value).cast<std::string>(); }
+
+int64_t hint_named(const std::string& name) {
+  for (int hint = 0; hint < qfx::cpu::kHints; ++hint) {
+    if (name == kHintNames[hint]) return hint;
+  }
+  throw std::invalid_argument("hint='" + name + "' is none of: t0, t1, nta");
+}
+
+int64_t integer_of(const std::string& name, pybind11::handle value) {
+  if (!pybind11::isinstance<pybind11::int_>(value)) {
+    throw pybind11::type_error(name + " is an integer, got " + text_of(value));
+  }
+  int overflow = 0;
+  const int64_t found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  if (overflow == 0) return found;
+  throw std::invalid_argument(name + "=" + text_of(value) + " does not fit into 64 bits");
+}
+
+void set_parameter(Tuning& tuning, const std::string& name, pybind11::handle value) {
+  std::string names;
+  for (const TuningField& field : kTuningFields) {
+    names += std::string(names.empty() ? "" : ", ") + field.name;
+    if (name != field.name) continue;
+    if (field.value == &Tuning::hint) {
+      tuning.hint = hint_named(text_of(value));
+    } else {
+      tuning.*field.value = integer_of(name, value);
+    }
+    return;
+  }
+  throw std::invalid_argument("a format has no parameter '" + name + "', but: " + names);
+}
+
+// All of them are read before the first is set.
+void set_tuning(const std::string& isa,
+                const std::map<std::string, std::map<std::string, pybind11::object>>& given) {
+  const Kernels& kernels = kernels_named(isa);
+  std::vector<std::pair<const Format*, Tuning>> made;
+  for (const auto& [name, parameters] : given) {
+    const Format& format = format_named(kernels, name);
+    Tuning tuning = qfx::cpu::tuning_of(format);
+    for (const auto& [parameter, value] : parameters) set_parameter(tuning, parameter, value);
+    const std::string fault = qfx::cpu::fault_of(tuning);
+    if (!fault.empty()) throw std::invalid_argument(isa + ", format " + name + ": " + fault);
+    made.emplace_back(&format, tuning);
+  }
+  for (const auto& [format, tuning] : made) qfx::cpu::set_tuning(*format, tuning);
+}
+
 using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 Counts as_tuple(const qfx::cpu::GuardCounts& counts) {
@@ -116,6 +206,18 @@ PYBIND11_MODULE(_C, m) {
         "Runs the multiply instructions alone; returns how many multiply-accumulates they made.");
   m.def("kernels", &kernels,
         "The GEMM micro-kernels of this build: dicts of name, isa, mr, nr, supported.");
+  m.def(
+      "tuning", [](const std::string& isa) { return tunings_of(isa, qfx::cpu::tuning_of); },
+      pybind11::arg("isa"),
+      "The parameters in use of an instruction set's formats: format -> parameter -> value.");
+  m.def(
+      "default_tuning",
+      [](const std::string& isa) { return tunings_of(isa, qfx::cpu::default_tuning); },
+      pybind11::arg("isa"), "Those in use on this family of processors where none were set.");
+  m.def("set_tuning", &set_tuning, pybind11::arg("isa"), pybind11::arg("tuning"),
+        "Sets some parameters of some formats, given as `tuning` returns them. ValueError for a "
+        "name that is none and a value out of bounds; then nothing is set. amx shares the format "
+        "s8s8 of avx512vnni.");
   m.def(
       "attention_shares",
       [](int64_t heads, int64_t rows, int64_t keys, bool causal, int64_t threads) {

@@ -14,12 +14,14 @@ set(QFX_CPU_SOURCES
   core/checksum.cpp
   core/isa.cpp
   core/processor.cpp
+  core/vendor.cpp
   gemm/gemm.cpp
   gemm/group_product.cpp
   gemm/pack.cpp
   gemm/pack_floats.cpp
   gemm/product.cpp
   gemm/quantize.cpp
+  gemm/tuning.cpp
   kernels/dispatch.cpp
   kernels/ref.cpp
   kernels/selfcheck.cpp)

@@ -13,15 +13,48 @@ MATMULS = (
     ),
     Mutant(
         "a K of whole blocks is never finished",
-        old="const bool last = k + block >= depth;",
-        new="const bool last = k + block > depth;",
+        old="const bool last = k + how.block >= how.depth;",
+        new="const bool last = k + how.block > how.depth;",
         tests=("test_kernel_equals_reference[int8_mm]",),
     ),
     Mutant(
         "the last block of rows takes one row more",
-        old="std::min(rows_, (block + 1) * kRowsPerBlock)",
-        new="std::min(rows_ - 1, (block + 1) * kRowsPerBlock)",
+        old="std::min(rows_, (block + 1) * height_)",
+        new="std::min(rows_ - 1, (block + 1) * height_)",
         tests=("test_kernel_equals_reference[int8_mm]",),
+    ),
+    Mutant(
+        "the last block of K is as deep as the others",
+        old="const int64_t groups = std::min(how.block, how.depth - k) / kGroup;",
+        new="const int64_t groups = how.block / kGroup;",
+        tests=("test_parameters_change_no_bit",),
+    ),
+    Mutant(
+        "a panel that has no partner is left out",
+        old="for (p += 2 * half; p < task.panel_end; ++p)",
+        new="for (p += 2 * half; half == 0 && p < task.panel_end; ++p)",
+        tests=("test_parameters_change_no_bit",),
+        isa="avx512vnni",
+    ),
+    Mutant(
+        "both panels of a pair are the first",
+        old="w.panel(q) - w.panel(p), groups,",
+        new="0, groups,",
+        tests=("test_parameters_change_no_bit",),
+        isa="avx512vnni",
+    ),
+    Mutant(
+        "a unit takes over one row late",
+        old="rows < tuning_of(*format).minimum_rows",
+        new="rows <= tuning_of(*format).minimum_rows",
+        tests=("test_rows_from_which_a_unit_takes_over",),
+        isa="amx",
+    ),
+    Mutant(
+        "a parameter below its least value is set",
+        old="if (value >= field.least && value <= field.most) continue;",
+        new="if (value <= field.most) continue;",
+        tests=("test_what_cannot_be_set_is_refused_with_a_sentence",),
     ),
     Mutant(
         "a second chunk of rows is written over the first",
@@ -56,7 +89,7 @@ MATMULS = (
     ),
     Mutant(
         "a last group that is not whole is never added",
-        old="const bool complete = k == depth_ || k == (g + groups) * w_.group;",
+        old="const bool complete = k == how_.depth || k == (g + groups) * w_.group;",
         new="const bool complete = k == (g + groups) * w_.group;",
         tests=("test_kernel_equals_reference[int8_linear_groups]",),
     ),
@@ -114,8 +147,8 @@ MATMULS = (
 INSTRUCTION_SETS = (
     Mutant(
         "AMX multiplies the left columns twice",
-        old="_tile_loadd(7, b + kStride / 2, kStride);",
-        new="_tile_loadd(7, b, kStride);",
+        old="QFX_LOAD(7, b + kStride / 2, kStride,",
+        new="QFX_LOAD(7, b, kStride,",
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
         isa="amx",
     ),

@@ -19,6 +19,17 @@ void wrong_in_one_element(const uint8_t* a, int64_t lda, const int8_t* b, int64_
   tile[height * kPanel - 1] += 1;
 }
 
+void wrong_in_one_element_of_a_pair(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
+                                    int64_t groups, int64_t ahead, int32_t* out) {
+  real->pairs.tiles[kT0][height - 1](a, lda, b, apart, groups, ahead, out);
+  out[2 * height * kPanel - 1] += 1;
+}
+
+void takes_the_first_panel_twice(const uint8_t* a, int64_t lda, const int8_t* b, int64_t,
+                                 int64_t groups, int64_t ahead, int32_t* out) {
+  real->pairs.tiles[kT0][height - 1](a, lda, b, 0, groups, ahead, out);
+}
+
 void far_off(const uint8_t*, int64_t, const int8_t*, int64_t, const int8_t*, int32_t* tile, bool) {
   std::fill_n(tile, height * kPanel, INT32_MIN);
 }
@@ -41,15 +52,21 @@ int32_t constant_off_by_one(const int8_t* q, int64_t k, int64_t padded_k, uint8_
 // Kernels whose every format is a copy of one of `original`, to be spoilt.
 struct Copy {
   Format format;
-  TileFn tiles[kMaxTileRows], prefetching_tiles[kMaxTileRows];
+  TileFn tiles[kMaxTileRows], prefetching_tiles[kMaxTileRows], few[kHints][kMaxTileRows];
+  PairFn pairs[kHints][kMaxTileRows];
   Kernels kernels;
 
   Copy(const Kernels& original, const Format& from) : format(from), kernels(original) {
     std::copy_n(from.tiles, from.tile_rows, tiles);
     std::copy_n(from.prefetching_tiles, from.tile_rows, prefetching_tiles);
+    for (int hint = 0; hint < kHints; ++hint) {
+      std::copy_n(from.few.tiles[hint], from.few.rows, few[hint]);
+      std::copy_n(from.pairs.tiles[hint], from.pairs.rows, pairs[hint]);
+      format.few.tiles[hint] = few[hint];
+      format.pairs.tiles[hint] = pairs[hint];
+    }
     format.tiles = tiles;
     format.prefetching_tiles = prefetching_tiles;
-    format.minimum_rows = 0;
     format.below = nullptr;
     for (int kind = 0; kind < kOperandKinds; ++kind) {
       // The formats of other kinds stay: this one may not be exact for them.
@@ -68,6 +85,23 @@ void refused(Subject& subject, const Copy& copy, int rows, const std::string& wh
   if (fault.compare(0, beginning.size(), beginning) != 0) {
     throw Failure("the self-check says '" + fault + "' of " +
                   kernel_name(copy.kernels, copy.format, rows) + " with " + what);
+  }
+}
+
+void check_refusals_of_few_rows(Subject& subject, const Kernels& kernels, const Format& format) {
+  for (int hint = 0; hint < kHints; ++hint) {
+    for (height = 1; height <= format.few.rows; ++height) {
+      Copy few(kernels, format);
+      few.few[hint][height - 1] = wrong_in_one_element;
+      refused(subject, few, height, "a wrong tile of few rows");
+    }
+    for (height = 1; height <= format.pairs.rows; ++height) {
+      for (PairFn bug : {wrong_in_one_element_of_a_pair, takes_the_first_panel_twice}) {
+        Copy pair(kernels, format);
+        pair.pairs[hint][height - 1] = bug;
+        refused(subject, pair, height, "a wrong pair of tiles");
+      }
+    }
   }
 }
 
@@ -157,7 +191,10 @@ void check_doctored(const Kernels& kernels) {
   subject.begin("nothing wrong");
   const std::string fault = fault_of(kernels);
   if (!fault.empty()) throw Failure(fault);
-  for (const Format* format : formats_of(kernels)) check_refusals(subject, kernels, *format);
+  for (const Format* format : formats_of(kernels)) {
+    check_refusals(subject, kernels, *format);
+    check_refusals_of_few_rows(subject, kernels, *format);
+  }
   check_rotations_refused(subject, kernels);
   check_that_tests_can_fail(subject);
   subject.passed();

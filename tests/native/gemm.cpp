@@ -157,7 +157,7 @@ class GemmTest {
     int32_t* found = out_.get<int32_t>(p.m * p.n, place);
     const int8_t* q = q_.copy(p.q, place);
     const int32_t* zero_points = zeros_.copy(p.zero_points, place);
-    in_chunks(w, p.m, [&](int64_t first, int64_t count) {
+    in_chunks(kernels_, w, p.m, [&](int64_t first, int64_t count) {
       const Rows rows = rows_of_codes(kernels_, w, q + first * p.k, zero_points + first, 1, count);
       gemm(rows, w, IntegerSink(w, rows, found + first * p.n));
     });
@@ -201,6 +201,10 @@ void check_gemm(const Kernels& kernels) {
       for (const CodeSpec& spec : kSpecs) test.linear(m, n, k, dtype, spec);
       for (int bits : {4, 7, 8}) test.packing(n, k, dtype, bits);
     }
+  }
+  for (const Tuning& tuning : kTunings) {
+    const WithTuning set(kernels, tuning);
+    for (const auto& [m, n, k] : kShapes) test.sums(Product(limits_of(Operands::kWide), m, n, k));
   }
   cpu::test_threads = 1;
   test.passed();

@@ -196,6 +196,13 @@ void check_groups(const Kernels& kernels) {
       }
     }
   }
+  for (const Tuning& tuning : kTunings) {
+    const WithTuning set(kernels, tuning);
+    for (const auto& [m, n, k, group] : kShapes) {
+      linear.run(Linear(limits_of(Operands::kWide), m, n, k, group, true), true, false,
+                 Place::kBeforeGuard);
+    }
+  }
   cpu::test_threads = 1;
   linear.passed();
 }

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "cpu/kernels/selfcheck.h"
 #include "cpu/kernels/tables/rows.h"
 
 namespace qfx::test {
@@ -177,6 +178,14 @@ std::vector<float> numbers(Numbers kind, int64_t count) {
                                     : kBroken[r % 7];
   }
   return x;
+}
+
+WithTuning::WithTuning(const Kernels& kernels, const Tuning& tuning) : kernels_(kernels) {
+  for (const Format* format : formats_of(kernels)) set_tuning(*format, tuning);
+}
+
+WithTuning::~WithTuning() {
+  for (const Format* format : formats_of(kernels_)) set_tuning(*format, default_tuning(*format));
 }
 
 std::vector<int64_t> sizes() {

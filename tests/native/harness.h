@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/gemm/tuning.h"
 #include "cpu/kernels/dispatch.h"
 #include "types.h"
 
@@ -132,6 +133,25 @@ inline int64_t element_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2
 
 // 0, 1, ..., 70 and a few greater ones: every tail of every vector width.
 std::vector<int64_t> sizes();
+
+// Parameters far from the default ones: small blocks, no stream, one or two of them.
+inline constexpr Tuning kTunings[] = {
+    {.block_depth = 64, .block_rows = 1, .stream_rows = 0, .serial_steps = 0},
+    {.block_depth = 100, .block_rows = 7, .stream_rows = 1, .hint = kT0, .serial_steps = 0},
+    {.block_depth = 1 << 20, .block_rows = 1 << 14, .stream_rows = 64, .hint = kNta, .streams = 2},
+    {.block_depth = 300, .block_rows = 50, .stream_rows = 64, .ahead = 0, .streams = 2}};
+
+// Every format of these kernels has these parameters while this lives.
+class WithTuning {
+ public:
+  WithTuning(const Kernels& kernels, const Tuning& tuning);
+  ~WithTuning();
+  WithTuning(const WithTuning&) = delete;
+  WithTuning& operator=(const WithTuning&) = delete;
+
+ private:
+  const Kernels& kernels_;
+};
 
 // The parts of the program; each throws Failure at the first difference.
 void check_guards();

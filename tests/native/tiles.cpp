@@ -1,4 +1,5 @@
-// Every tile height of every format, prefetching or not, fresh and accumulating: (G1).
+// Every tile height of every format, prefetching or not and with each hint, fresh and accumulating,
+// and those of two panels: (G1).
 #include <algorithm>
 
 #include "cpu/gemm/pack.h"
@@ -8,25 +9,29 @@
 namespace qfx::test {
 namespace {
 
-// Codes of kMaxTileRows rows and of a panel of weights, the panel packed, and their products.
+constexpr int kColumns = 2 * kPanel;
+constexpr const char* kHinted[kHints] = {", by T0", ", by T1", ", by NTA"};
+
+// Codes of kMaxTileRows rows and of two panels of weights, the panels packed, and their products.
 struct Problem {
   int64_t k;
   std::vector<std::vector<int8_t>> q;  // [rows][k]
-  std::vector<int8_t> block;           // [ceil(k / 64) * 16][32][4]
-  uint32_t colsum[kPanel] = {};
-  int32_t product[kMaxTileRows][kPanel] = {};
+  std::vector<int8_t> block;           // [2][ceil(k / 64) * 16][32][4]
+  uint32_t colsum[kColumns] = {};
+  int32_t product[kMaxTileRows][kColumns] = {};
 
   // Row m is line m + shift of code_at, so that with four shifts every row is every line.
   Problem(const Limits& limits, int64_t k, int shift)
       : k(k), q(kMaxTileRows, std::vector<int8_t>(static_cast<size_t>(k))) {
-    block.resize(static_cast<size_t>(padded_k(k) * kPanel));
+    block.resize(static_cast<size_t>(padded_k(k) * kColumns));
     for (int64_t i = 0; i < k; ++i) {
       for (int m = 0; m < kMaxTileRows; ++m) {
         q[m][i] = code_at(m + shift, i, limits.a_low, limits.a_high);
       }
-      for (int n = 0; n < kPanel; ++n) {
+      for (int n = 0; n < kColumns; ++n) {
         const int8_t w = code_at(n / 4 + n, i, limits.w_low, limits.w_high);
-        block[(i / kGroup * kPanel + n) * kGroup + i % kGroup] = w;
+        const int64_t group = n / kPanel * padded_k(k) / kGroup + i / kGroup;
+        block[(group * kPanel + n % kPanel) * kGroup + i % kGroup] = w;
         colsum[n] += static_cast<uint32_t>(w);
         for (int m = 0; m < kMaxTileRows; ++m) product[m][n] += q[m][i] * w;
       }
@@ -49,7 +54,16 @@ class FormatTest {
     for (Place place : kPlaces) {
       arrange(problem, depth, place);
       for (int rows = 1; rows <= format_.tile_rows; ++rows) {
-        for (int variant = 0; variant < 4; ++variant) tile(problem, depth, place, rows, variant);
+        for (bool accumulate : {false, true}) {
+          tile(problem, depth, place, rows, accumulate, "", format_.tiles);
+          tile(problem, depth, place, rows, accumulate, ", prefetching", format_.prefetching_tiles);
+          for (int hint = 0; hint < kHints && rows <= format_.few.rows; ++hint) {
+            tile(problem, depth, place, rows, accumulate, kHinted[hint], format_.few.tiles[hint]);
+          }
+        }
+        for (int hint = 0; hint < kHints && rows <= format_.pairs.rows; ++hint) {
+          pair(problem, depth, place, rows, kHinted[hint], format_.pairs.tiles[hint]);
+        }
       }
     }
   }
@@ -72,14 +86,13 @@ class FormatTest {
     }
   }
 
-  void tile(const Problem& problem, int64_t depth, Place place, int rows, int variant) {
-    const bool prefetching = variant & 1, accumulate = variant & 2;
+  void tile(const Problem& problem, int64_t depth, Place place, int rows, bool accumulate,
+            const char* what, const TileFn* tiles) {
     Subject& subject = tiles_[rows - 1];
-    subject.begin("K=" + std::to_string(problem.k) + (prefetching ? ", prefetching" : "") +
-                  (accumulate ? ", accumulating" : "") + ", operands " + name_of(place));
-    const int64_t bytes = depth * format_.bytes_per_code, lda = bytes + problem.k % 3 * 31;
-    uint8_t* a = a_pages_.get<uint8_t>((rows - 1) * lda + bytes, place);
-    for (int m = 0; m < rows; ++m) std::copy_n(arranged_[m].data(), bytes, a + m * lda);
+    subject.begin("K=" + std::to_string(problem.k) + what + (accumulate ? ", accumulating" : "") +
+                  ", operands " + name_of(place));
+    const int64_t lda = stride_of(problem, depth);
+    const uint8_t* a = rows_of(depth, lda, rows, place);
     int8_t* b = b_pages_.get<int8_t>(depth * kPanel, place);
     std::copy_n(problem.block.data(), depth * kPanel, b);
     int32_t* sums = sum_pages_.get<int32_t>(rows * kPanel, place);
@@ -88,17 +101,52 @@ class FormatTest {
       start[i] = hash(i) >> 12;
       sums[i] = static_cast<int32_t>(start[i]);
     }
-    const TileFn* tiles = prefetching ? format_.prefetching_tiles : format_.tiles;
     // What lies ahead need not be there: here it faults.
     tiles[rows - 1](a, lda, b, depth / kGroup, b + depth * kPanel, sums, accumulate);
     int32_t expected[kMaxTileRows * kPanel];
     for (int i = 0; i < rows * kPanel; ++i) {
-      const int m = i / kPanel, n = i % kPanel;
-      const uint32_t product = static_cast<uint32_t>(problem.product[m][n]);
-      const uint32_t offset = static_cast<uint32_t>(format_.mul_offset) * problem.colsum[n];
-      expected[i] = static_cast<int32_t>(start[i] + product - add_[m] + offset);
+      expected[i] = static_cast<int32_t>(start[i] + raw(problem, i / kPanel, i % kPanel));
     }
     subject.same(sums, expected, rows * kPanel);
+  }
+
+  // The second panel lies a few bytes behind the first, between guards both.
+  void pair(const Problem& problem, int64_t depth, Place place, int rows, const char* what,
+            const PairFn* pairs) {
+    Subject& subject = tiles_[rows - 1];
+    subject.begin("K=" + std::to_string(problem.k) + ", a pair" + what + ", operands " +
+                  name_of(place));
+    const int64_t lda = stride_of(problem, depth), bytes = depth * kPanel;
+    const uint8_t* a = rows_of(depth, lda, rows, place);
+    const int64_t apart = bytes + problem.k % 5 * 64;
+    int8_t* b = b_pages_.get<int8_t>(apart + bytes, place);
+    std::copy_n(problem.block.data(), bytes, b);
+    std::copy_n(problem.block.data() + padded_k(problem.k) * kPanel, bytes, b + apart);
+    int32_t* sums = sum_pages_.get<int32_t>(rows * kColumns, place);
+    pairs[rows - 1](a, lda, b, apart, depth / kGroup, 1 << 12, sums);
+    int32_t expected[kMaxTileRows * kColumns];
+    for (int i = 0; i < rows * kColumns; ++i) {
+      const int row = i / kPanel % rows, panel = i / (kPanel * rows);
+      expected[i] = static_cast<int32_t>(raw(problem, row, panel * kPanel + i % kPanel));
+    }
+    subject.same(sums, expected, rows * kColumns);
+  }
+
+  int64_t stride_of(const Problem& problem, int64_t depth) const {
+    return depth * format_.bytes_per_code + problem.k % 3 * 31;
+  }
+
+  const uint8_t* rows_of(int64_t depth, int64_t lda, int rows, Place place) {
+    const int64_t bytes = depth * format_.bytes_per_code;
+    uint8_t* a = a_pages_.get<uint8_t>((rows - 1) * lda + bytes, place);
+    for (int m = 0; m < rows; ++m) std::copy_n(arranged_[m].data(), bytes, a + m * lda);
+    return a;
+  }
+
+  // What a tile has of these arranged codes: (G1) less the constants of the row.
+  uint32_t raw(const Problem& problem, int row, int column) const {
+    const uint32_t product = static_cast<uint32_t>(problem.product[row][column]);
+    return product - add_[row] + static_cast<uint32_t>(format_.mul_offset) * problem.colsum[column];
   }
 
   const Format& format_;

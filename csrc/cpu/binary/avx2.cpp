@@ -119,7 +119,7 @@ bool signs(const float* x, int64_t k, int64_t bytes, uint8_t* bits) {
   for (int64_t i = 0; i < 8 * bytes; i += 8) {
     float tail[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
     const float* from = x + i;
-    _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(from) + kFetchAhead, _MM_HINT_T0);
     if (i + 8 > k) {
       for (int64_t j = i; j < k; ++j) tail[j - i] = x[j];
       from = tail;

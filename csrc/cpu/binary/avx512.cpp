@@ -52,7 +52,7 @@ bool signs(const float* x, int64_t k, int64_t bytes, uint8_t* bits) {
   for (int64_t i = 0; i < 8 * bytes; i += 16) {
     const int64_t left = k - i;
     const __mmask16 there = left >= 16 ? 0xffff : left <= 0 ? 0 : (1 << left) - 1;
-    _mm_prefetch(reinterpret_cast<const char*>(x + i) + kAhead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(x + i) + kFetchAhead, _MM_HINT_T0);
     const __m512 v = _mm512_maskz_loadu_ps(there, x + i);
     const uint16_t sign = _mm512_mask_cmp_ps_mask(there, v, zero, _CMP_GE_OQ);
     nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);

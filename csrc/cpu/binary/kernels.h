@@ -37,7 +37,8 @@ struct BinaryKernels {
   void (*spread)(const uint8_t* packed, int64_t groups, uint8_t* b);
 };
 
-inline constexpr int kSlack = 64;  // bytes behind arranged rows and spread weights
+inline constexpr int kSlack = 64;         // bytes behind arranged rows and spread weights
+inline constexpr int kFetchAhead = 4096;  // bytes, of the floats whose signs are taken
 
 const BinaryKernels& binary_kernels_ref();
 #if defined(__x86_64__)

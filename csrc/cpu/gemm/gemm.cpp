@@ -9,17 +9,33 @@ namespace qfx::cpu {
 namespace {
 
 constexpr int64_t kArrangedBytes = 16 << 20;
+constexpr int64_t kBlockMultiple = kKMultiple;  // of K, which every format's steps divide
 
 struct Task {
   RowBlock block;
   int64_t panel_begin, panel_end;
 };
 
+// `count` in equal parts of at most `most`: the size of one, a multiple of `multiple`, which may
+// exceed `most` by less than one of those.
+int64_t even_part(int64_t count, int64_t most, int64_t multiple) {
+  const int64_t parts = std::max<int64_t>((count + most - 1) / most, 1);
+  return std::max(round_up((count + parts - 1) / parts, multiple), multiple);
+}
+
+// Rows of a block: whole tiles, so that a product has no more of them than its rows need.
+int64_t block_rows(const Format& format, const Tuning& tuning, int64_t rows) {
+  return even_part(rows, tuning.block_rows, format.tile_rows);
+}
+
 // Row blocks x groups of panels, enough of them for the threads to share evenly.
 class Tasks {
  public:
-  Tasks(int64_t rows, int64_t panels, int64_t threads)
-      : rows_(rows), panels_(panels), row_blocks_((rows + kRowsPerBlock - 1) / kRowsPerBlock) {
+  Tasks(const Rows& rows, int64_t panels, int64_t threads)
+      : rows_(rows.count),
+        height_(block_rows(*rows.format, rows.tuning, rows.count)),
+        panels_(panels),
+        row_blocks_((rows_ + height_ - 1) / height_) {
     const int64_t wanted = threads == 1 ? 1 : (4 * threads + row_blocks_ - 1) / row_blocks_;
     groups_ = std::clamp<int64_t>(wanted, 1, panels);
   }
@@ -28,41 +44,53 @@ class Tasks {
 
   Task operator[](int64_t i) const {
     const int64_t block = i / groups_, group = i % groups_;
-    return {{block * kRowsPerBlock, std::min(rows_, (block + 1) * kRowsPerBlock)},
+    return {{block * height_, std::min(rows_, (block + 1) * height_)},
             group * panels_ / groups_,
             (group + 1) * panels_ / groups_};
   }
 
  private:
-  int64_t rows_, panels_, row_blocks_, groups_;
+  int64_t rows_, height_, panels_, row_blocks_, groups_;
 };
+
+// One row may pass by the second cache, where what runs between two calls, and the keys and values
+// of attention, then stay. Weights for several rows are wanted nearby.
+int64_t hint_for(const Tuning& tuning, int64_t rows) {
+  return tuning.hint == kNta && rows > 1 ? int64_t{kT0} : tuning.hint;
+}
 
 void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
                int32_t* sums, const TileSink& sink) {
   const Format& format = *rows.format;
   Panel panel;
   sink.load_panel(p, &panel);
-  const int64_t depth = round_up(w.k, format.k_multiple);
-  const int64_t count = rows_here.rows();
-  const int64_t height = tile_height(count, format.tile_rows);
-  // One tile of each block prefetches the next: the second, as the first may wait for its own.
-  const int64_t fetching = rows_here.begin + (count > height ? height : 0);
-  const int64_t block = count <= 2 ? std::max(depth, kBlockK) : kBlockK;
-  for (int64_t k = 0; k == 0 || k < depth; k += block) {
-    const int64_t groups = std::min(block, depth - k) / kGroup;
+  const Passage how = passage_of(rows, w, rows_here.rows());
+  for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
+    const int64_t groups = std::min(how.block, how.depth - k) / kGroup;
     const int8_t* b = w.panel(p) + k * kPanel;
-    const bool last = k + block >= depth;
-    const int8_t* ahead = b + (count <= 2 ? kAhead : groups * kGroup * kPanel);
-    for (int64_t m = rows_here.begin; m < rows_here.end; m += height) {
-      const int height_here = static_cast<int>(std::min(height, rows_here.end - m));
-      const bool fetch = m == fetching;
-      const TileFn* tiles = fetch ? format.prefetching_tiles : format.tiles;
+    const bool last = k + how.block >= how.depth;
+    const int8_t* ahead = b + (how.streams ? rows.tuning.ahead : groups * kGroup * kPanel);
+    for (int64_t m = rows_here.begin; m < rows_here.end; m += how.height) {
+      const int height_here = static_cast<int>(std::min(how.height, rows_here.end - m));
+      const bool fetch = m - rows_here.begin == how.fetching;
+      const TileFn* tiles = fetch ? how.fetching_tiles : format.tiles;
       const uint8_t* a = rows.a + m * rows.stride + k * format.bytes_per_code;
       int32_t* tile = sums + (m - rows_here.begin) * kPanel;
       tiles[height_here - 1](a, rows.stride, b, groups, ahead, tile, k > 0);
       if (last) sink.tile(tile, m, height_here, p, panel);
     }
   }
+}
+
+// Few rows and two panels at once.
+void multiply_pair(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
+                   int64_t q, int32_t* sums) {
+  const Format& format = *rows.format;
+  const int64_t count = rows_here.rows();
+  const int64_t groups = round_up(w.k, format.k_multiple) / kGroup;
+  const PairFn* pairs = format.pairs.tiles[hint_for(rows.tuning, count)];
+  pairs[count - 1](rows.a + rows_here.begin * rows.stride, rows.stride, w.panel(p),
+                   w.panel(q) - w.panel(p), groups, rows.tuning.ahead, sums);
 }
 
 // Whole products, handed to a sink.
@@ -72,15 +100,45 @@ class Products final : public PanelWork {
       : rows_(rows), w_(w), sink_(sink) {}
 
   void run(const RowBlock& block, int64_t p) const override {
-    thread_local Scratch scratch;
-    run_panel(rows_, w_, block, p, scratch.get<int32_t>(kRowsPerBlock * kPanel), sink_);
+    run_panel(rows_, w_, block, p, sums_for(block.rows()), sink_);
+  }
+
+  void run_pair(const RowBlock& block, int64_t p, int64_t q) const override {
+    const int64_t count = block.rows();
+    int32_t* sums = sums_for(2 * count);
+    multiply_pair(rows_, w_, block, p, q, sums);
+    for (int64_t panel : {p, q}) {
+      Panel columns;
+      sink_.load_panel(panel, &columns);
+      sink_.tile(sums, block.begin, static_cast<int>(count), panel, columns);
+      sums += count * kPanel;
+    }
   }
 
  private:
+  static int32_t* sums_for(int64_t rows) {
+    thread_local Scratch scratch;
+    return scratch.get<int32_t>(rows * kPanel);
+  }
+
   const Rows& rows_;
   const PackedWeight& w_;
   const TileSink& sink_;
 };
+
+// Whether panels in pairs are for a block of so many rows.
+bool in_pairs(const Rows& rows, int64_t count) {
+  const Tuning& tuning = rows.tuning;
+  return tuning.streams > 1 && count <= tuning.stream_rows && count <= rows.format->pairs.rows;
+}
+
+// A pair is of a panel in the first half and one in the second, so that each half is a stream.
+void run_task(const Task& task, bool pairs, const PanelWork& work) {
+  int64_t p = task.panel_begin;
+  const int64_t half = pairs ? (task.panel_end - p) / 2 : 0, second = p + half;
+  for (int64_t i = 0; i < half; ++i) work.run_pair(task.block, p + i, second + i);
+  for (p += 2 * half; p < task.panel_end; ++p) work.run(task.block, p);
+}
 
 // An odd number of cache lines, or the rows of a tile would share cache sets.
 int64_t row_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
@@ -89,7 +147,7 @@ int64_t row_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
 const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows) {
   const Format* format = kernels.formats[static_cast<int>(operands)];
-  while (rows < format->minimum_rows) format = format->below;
+  while (format->below != nullptr && rows < tuning_of(*format).minimum_rows) format = format->below;
   return *format;
 }
 
@@ -99,12 +157,31 @@ int64_t tile_height(int64_t rows, int64_t tallest) {
 }
 
 int64_t tile_rows_for(const Format& format, int64_t rows) {
-  return tile_height(std::clamp<int64_t>(rows, 1, kRowsPerBlock), format.tile_rows);
+  const int64_t block = block_rows(format, tuning_of(format), rows);
+  return tile_height(std::clamp<int64_t>(rows, 1, block), format.tile_rows);
 }
 
-int64_t rows_at_once(const PackedWeight& w) {
+Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count) {
+  const Format& format = *rows.format;
+  const Tuning& tuning = rows.tuning;
+  const int64_t depth = round_up(w.k, format.k_multiple);
+  const int64_t height = tile_height(count, format.tile_rows);
+  const bool streams = count <= tuning.stream_rows;
+  const int64_t block = even_part(
+      depth, streams ? std::max(depth, kBlockMultiple) : tuning.block_depth, kBlockMultiple);
+  // The second tile of a block, as the first may wait for its own weights.
+  const int64_t fetching = !streams && count > height ? height : 0;
+  const bool by_hint = streams && count <= format.few.rows;
+  const TileFn* tiles =
+      by_hint ? format.few.tiles[hint_for(tuning, count)] : format.prefetching_tiles;
+  return {depth, block, height, streams, fetching, tiles};
+}
+
+int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w, int64_t rows) {
+  const Format& format = format_for(kernels, Operands::kWide, rows);
+  const int64_t block = tuning_of(format).block_rows;
   const int64_t row_bytes = row_stride(w.padded_k * kMaxBytesPerCode);
-  return std::max<int64_t>(kArrangedBytes / row_bytes / kRowsPerBlock, 1) * kRowsPerBlock;
+  return std::max<int64_t>(kArrangedBytes / row_bytes / block, 1) * block;
 }
 
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w) {
@@ -115,7 +192,8 @@ Rows make_rows(const Format& format, int64_t count, const PackedWeight& w) {
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory) {
   const int64_t stride = row_stride(round_up(w.k, format.k_multiple) * format.bytes_per_code);
   int32_t* add = memory.constants.get<int32_t>(2 * count);
-  return {&format, memory.codes.get<uint8_t>(count * stride), count, stride, add, add + count};
+  return {&format, tuning_of(format), memory.codes.get<uint8_t>(count * stride), count, stride,
+          add,     add + count};
 }
 
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
@@ -130,14 +208,16 @@ void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int
 void for_each_panel(const Rows& rows, const PackedWeight& w, const PanelWork& work) {
   if (rows.count == 0 || w.n == 0) return;
   const int64_t steps = rows.count * w.n * std::max<int64_t>(w.k, 1);
-  const Tasks tasks(rows.count, w.panels(), steps < kSerialWork ? 1 : thread_count());
-  parallel(tasks.size(), steps, [&](int64_t begin, int64_t end) {
+  const int64_t serial = rows.tuning.serial_steps;
+  const Tasks tasks(rows, w.panels(), steps < serial ? 1 : thread_count());
+  const auto run = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Task task = tasks[i];
-      for (int64_t p = task.panel_begin; p < task.panel_end; ++p) work.run(task.block, p);
-      release(*rows.format);
+      run_task(task, in_pairs(rows, task.block.rows()), work);
     }
-  });
+    release(*rows.format);
+  };
+  parallel(tasks.size(), steps, run, serial);
 }
 
 void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink) {

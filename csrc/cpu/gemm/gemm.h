@@ -5,14 +5,16 @@
 
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/pack.h"
+#include "cpu/gemm/tuning.h"
 #include "cpu/kernels/tables/kernels.h"
 #include "cpu/kernels/tables/sums.h"
 
 namespace qfx::cpu {
 
-// Activations in an operand format.
+// Activations in an operand format, and its parameters as they were when the rows were made.
 struct Rows {
   const Format* format;
+  Tuning tuning;
   uint8_t* a;
   int64_t count, stride;
   int32_t *add, *mul;
@@ -26,8 +28,8 @@ inline void release(const Format& format) {
   if (format.release != nullptr) format.release();
 }
 
-// How many rows to arrange at a time: whole row blocks, about 16 MB of them.
-int64_t rows_at_once(const PackedWeight& w);
+// How many of `rows` rows to arrange at a time: whole row blocks, about 16 MB of them.
+int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w, int64_t rows);
 
 // What holds rows until the next ones.
 struct RowsMemory {
@@ -51,14 +53,28 @@ struct RowBlock {
   int64_t rows() const { return end - begin; }
 };
 
-inline constexpr int64_t kRowsPerBlock = 240;  // in tiles of 3 to 6, 12 or 30
-inline constexpr int64_t kBlockK = 512;        // a panel block of 32 x 512 bytes stays in L1
+// How a block of rows meets a panel.
+struct Passage {
+  int64_t depth;  // of an arranged row
+  int64_t block;  // of K at a time
+  int64_t height;
+  bool streams;                  // the weights pass by once; see Tuning::stream_rows
+  int64_t fetching;              // the row of the block whose tile prefetches
+  const TileFn* fetching_tiles;  // of 1, 2, ... rows
+};
+
+Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count);
 
 // What is to be done with a block of rows and panel p, by several threads at once.
 class PanelWork {
  public:
   virtual ~PanelWork() = default;
   virtual void run(const RowBlock& block, int64_t p) const = 0;
+  // The same for two panels, whose weights may pass by side by side.
+  virtual void run_pair(const RowBlock& block, int64_t p, int64_t q) const {
+    run(block, p);
+    run(block, q);
+  }
 };
 
 void for_each_panel(const Rows& rows, const PackedWeight& w, const PanelWork& work);

@@ -50,24 +50,21 @@ class GroupedPanel {
         p_(p),
         scale_(values_of_panel(w_, weight.scale, p, memory.scale)),
         zero_(values_of_panel(w_, weight.zero, p, memory.zero)),
-        depth_(round_up(w_.k, rows.rows.format->k_multiple)),
-        block_k_(block.rows() <= 2 ? std::max(depth_, kBlockK) : kBlockK),
-        raw_(memory.raw.get<int32_t>(
-            std::max<int64_t>(kRowsPerBlock, kGroupsAtOnce * kMaxTileRows) * kPanel)),
-        sums_(memory.sums.get<float>(kRowsPerBlock * kPanel)) {}
+        how_(passage_of(rows.rows, w_, block.rows())),
+        raw_(memory.raw.get<int32_t>(std::max<int64_t>(block.rows(), kGroupsAtOnce * kMaxTileRows) *
+                                     kPanel)),
+        sums_(memory.sums.get<float>(block.rows() * kPanel)) {}
 
   // The sums of floats [rows of the block][32].
   const float* run() const {
     const Format& format = *rows_.rows.format;
-    const int64_t height = tile_height(block_.rows(), format.tile_rows);
-    // One tile of each block prefetches the next: the second, as the first may wait for its own.
-    const int64_t fetching = block_.begin + (block_.rows() > height ? height : 0);
     std::fill_n(sums_, block_.rows() * kPanel, 0.f);
-    for (int64_t k = 0, next; k < depth_; k = next) {
+    for (int64_t k = 0, next; k < how_.depth; k = next) {
       next = end_of_block(k);
-      for (int64_t m = block_.begin; m < block_.end; m += height) {
-        const TileFn* tiles = m == fetching ? format.prefetching_tiles : format.tiles;
-        const int count = static_cast<int>(std::min(height, block_.end - m));
+      for (int64_t m = block_.begin; m < block_.end; m += how_.height) {
+        const bool fetch = m - block_.begin == how_.fetching;
+        const TileFn* tiles = fetch ? how_.fetching_tiles : format.tiles;
+        const int count = static_cast<int>(std::min(how_.height, block_.end - m));
         run_tile(tiles[count - 1], m, count, k, next);
       }
     }
@@ -77,8 +74,8 @@ class GroupedPanel {
  private:
   // Whole groups, or a part of one.
   int64_t end_of_block(int64_t k) const {
-    if (w_.group <= block_k_) return std::min(k + block_k_ / w_.group * w_.group, depth_);
-    return std::min({k + block_k_, (k / w_.group + 1) * w_.group, depth_});
+    if (w_.group <= how_.block) return std::min(k + how_.block / w_.group * w_.group, how_.depth);
+    return std::min({k + how_.block, (k / w_.group + 1) * w_.group, how_.depth});
   }
 
   // Adds the products of k in [begin, end) to the sums of rows m.. once their group is complete.
@@ -86,8 +83,8 @@ class GroupedPanel {
     const Format& format = *rows_.rows.format;
     const uint8_t* a = rows_.rows.a + m * rows_.rows.stride;
     const int8_t* b = w_.panel(p_);
-    const int64_t ahead = block_.rows() <= 2 ? kAhead : (end - begin) * kPanel;
-    int32_t* raw = raw_ + (w_.group > block_k_ ? (m - block_.begin) * kPanel : 0);
+    const int64_t ahead = how_.streams ? rows_.rows.tuning.ahead : (end - begin) * kPanel;
+    int32_t* raw = raw_ + (w_.group > how_.block ? (m - block_.begin) * kPanel : 0);
     int64_t g = begin / w_.group;
     bool started = begin > g * w_.group;
     for (int64_t k = begin; k < end;) {
@@ -98,7 +95,7 @@ class GroupedPanel {
              b + k * kPanel + ahead, raw + groups * count * kPanel, started);
         k = next;
       }
-      const bool complete = k == depth_ || k == (g + groups) * w_.group;
+      const bool complete = k == how_.depth || k == (g + groups) * w_.group;
       if (complete) add(raw, m, count, g, groups);
       g += groups;
     }
@@ -130,7 +127,7 @@ class GroupedPanel {
   const int64_t p_;
   const PanelValues<float> scale_;
   const PanelValues<int32_t> zero_;
-  const int64_t depth_, block_k_;
+  const Passage how_;
   int32_t* const raw_;
   float* const sums_;
 };

@@ -79,8 +79,8 @@ Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMa
 // Runs f(first, count) over the rows, a bounded number at a time, so that the memory for arranged
 // rows stays bounded too.
 template <typename F>
-void in_chunks(const PackedWeight& w, int64_t rows, const F& f) {
-  const int64_t step = rows_at_once(w);
+void in_chunks(const Kernels& kernels, const PackedWeight& w, int64_t rows, const F& f) {
+  const int64_t step = rows_at_once(kernels, w, rows);
   for (int64_t first = 0; first < rows; first += step) f(first, std::min(step, rows - first));
 }
 

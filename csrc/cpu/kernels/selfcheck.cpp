@@ -39,47 +39,58 @@ int8_t code_at(int i, int k, int low, int high) {
   }
 }
 
+constexpr int kPanels = 2;                          // side by side
+constexpr int kPanelBytes = kPaddedDepth * kPanel;  // from one to the next
+
 // Operands, and the exact products of their codes.
 struct Problem {
   int8_t q[kMaxTileRows][kDepth];
-  alignas(64) int8_t b[kPaddedDepth * kPanel] = {};  // a panel block, zero padded
-  int32_t colsum[kPanel] = {};
-  int32_t expected[kMaxTileRows][kPanel] = {};
+  alignas(64) int8_t b[kPanels * kPanelBytes] = {};  // panel blocks, zero padded
+  int32_t colsum[kPanels * kPanel] = {};
+  int32_t expected[kMaxTileRows][kPanels * kPanel] = {};
 
   explicit Problem(const Limits& limits) {
     for (int k = 0; k < kDepth; ++k) {
-      for (int m = 0; m < kMaxTileRows; ++m) q[m][k] = code_at(m, k, limits.a_low, limits.a_high);
-      for (int n = 0; n < kPanel; ++n) {
-        const int8_t w = code_at(n / 4 + n, k, limits.w_low, limits.w_high);
-        b[k / kGroup * kPanel * kGroup + n * kGroup + k % kGroup] = w;
-        colsum[n] += w;
-        for (int m = 0; m < kMaxTileRows; ++m) expected[m][n] += q[m][k] * w;
+      int8_t w[kPanels * kPanel];
+      for (int n = 0; n < kPanels * kPanel; ++n) {
+        w[n] = code_at(n / 4 + n, k, limits.w_low, limits.w_high);
+        const int group = k / kGroup * kPanel + n % kPanel;
+        b[n / kPanel * kPanelBytes + group * kGroup + k % kGroup] = w[n];
+        colsum[n] += w[n];
+      }
+      for (int m = 0; m < kMaxTileRows; ++m) {
+        q[m][k] = code_at(m, k, limits.a_low, limits.a_high);
+        for (int n = 0; n < kPanels * kPanel; ++n) expected[m][n] += q[m][k] * w[n];
       }
     }
   }
 };
 
-// The first element of a tile on rows begin, begin + 1, ... that is wrong, as (row, column), or
-// (rows, 0) if none is.
-std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int begin,
-                               const Problem& problem) {
-  constexpr int kStride = kPaddedDepth * kMaxBytesPerCode + 64;
+// Rows of a problem in a format.
+struct Arranged {
+  static constexpr int kStride = kPaddedDepth * kMaxBytesPerCode + 64;
   alignas(64) uint8_t a[kMaxTileRows * kStride];
-  alignas(64) int32_t sums[kMaxTileRows * kPanel];
   int32_t add[kMaxTileRows];
-  const int depth = (kDepth + format.k_multiple - 1) / format.k_multiple * format.k_multiple;
-  for (int m = 0; m < rows; ++m) {
-    add[m] = format.arrange(problem.q[begin + m], kDepth, depth, a + m * kStride);
+  int depth;
+
+  Arranged(const Format& format, int rows, int begin, const Problem& problem)
+      : depth((kDepth + format.k_multiple - 1) / format.k_multiple * format.k_multiple) {
+    for (int m = 0; m < rows; ++m) {
+      add[m] = format.arrange(problem.q[begin + m], kDepth, depth, a + m * kStride);
+    }
   }
-  const int first = format.k_multiple;  // the rest is accumulated
-  tile(a, kStride, problem.b, first / kGroup, problem.b, sums, false);
-  tile(a + first * format.bytes_per_code, kStride, problem.b + first * kPanel,
-       (depth - first) / kGroup, problem.b, sums, true);
+};
+
+// The first of the sums [panels][rows][32] that is wrong, as (row, column), or (rows, 0) if none
+// is.
+std::array<int, 2> first_wrong(const Format& format, const Arranged& x, const int32_t* sums,
+                               int panels, int rows, int begin, const Problem& problem) {
   for (int m = 0; m < rows; ++m) {
-    for (int n = 0; n < kPanel; ++n) {
+    for (int n = 0; n < panels * kPanel; ++n) {
       // Unsigned, as wrong sums may be anything.
+      const int32_t sum = sums[(n / kPanel * rows + m) * kPanel + n % kPanel];
       const uint32_t found =
-          static_cast<uint32_t>(sums[m * kPanel + n]) + static_cast<uint32_t>(add[m]) -
+          static_cast<uint32_t>(sum) + static_cast<uint32_t>(x.add[m]) -
           static_cast<uint32_t>(format.mul_offset) * static_cast<uint32_t>(problem.colsum[n]);
       if (found != static_cast<uint32_t>(problem.expected[begin + m][n])) return {m, n};
     }
@@ -87,7 +98,28 @@ std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int 
   return {rows, 0};
 }
 
-std::string fault_of_tile(const Kernels& kernels, const Format& format, TileFn tile, int rows,
+// One of them on rows begin, begin + 1, ...
+std::array<int, 2> first_wrong(const Format& format, TileFn tile, int rows, int begin,
+                               const Problem& problem) {
+  const Arranged x(format, rows, begin, problem);
+  alignas(64) int32_t sums[kMaxTileRows * kPanel];
+  const int first = format.k_multiple;  // the rest is accumulated
+  tile(x.a, x.kStride, problem.b, first / kGroup, problem.b, sums, false);
+  tile(x.a + first * format.bytes_per_code, x.kStride, problem.b + first * kPanel,
+       (x.depth - first) / kGroup, problem.b, sums, true);
+  return first_wrong(format, x, sums, 1, rows, begin, problem);
+}
+
+std::array<int, 2> first_wrong(const Format& format, PairFn pair, int rows, int begin,
+                               const Problem& problem) {
+  const Arranged x(format, rows, begin, problem);
+  alignas(64) int32_t sums[kPanels * kMaxTileRows * kPanel];
+  pair(x.a, x.kStride, problem.b, kPanelBytes, x.depth / kGroup, 0, sums);
+  return first_wrong(format, x, sums, kPanels, rows, begin, problem);
+}
+
+template <typename Fn>
+std::string fault_of_tile(const Kernels& kernels, const Format& format, Fn tile, int rows,
                           const Problem& problem) {
   for (int begin = 0; begin < kLines; begin += rows) {  // low tiles see every kind of row too
     const auto [m, n] = first_wrong(format, tile, rows, begin, problem);
@@ -99,6 +131,18 @@ std::string fault_of_tile(const Kernels& kernels, const Format& format, TileFn t
   return "";
 }
 
+template <typename Fn>
+std::string fault_of_tiles(const Kernels& kernels, const Format& format, const ByHint<Fn>& tiles,
+                           const Problem& problem) {
+  for (const Fn* of_hint : tiles.tiles) {
+    for (int rows = 1; rows <= tiles.rows; ++rows) {
+      const std::string fault = fault_of_tile(kernels, format, of_hint[rows - 1], rows, problem);
+      if (!fault.empty()) return fault;
+    }
+  }
+  return "";
+}
+
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
   for (int rows = 1; rows <= format.tile_rows; ++rows) {
     for (const TileFn* tiles : {format.tiles, format.prefetching_tiles}) {
@@ -106,7 +150,8 @@ std::string fault_of_format(const Kernels& kernels, const Format& format, const 
       if (!fault.empty()) return fault;
     }
   }
-  return "";
+  const std::string fault = fault_of_tiles(kernels, format, format.few, problem);
+  return fault.empty() ? fault_of_tiles(kernels, format, format.pairs, problem) : fault;
 }
 
 // The first element of `found` whose bits are not those of `expected`, or n.

@@ -48,7 +48,7 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
          packed);
     PackedWeight w;
     open_packed(packed, bytes, &w);
-    in_chunks(w, size.m, [&](int64_t first, int64_t count) {
+    in_chunks(kernels, w, size.m, [&](int64_t first, int64_t count) {
       const int64_t row = i * size.m + first;
       const int32_t* zeros = ints(a_zero_point) + row * step;
       const Rows rows = rows_of_codes(kernels, w, a + row * size.k, zeros, step, count);
@@ -97,7 +97,7 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
     thread_local Scratch scratch;
     float* scales = spec.per_tensor ? all_scales.data() + i * size.m
                                     : scratch.get<float>(std::max<int64_t>(size.m, 1));
-    in_chunks(packed.weight, size.m, [&](int64_t first, int64_t count) {
+    in_chunks(kernels, packed.weight, size.m, [&](int64_t first, int64_t count) {
       const TensorCode part = spec.per_tensor ? shared.part(i * size.m + first) : shared;
       const TensorCode* same = spec.per_tensor ? &part : nullptr;
       const Rows rows =

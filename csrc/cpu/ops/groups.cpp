@@ -58,7 +58,7 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   const int64_t step = stride_of(zero_point);
-  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
     const GroupedRows rows =
         grouped_rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);

@@ -28,7 +28,7 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   const int64_t step = stride_of(zero_point);
   int32_t* out = static_cast<int32_t*>(acc.mutable_data_ptr());
-  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
     const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
     gemm(rows, w, IntegerSink(w, rows, out + first * w.n));
@@ -65,7 +65,7 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   const int64_t step = stride_of(zero_point);
-  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
     const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
     gemm(rows, w, FloatSink(kernels, w, rows, to, floats(scale), stride_of(scale), first));
@@ -127,7 +127,7 @@ Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear
   const CodeSpec& spec = how.spec;
   TensorCode shared{};
   if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales);
-  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const TensorCode part = spec.per_tensor ? shared.part(first) : shared;
     const TensorCode* same = spec.per_tensor ? &part : nullptr;
     const Rows rows =

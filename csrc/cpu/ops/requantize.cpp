@@ -118,7 +118,7 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   const CodeOutput to = {static_cast<int8_t*>(out_q.mutable_data_ptr()), codes, faults};
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* in = static_cast<const int8_t*>(q.const_data_ptr());
-  in_chunks(w, size.rows, [&](int64_t first, int64_t count) {
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int64_t step = stride_of(zero_point);
     const Rows rows =
         rows_of_codes(kernels, w, in + first * w.k, ints(zero_point) + first * step, step, count);

@@ -29,8 +29,8 @@ const float* padded_floats(const Kernels& kernels, const FloatMatrix& x, int64_t
 }
 
 // One panel for all rows: its weights are read from memory once.
-void run_panel(const Kernels& kernels, const float* x, int64_t rows, const PackedWeight& w,
-               int64_t p, const FloatOutput& to) {
+void run_panel(const Kernels& kernels, const Tuning& tuning, const float* x, int64_t rows,
+               const PackedWeight& w, int64_t p, const FloatOutput& to) {
   constexpr float kOne = 1.f;
   const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
   const int64_t groups = (w.k + kGroup - 1) / kGroup;
@@ -38,9 +38,10 @@ void run_panel(const Kernels& kernels, const float* x, int64_t rows, const Packe
   panel.has_bias = to.bias != nullptr;
   std::copy_n(to.w_scale + p * kPanel, columns, panel.scale);
   if (panel.has_bias) std::copy_n(to.bias + p * kPanel, columns, panel.bias);
+  const auto multiply = kernels.sums->weight_only[tuning.hint];
   float sums[kPanel];
   for (int64_t m = 0; m < rows; ++m) {
-    kernels.sums->weight_only(x + m * groups * kGroup, w.panel(p), groups, sums);
+    multiply(x + m * groups * kGroup, w.panel(p), groups, tuning.ahead, sums);
     char* out = to.data + (m * w.n + p * kPanel) * to.element();
     const FloatEpilogueArgs args = {sums,          1,        columns, &kOne, 0, &panel,
                                     to.activation, to.dtype, out,     w.n};
@@ -66,6 +67,7 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   to.w_scale = floats(w_scale);
   char* out = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
+  const Tuning tuning = tuning_of(format_for(kernels, Operands::kWide, 1));
   const FloatMatrix all = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows, w.k};
   const int64_t stride = round_up(w.k, kGroup);
   const int64_t step = std::max<int64_t>(1, kFloatsAtOnce / std::max<int64_t>(1, stride));
@@ -75,7 +77,7 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
     const float* floats = padded_floats(kernels, part, stride);
     to.data = out + first * w.n * to.element();
     parallel(w.panels(), kStepsPerProduct * rows * w.n * w.k, [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; ++p) run_panel(kernels, floats, rows, w, p, to);
+      for (int64_t p = begin; p < end; ++p) run_panel(kernels, tuning, floats, rows, w, p, to);
     });
   }
   return y;

@@ -89,12 +89,14 @@ inline void multiply(int to, int left, int right) {
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbssd
 #define _tile_loadconfig(from) qfx::emulated::configure(from)
 #define _tile_release() qfx::emulated::release()
 #define _tile_loadd(to, from, stride) qfx::emulated::load(to, from, stride)
+#define _tile_stream_loadd(to, from, stride) qfx::emulated::load(to, from, stride)
 #define _tile_stored(from, to, stride) qfx::emulated::store(from, to, stride)
 #define _tile_zero(tile) qfx::emulated::zero(tile)
 #define _tile_dpbssd(to, left, right) qfx::emulated::multiply(to, left, right)

@@ -109,7 +109,7 @@ const Kernels& kernels_neoni8mm() {
                                 .tiles = kTiles<false>,
                                 .prefetching_tiles = kTiles<true>,
                                 .arrange = arrange_offset<0>,
-                                .minimum_rows = 2,
+                                .tuning = {.minimum_rows = 2},
                                 .below = dot.formats[0]};
   static const Kernels kernels = {
       "neoni8mm", dot.row, dot.sums, dot.attention, {&format, &format, &format, &format}};

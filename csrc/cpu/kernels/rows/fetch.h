@@ -3,11 +3,19 @@
 
 #include <immintrin.h>
 
+#include "cpu/kernels/tables/tuning.h"
+
 namespace qfx::cpu {
+namespace {  // internal linkage: each instruction set compiles its own
 
-// One row reads each weight once: past the second-level cache, where what runs between two calls,
-// and the keys and values of attention, then stay. Several rows read a weight again.
-template <int kRows>
-inline constexpr _mm_hint kFetch = kRows == 1 ? _MM_HINT_NTA : _MM_HINT_T0;
+constexpr int kNothing = -1;  // in place of a Hint: nothing is fetched
 
+template <int kHint>
+inline void fetch(const void* line) {
+  if constexpr (kHint == kT0) _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0);
+  if constexpr (kHint == kT1) _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1);
+  if constexpr (kHint == kNta) _mm_prefetch(static_cast<const char*>(line), _MM_HINT_NTA);
+}
+
+}  // namespace
 }  // namespace qfx::cpu

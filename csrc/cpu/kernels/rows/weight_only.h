@@ -2,6 +2,7 @@
 //     sums[n] = s[0][n] + s[1][n],  from 0 for g = 0, 1, ...
 //     s[i][n] = fma(x[4 g + 2 i + 1], w[g][n][2 i + 1], fma(x[4 g + 2 i], w[g][n][2 i], s[i][n]))
 // The same operations in the same order on every instruction set. x is zero padded to whole groups.
+// What lies `ahead` bytes on is asked for; it need not be there.
 #pragma once
 
 #include "cpu/kernels/tables/tiles.h"
@@ -30,11 +31,12 @@ inline __m512 step(const float* x, __m512i w, int i, __m512 s) {
   return _mm512_fmadd_ps(_mm512_set1_ps(x[2 * i + 1]), odd, s);
 }
 
-inline void weight_only(const float* x, const int8_t* b, int64_t groups, float* sums) {
+template <int kHint>
+void weight_only(const float* x, const int8_t* b, int64_t groups, int64_t ahead, float* sums) {
   __m512 s[2][2] = {};
   for (int64_t g = 0; g < groups; ++g, x += kGroup, b += kPanel * kGroup) {
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), kFetch<1>);
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), kFetch<1>);
+    fetch<kHint>(b + ahead);
+    fetch<kHint>(b + ahead + 64);
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
       const __m512i w = _mm512_loadu_si512(b + 64 * v);
@@ -58,11 +60,12 @@ inline __m256 step(const float* x, __m256i w, int i, __m256 s) {
   return _mm256_fmadd_ps(_mm256_set1_ps(x[2 * i + 1]), odd, s);
 }
 
-inline void weight_only(const float* x, const int8_t* b, int64_t groups, float* sums) {
+template <int kHint>
+void weight_only(const float* x, const int8_t* b, int64_t groups, int64_t ahead, float* sums) {
   __m256 s[2][4] = {};
   for (int64_t g = 0; g < groups; ++g, x += kGroup, b += kPanel * kGroup) {
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead), kFetch<1>);
-    _mm_prefetch(reinterpret_cast<const char*>(b + kAhead + 64), kFetch<1>);
+    fetch<kHint>(b + ahead);
+    fetch<kHint>(b + ahead + 64);
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) {
       const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b) + v);
@@ -74,7 +77,8 @@ inline void weight_only(const float* x, const int8_t* b, int64_t groups, float* 
   for (int v = 0; v < 4; ++v) _mm256_storeu_ps(sums + 8 * v, _mm256_add_ps(s[0][v], s[1][v]));
 }
 #else
-inline void weight_only(const float* x, const int8_t* b, int64_t groups, float* sums) {
+template <int>
+void weight_only(const float* x, const int8_t* b, int64_t groups, int64_t, float* sums) {
   float s[2][kPanel] = {};
   for (int64_t g = 0; g < groups; ++g, x += kGroup, b += kPanel * kGroup) {
     for (int j = 0; j < kGroup; ++j) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/tables/panel.h"
+#include "cpu/kernels/tables/tuning.h"
 #include "types.h"
 
 namespace qfx::cpu {
@@ -75,7 +76,9 @@ struct GroupArgs {
 struct SumKernels {
   void (*epilogue)(const EpilogueArgs* args);
   void (*add_groups)(const GroupArgs* args);
-  void (*weight_only)(const float* x, const int8_t* b, int64_t groups, float* sums);
+  // By hint.
+  void (*weight_only[kHints])(const float* x, const int8_t* b, int64_t groups, int64_t ahead,
+                              float* sums);
   void (*finish_floats)(const FloatEpilogueArgs* args);
 };
 

@@ -12,17 +12,30 @@
 #include <cstdint>
 
 #include "cpu/kernels/tables/panel.h"
+#include "cpu/kernels/tables/tuning.h"
 
 namespace qfx::cpu {
 
 inline constexpr int kMaxTileRows = 32;
 inline constexpr int kMaxBytesPerCode = 2;
-inline constexpr int kAhead = 4096;  // bytes ahead of the weights that one row or two prefetch
 
 // tile[r][n] (+)= sum_k a[r][k] b[k][n] over `groups` groups of 4 k, n < 32. A prefetching tile
 // asks for as many bytes from `ahead` on as it reads from b; they need not be there.
 using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
                         const int8_t* ahead, int32_t* tile, bool accumulate);
+
+// The same for two panels, `apart` bytes from one another, and whole products: out[2][rows][32].
+// Asks for what lies `ahead` bytes from what it reads of each; it need not be there.
+using PairFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
+                        int64_t groups, int64_t ahead, int32_t* out);
+
+// Tiles of 1 to `rows` rows that fetch with each hint: a prefetch has it as an immediate operand,
+// so these are for the few rows whose weights pass by once. None where rows is 0.
+template <typename Fn>
+struct ByHint {
+  int rows = 0;
+  const Fn* tiles[kHints] = {};
+};
 
 // What is known of the codes of a product. Narrow weights lie in [-64, 64], narrow activations in
 // [-64, 63]: every product of 7 bits or fewer.
@@ -44,8 +57,12 @@ struct Format {
   // Multiply-accumulates of `rounds` rounds of the multiply instructions alone, from registers: the
   // ceiling that benchmarks quote. Null where there is none to speak of.
   int64_t (*multiply)(int64_t rounds) = nullptr;
-  // What to use instead for fewer than minimum_rows rows, or null.
-  int64_t minimum_rows = 0;
+  // Prefetching tiles and pairs of them for few rows.
+  ByHint<TileFn> few = {};
+  ByHint<PairFn> pairs = {};
+  // Where nothing is known of the processor; gemm/tuning.h has what is in use.
+  Tuning tuning = {};
+  // What to use instead for fewer than tuning.minimum_rows rows, or null.
   const Format* below = nullptr;
 };
 

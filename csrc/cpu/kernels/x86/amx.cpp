@@ -10,6 +10,7 @@
 
 #include <utility>
 
+#include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/tables/kernels.h"
 
@@ -17,6 +18,7 @@ namespace qfx::cpu {
 namespace {
 
 constexpr int kRowsAtMost = 16;               // of one tile register
+constexpr int kTallest = 2 * kRowsAtMost;     // rows of a tile
 constexpr int kDepth = 64;                    // codes of one row in it
 constexpr int64_t kStride = kPanel * kGroup;  // bytes from one group of weights to the next
 constexpr int64_t kSumStride = kPanel * 4;    // and from one row of sums to the next
@@ -31,14 +33,9 @@ struct alignas(64) Shapes {
 };
 static_assert(sizeof(Shapes) == 64);
 
-thread_local int configured_rows = 0;  // 0: released
+thread_local int configured = 0;  // rows, those of a pair negative; 0: released
 
-// Registers 0, 1: sums of the upper rows, left and right columns; 2, 3: of the lower rows; 4, 5:
-// activations of the upper and lower rows; 6, 7: weights of the left and right columns.
-void configure(int rows) {
-  if (configured_rows == rows) return;
-  const int upper = rows < kRowsAtMost ? rows : kRowsAtMost, lower = rows - upper;
-  const int height[8] = {upper, upper, lower, lower, upper, lower, kRowsAtMost, kRowsAtMost};
+void configure(int name, const int (&height)[8]) {
   Shapes shapes = {};
   shapes.palette = 1;
   for (int i = 0; i < 8; ++i) {
@@ -47,19 +44,53 @@ void configure(int rows) {
   }
   asm volatile("" ::"r"(&shapes) : "memory");  // GCC's ldtilecfg claims to read 8 bytes only
   _tile_loadconfig(&shapes);
-  configured_rows = rows;
+  configured = name;
+}
+
+// Registers 0, 1: sums of the upper rows, left and right columns; 2, 3: of the lower rows; 4, 5:
+// activations of the upper and lower rows; 6, 7: weights of the left and right columns.
+void configure_tile(int rows) {
+  if (configured == rows) return;
+  const int upper = rows < kRowsAtMost ? rows : kRowsAtMost, lower = rows - upper;
+  configure(rows, {upper, upper, lower, lower, upper, lower, kRowsAtMost, kRowsAtMost});
+}
+
+// Registers 0 to 3: sums of 64 columns; 4: activations; 5, 6, 7: weights, in turn.
+void configure_pair(int rows) {
+  if (configured == -rows) return;
+  configure(-rows, {rows, rows, rows, rows, rows, kRowsAtMost, kRowsAtMost, kRowsAtMost});
 }
 
 void release() {
   _tile_release();
-  configured_rows = 0;
+  configured = 0;
 }
 
+// Asks for the 64 k of a panel at `ahead`.
+template <int kHint>
+inline void fetch_step(const int8_t* ahead) {
+  if constexpr (kHint == kNothing) return;
+#pragma GCC unroll 32
+  for (int i = 0; i < kDepth * kPanel; i += 64) fetch<kHint>(ahead + i);
+}
+
+// One operand stays in the first cache from tile to tile, the other passes by and is left in the
+// second one: else neither of them stays.
+enum class Passing { kRows, kWeights };
+
+// (a macro, as the register is an immediate operand)
+#define QFX_LOAD(tile, from, stride, passes) \
+  if constexpr (passes) {                    \
+    _tile_stream_loadd(tile, from, stride);  \
+  } else {                                   \
+    _tile_loadd(tile, from, stride);         \
+  }
+
+// One load stands between two products: with all loads first the products wait at every step.
 // GCC's tileloadd does not claim to read memory, so nothing here may write what it reads.
-template <bool kTall, bool kPrefetch>
-void strip(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
-           const int8_t* ahead, int32_t* out, bool accumulate) {
-  configure(rows);
+template <bool kTall, Passing kPassing, int kHint>
+void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
+           int32_t* out, bool accumulate) {
   if (accumulate) {
     _tile_loadd(0, out, kSumStride);
     _tile_loadd(1, out + kHalf, kSumStride);
@@ -72,18 +103,14 @@ void strip(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t gro
     if constexpr (kTall) _tile_zero(3);
   }
   for (int64_t k = 0; k < groups * kGroup; k += kDepth, a += kDepth, b += kDepth * kPanel) {
-    if constexpr (kPrefetch) {
-#pragma GCC unroll 32
-      for (int i = 0; i < kDepth * kPanel; i += 64) __builtin_prefetch(ahead + i);
-      ahead += kDepth * kPanel;
-    }
-    _tile_loadd(6, b, kStride);
-    _tile_loadd(7, b + kStride / 2, kStride);
-    _tile_loadd(4, a, lda);
+    fetch_step<kHint>(ahead + k * kPanel);
+    QFX_LOAD(6, b, kStride, kPassing == Passing::kWeights)
+    QFX_LOAD(4, a, lda, kPassing == Passing::kRows)
     _tile_dpbssd(0, 4, 6);
+    QFX_LOAD(7, b + kStride / 2, kStride, kPassing == Passing::kWeights)
     _tile_dpbssd(1, 4, 7);
     if constexpr (kTall) {
-      _tile_loadd(5, a + kRowsAtMost * lda, lda);
+      QFX_LOAD(5, a + kRowsAtMost * lda, lda, kPassing == Passing::kRows)
       _tile_dpbssd(2, 5, 6);
       _tile_dpbssd(3, 5, 7);
     }
@@ -94,16 +121,55 @@ void strip(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t gro
   if constexpr (kTall) _tile_stored(3, out + kLower + kHalf, kSumStride);
 }
 
-template <int kRows, bool kPrefetch>
+template <int kRows, Passing kPassing, int kHint>
 void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
           int32_t* out, bool accumulate) {
   constexpr bool kTall = kRows > kRowsAtMost;
-  strip<kTall, kPrefetch>(kRows, a, lda, b, groups, ahead, out, accumulate);
+  configure_tile(kRows);
+  strip<kTall, kPassing, kHint>(a, lda, b, groups, ahead, out, accumulate);
+}
+
+// Up to 16 rows of two panels: four chains of products, as two run at half the speed.
+template <int kHint>
+void strip_of_pair(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
+                   int64_t groups, int64_t ahead, int32_t* out) {
+  const int8_t* c = b + apart;
+  int32_t* right = out + rows * kPanel;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < groups * kGroup; k += kDepth, a += kDepth) {
+    fetch_step<kHint>(b + ahead);
+    fetch_step<kHint>(c + ahead);
+    _tile_loadd(4, a, lda);
+    _tile_stream_loadd(5, b, kStride);
+    _tile_dpbssd(0, 4, 5);
+    _tile_stream_loadd(6, b + kStride / 2, kStride);
+    _tile_dpbssd(1, 4, 6);
+    _tile_stream_loadd(7, c, kStride);
+    _tile_dpbssd(2, 4, 7);
+    _tile_stream_loadd(5, c + kStride / 2, kStride);
+    _tile_dpbssd(3, 4, 5);
+    b += kDepth * kPanel;
+    c += kDepth * kPanel;
+  }
+  _tile_stored(0, out, kSumStride);
+  _tile_stored(1, out + kHalf, kSumStride);
+  _tile_stored(2, right, kSumStride);
+  _tile_stored(3, right + kHalf, kSumStride);
+}
+
+template <int kRows, int kHint>
+void pair(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
+          int64_t ahead, int32_t* out) {
+  configure_pair(kRows);
+  strip_of_pair<kHint>(kRows, a, lda, b, apart, groups, ahead, out);
 }
 
 // tdpbssd in 4 independent chains.
 int64_t multiply(int64_t rounds) {
-  configure(2 * kRowsAtMost);
+  configure_tile(kTallest);
   _tile_zero(4);
   _tile_zero(6);
   for (int64_t n = 0; n < rounds; ++n) {
@@ -116,33 +182,55 @@ int64_t multiply(int64_t rounds) {
   return rounds * 4 * kRowsAtMost * kHalf * kDepth;
 }
 
-template <bool kPrefetch>
+template <Passing kPassing, int kHint>
 struct Tiles {
-  TileFn tiles[2 * kRowsAtMost];
-  template <int... kRow>
-  constexpr explicit Tiles(std::integer_sequence<int, kRow...>)
-      : tiles{tile<kRow + 1, kPrefetch>...} {}
+  TileFn tiles[kTallest];
+  template <int... kLess>
+  constexpr explicit Tiles(std::integer_sequence<int, kLess...>)
+      : tiles{tile<kLess + 1, kPassing, kHint>...} {}
 };
 
-template <bool kPrefetch>
-constexpr Tiles<kPrefetch> kTiles{std::make_integer_sequence<int, 2 * kRowsAtMost>()};
+template <Passing kPassing, int kHint>
+constexpr Tiles<kPassing, kHint> kTiles{std::make_integer_sequence<int, kTallest>()};
+
+template <int kHint>
+constexpr const TileFn* kFew = kTiles<Passing::kWeights, kHint>.tiles;
+
+template <int kHint>
+struct Pairs {
+  PairFn pairs[kRowsAtMost];
+  template <int... kLess>
+  constexpr explicit Pairs(std::integer_sequence<int, kLess...>)
+      : pairs{pair<kLess + 1, kHint>...} {}
+};
+
+template <int kHint>
+constexpr Pairs<kHint> kPairs{std::make_integer_sequence<int, kRowsAtMost>()};
 
 }  // namespace
 
 const Kernels& kernels_amx() {
   const Kernels& avx512 = kernels_avx512vnni();
-  static const Format format = {.name = "s8s8k64",
-                                .tile_rows = 2 * kRowsAtMost,
-                                .bytes_per_code = 1,
-                                .k_multiple = kDepth,
-                                .mul_offset = 0,
-                                .tiles = kTiles<false>.tiles,
-                                .prefetching_tiles = kTiles<true>.tiles,
-                                .arrange = arrange_offset<0>,
-                                .release = release,
-                                .multiply = multiply,
-                                .minimum_rows = avx512.formats[0]->tile_rows + 1,
-                                .below = avx512.formats[0]};
+  static const Format format = {
+      .name = "s8s8k64",
+      .tile_rows = kTallest,
+      .bytes_per_code = 1,
+      .k_multiple = kDepth,
+      .mul_offset = 0,
+      .tiles = kTiles<Passing::kRows, kNothing>.tiles,
+      .prefetching_tiles = kTiles<Passing::kRows, kT1>.tiles,
+      .arrange = arrange_offset<0>,
+      .release = release,
+      .multiply = multiply,
+      .few = {kTallest, {kFew<kT0>, kFew<kT1>, kFew<kNta>}},
+      .pairs = {kRowsAtMost, {kPairs<kT0>.pairs, kPairs<kT1>.pairs, kPairs<kNta>.pairs}},
+      .tuning = {.block_depth = 1024,
+                 .block_rows = 256,
+                 .stream_rows = kTallest,
+                 .streams = 2,
+                 .minimum_rows = 3,
+                 .serial_steps = 1 << 21},
+      .below = avx512.formats[0]};
   static const Kernels kernels = {
       "amx", avx512.row, avx512.sums, avx512.attention, {&format, &format, &format, &format}};
   return kernels;

@@ -93,10 +93,12 @@ constexpr Format kWide = {.name = "s8s8",
                           .bytes_per_code = SignMask::kBytes,
                           .k_multiple = 16,
                           .mul_offset = 0,
-                          .tiles = kTiles<SignMask, false>.data(),
-                          .prefetching_tiles = kTiles<SignMask, true>.data(),
+                          .tiles = kTiles<SignMask, kNothing>.data(),
+                          .prefetching_tiles = kTiles<SignMask, kT0>.data(),
                           .arrange = arrange_signs,
-                          .multiply = multiply};
+                          .multiply = multiply,
+                          .few = few_tiles<SignMask>(),
+                          .tuning = {.ahead = 2048}};
 
 template <class Operand, int kOffset>
 constexpr Format offset_format(const char* name) {
@@ -105,9 +107,10 @@ constexpr Format offset_format(const char* name) {
   format.tile_rows = kTallest<Operand>;
   format.bytes_per_code = Operand::kBytes;
   format.mul_offset = kOffset;
-  format.tiles = kTiles<Operand, false>.data();
-  format.prefetching_tiles = kTiles<Operand, true>.data();
+  format.tiles = kTiles<Operand, kNothing>.data();
+  format.prefetching_tiles = kTiles<Operand, kT0>.data();
   format.arrange = arrange_offset<kOffset>;
+  format.few = few_tiles<Operand>();
   return format;
 }
 

@@ -2,6 +2,9 @@
 // Operand format: u8 = q + 128; the row constant 128 * colsum[n] is taken off in the epilogue.
 #include <immintrin.h>
 
+#include <array>
+#include <utility>
+
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/loops.h"
 #include "cpu/kernels/rows/offset.h"
@@ -16,18 +19,19 @@ inline __m512i broadcast(const uint8_t* p) {
   return _mm512_set1_epi32(word);
 }
 
-// rows x 32 columns. 2 accumulators a row and depth step: up to 24 registers, 2 for the weights.
-// Few rows take several steps at once, or the latency of vpdpbusd would bound them. Every loop over
-// the accumulators is unrolled, or GCC spills them.
-template <int kRows, bool kPrefetch>
-void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
-          int32_t* out, bool accumulate) {
-  constexpr int kSteps = kRows <= 2 ? 4 : kRows <= 5 ? 2 : 1;  // divides groups
-  __m512i acc[kSteps][kRows][2];
+// rows x 32 columns of one panel or of two. 2 accumulators a row, panel and depth step: up to 24
+// registers, 2 for the weights. Few rows take several steps at once, or the latency of vpdpbusd
+// would bound them. Every loop over the accumulators is unrolled, or GCC spills them.
+template <int kPanels, int kRows, int kHint>
+inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
+                  const int8_t* ahead, int32_t* out, bool accumulate) {
+  constexpr int kLines = kPanels * kRows;
+  constexpr int kSteps = kLines <= 2 ? 4 : kLines <= 5 ? 2 : 1;  // divides groups
+  __m512i acc[kSteps][kLines][2];
 #pragma GCC unroll 4
   for (int s = 0; s < kSteps; ++s) {
 #pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kLines; ++r) {
       const bool load = accumulate && s == 0;
       const int32_t* c = out + r * kPanel;
       acc[s][r][0] = load ? _mm512_loadu_si512(c) : _mm512_setzero_si512();
@@ -36,23 +40,35 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
   }
   for (int64_t g = 0; g < groups; g += kSteps) {
 #pragma GCC unroll 4
-    for (int s = 0; s < kSteps; ++s, a += kGroup, b += kPanel * kGroup) {
-      if constexpr (kPrefetch) {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), kFetch<kRows>);
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), kFetch<kRows>);
-        ahead += kPanel * kGroup;
-      }
-      const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
+    for (int s = 0; s < kSteps; ++s) {
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        fetch<kHint>(ahead + p * apart);
+        fetch<kHint>(ahead + p * apart + 64);
+        const __m512i w0 = _mm512_loadu_si512(b + p * apart);
+        const __m512i w1 = _mm512_loadu_si512(b + p * apart + 64);
 #pragma GCC unroll 12
-      for (int r = 0; r < kRows; ++r) {
-        const __m512i x = broadcast(a + r * lda);
-        acc[s][r][0] = _mm512_dpbusd_epi32(acc[s][r][0], x, w0);
-        acc[s][r][1] = _mm512_dpbusd_epi32(acc[s][r][1], x, w1);
+        for (int r = 0; r < kRows; ++r) {
+          const __m512i x = broadcast(a + r * lda);
+          const int line = p * kRows + r;
+          acc[s][line][0] = _mm512_dpbusd_epi32(acc[s][line][0], x, w0);
+          acc[s][line][1] = _mm512_dpbusd_epi32(acc[s][line][1], x, w1);
+        }
       }
+      a += kGroup;
+      b += kPanel * kGroup;
+      if constexpr (kHint != kNothing) ahead += kPanel * kGroup;
     }
   }
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kLines; ++r) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kSteps; ++s) {  // GCC 12 would copy them all in each step
+      asm("" : "+v"(acc[s][r][0]), "+v"(acc[s][r][1]));
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < kLines; ++r) {
 #pragma GCC unroll 4
     for (int s = 1; s < kSteps; ++s) {
       acc[0][r][0] = _mm512_add_epi32(acc[0][r][0], acc[s][r][0]);
@@ -63,27 +79,56 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
   }
 }
 
+template <int kRows, int kHint>
+void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
+          int32_t* out, bool accumulate) {
+  strip<1, kRows, kHint>(a, lda, b, 0, groups, ahead, out, accumulate);
+}
+
+template <int kRows, int kHint>
+void pair(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart, int64_t groups,
+          int64_t ahead, int32_t* out) {
+  strip<2, kRows, kHint>(a, lda, b, apart, groups, b + ahead, out, false);
+}
+
 int64_t multiply(int64_t rounds) {
   const __m512i b = _mm512_set1_epi8(1);
   const auto next = [&](__m512i x, __m512i a) { return _mm512_dpbusd_epi32(x, a, b); };
   return 64 * run_chains<16>(rounds, b, next);
 }
 
-template <bool kPrefetch>
-constexpr TileFn kTiles[] = {tile<1, kPrefetch>,  tile<2, kPrefetch>,  tile<3, kPrefetch>,
-                             tile<4, kPrefetch>,  tile<5, kPrefetch>,  tile<6, kPrefetch>,
-                             tile<7, kPrefetch>,  tile<8, kPrefetch>,  tile<9, kPrefetch>,
-                             tile<10, kPrefetch>, tile<11, kPrefetch>, tile<12, kPrefetch>};
+constexpr int kTallest = 12, kFew = 6;  // rows; of a pair 6 fill the registers
 
-constexpr Format kFormat = {.name = "s8s8",
-                            .tile_rows = 12,
-                            .bytes_per_code = 1,
-                            .k_multiple = 16,
-                            .mul_offset = 128,
-                            .tiles = kTiles<false>,
-                            .prefetching_tiles = kTiles<true>,
-                            .arrange = arrange_offset<128>,
-                            .multiply = multiply};
+template <int kHint, int... kLess>
+constexpr std::array<TileFn, sizeof...(kLess)> tiles_of(std::integer_sequence<int, kLess...>) {
+  return {tile<kLess + 1, kHint>...};
+}
+
+template <int kHint, int... kLess>
+constexpr std::array<PairFn, sizeof...(kLess)> pairs_of(std::integer_sequence<int, kLess...>) {
+  return {pair<kLess + 1, kHint>...};
+}
+
+template <int kHint, int kRows>
+constexpr auto kTiles = tiles_of<kHint>(std::make_integer_sequence<int, kRows>());
+
+template <int kHint>
+constexpr auto kPairs = pairs_of<kHint>(std::make_integer_sequence<int, kFew>());
+
+constexpr Format kFormat = {
+    .name = "s8s8",
+    .tile_rows = kTallest,
+    .bytes_per_code = 1,
+    .k_multiple = 16,
+    .mul_offset = 128,
+    .tiles = kTiles<kNothing, kTallest>.data(),
+    .prefetching_tiles = kTiles<kT0, kTallest>.data(),
+    .arrange = arrange_offset<128>,
+    .multiply = multiply,
+    .few = {kFew,
+            {kTiles<kT0, kTallest>.data(), kTiles<kT1, kFew>.data(), kTiles<kNta, kFew>.data()}},
+    .pairs = {kFew, {kPairs<kT0>.data(), kPairs<kT1>.data(), kPairs<kNta>.data()}},
+    .tuning = {.stream_rows = kFew, .streams = 2}};
 
 }  // namespace
 

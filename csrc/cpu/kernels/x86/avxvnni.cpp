@@ -29,10 +29,11 @@ constexpr Format kFormat = {.name = "s8s8",
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 128,
-                            .tiles = kTiles<Offset, false>.data(),
-                            .prefetching_tiles = kTiles<Offset, true>.data(),
+                            .tiles = kTiles<Offset, kNothing>.data(),
+                            .prefetching_tiles = kTiles<Offset, kT0>.data(),
                             .arrange = arrange_offset<128>,
-                            .multiply = multiply};
+                            .multiply = multiply,
+                            .few = few_tiles<Offset>()};
 
 }  // namespace
 

@@ -22,9 +22,10 @@ constexpr Format kFormat = {.name = "s8s8",
                             .bytes_per_code = 1,
                             .k_multiple = 16,
                             .mul_offset = 0,
-                            .tiles = kTiles<Code, false>.data(),
-                            .prefetching_tiles = kTiles<Code, true>.data(),
-                            .arrange = arrange_offset<0>};
+                            .tiles = kTiles<Code, kNothing>.data(),
+                            .prefetching_tiles = kTiles<Code, kT0>.data(),
+                            .arrange = arrange_offset<0>,
+                            .few = few_tiles<Code>()};
 
 }  // namespace
 

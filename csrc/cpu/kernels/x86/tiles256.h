@@ -27,7 +27,7 @@ inline __m256i load(const int8_t* p) {
 
 // kRows x (8 * kVectors) columns of one panel; every loop over the accumulators is unrolled, or GCC
 // spills them.
-template <class Operand, int kRows, int kVectors, bool kPrefetch>
+template <class Operand, int kRows, int kVectors, int kHint>
 inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
                   const int8_t* ahead, int32_t* out, bool accumulate) {
   constexpr int kStep = Operand::kDepth * kPanel * kGroup;
@@ -41,11 +41,9 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups
     }
   }
   for (int64_t g = 0; g < groups; g += Operand::kDepth) {
-    if constexpr (kPrefetch) {
+    if constexpr (kHint != kNothing) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kStep / 4 * kVectors; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + i), kFetch<kRows>);
-      }
+      for (int i = 0; i < kStep / 4 * kVectors; i += 64) fetch<kHint>(ahead + i);
       ahead += kStep / 4 * kVectors;
     }
 #pragma GCC unroll 8
@@ -70,29 +68,36 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups
 
 // A cache line of weights holds 16 columns: taller tiles take those at a time, and read each line
 // once for all their rows.
-template <class Operand, int kRows, bool kPrefetch>
+template <class Operand, int kRows, int kHint>
 void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
           int32_t* out, bool accumulate) {
   constexpr int kVectors = kRows * 4 <= Operand::kAccumulators ? 4 : 2;
-  strip<Operand, kRows, kVectors, kPrefetch>(a, lda, b, groups, ahead, out, accumulate);
+  strip<Operand, kRows, kVectors, kHint>(a, lda, b, groups, ahead, out, accumulate);
   if constexpr (kVectors == 2) {
     ahead += groups * kGroup * kPanel / 2;
-    strip<Operand, kRows, kVectors, kPrefetch>(a, lda, b + 64, groups, ahead, out + 16, accumulate);
+    strip<Operand, kRows, kVectors, kHint>(a, lda, b + 64, groups, ahead, out + 16, accumulate);
   }
 }
 
 // Tiles of 1 to kTallest rows.
 template <class Operand>
 inline constexpr int kTallest = Operand::kAccumulators / 2;
+constexpr int kFew = 2;
 
-template <class Operand, bool kPrefetch, int... kLess>
+template <class Operand, int kHint, int... kLess>
 constexpr std::array<TileFn, sizeof...(kLess)> tiles_of(std::integer_sequence<int, kLess...>) {
-  return {tile<Operand, kLess + 1, kPrefetch>...};
+  return {tile<Operand, kLess + 1, kHint>...};
 }
 
-template <class Operand, bool kPrefetch>
-constexpr auto kTiles =
-    tiles_of<Operand, kPrefetch>(std::make_integer_sequence<int, kTallest<Operand>>());
+template <class Operand, int kHint, int kRows = kTallest<Operand>>
+constexpr auto kTiles = tiles_of<Operand, kHint>(std::make_integer_sequence<int, kRows>());
+
+template <class Operand>
+constexpr ByHint<TileFn> few_tiles() {
+  return {kFew,
+          {kTiles<Operand, kT0>.data(), kTiles<Operand, kT1, kFew>.data(),
+           kTiles<Operand, kNta, kFew>.data()}};
+}
 
 }  // namespace
 }  // namespace qfx::cpu

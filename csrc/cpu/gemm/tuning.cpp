@@ -1,0 +1,80 @@
+#include "cpu/gemm/tuning.h"
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <mutex>
+#include <stdexcept>
+
+#include "cpu/core/vendor.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int kFields = std::size(kTuningFields);
+constexpr int kMostFormats = 64;  // all instruction sets have a dozen
+
+// Cells are taken from the first on and never given back; the format is written last.
+struct Cell {
+  std::atomic<const Format*> format;
+  std::atomic<int64_t> values[kFields];
+};
+Cell cells[kMostFormats];
+
+// The cell of a format, or the first that is free.
+Cell& cell_of(const Format& format) {
+  const auto ends = [&](const Cell& cell) {
+    const Format* its = cell.format.load(std::memory_order_acquire);
+    return its == &format || its == nullptr;
+  };
+  Cell* found = std::find_if(std::begin(cells), std::end(cells), ends);
+  if (found == std::end(cells)) throw std::logic_error("more formats than cells for their tuning");
+  return *found;
+}
+
+}  // namespace
+
+std::string fault_of(const Tuning& tuning) {
+  for (const TuningField& field : kTuningFields) {
+    const int64_t value = tuning.*field.value;
+    if (value >= field.least && value <= field.most) continue;
+    return std::string(field.name) + "=" + std::to_string(value) + " is not between " +
+           std::to_string(field.least) + " and " + std::to_string(field.most);
+  }
+  return "";
+}
+
+Tuning default_tuning(const Format& format) {
+  Tuning tuning = format.tuning;
+  if (made_by_amd()) {  // measured on a Zen 5
+    tuning.hint = kNta;
+    tuning.ahead = 4096;
+    tuning.stream_rows = std::min<int64_t>(tuning.stream_rows, 2);
+    tuning.streams = 1;
+  }
+  return tuning;
+}
+
+Tuning tuning_of(const Format& format) {
+  const Cell& cell = cell_of(format);
+  if (cell.format.load(std::memory_order_acquire) == nullptr) return default_tuning(format);
+  Tuning tuning;
+  for (int i = 0; i < kFields; ++i) {
+    tuning.*kTuningFields[i].value = cell.values[i].load(std::memory_order_relaxed);
+  }
+  return tuning;
+}
+
+void set_tuning(const Format& format, const Tuning& tuning) {
+  const std::string fault = fault_of(tuning);
+  if (!fault.empty()) throw std::invalid_argument(fault);
+  static std::mutex setting;
+  const std::lock_guard<std::mutex> lock(setting);
+  Cell& cell = cell_of(format);
+  for (int i = 0; i < kFields; ++i) {
+    cell.values[i].store(tuning.*kTuningFields[i].value, std::memory_order_relaxed);
+  }
+  cell.format.store(&format, std::memory_order_release);
+}
+
+}  // namespace qfx::cpu

@@ -1,0 +1,42 @@
+// The parameters in use of each operand format (kernels/tables/tuning.h): those of its table, those
+// of the family of this processor, or what was set.
+#pragma once
+
+#include <string>
+
+#include "cpu/kernels/tables/tiles.h"
+
+namespace qfx::cpu {
+
+// A parameter by name, and its bounds.
+struct TuningField {
+  const char* name;
+  int64_t Tuning::* value;
+  int64_t least, most;
+};
+
+inline constexpr TuningField kTuningFields[] = {
+    {"block_depth", &Tuning::block_depth, 64, 1 << 20},
+    {"block_rows", &Tuning::block_rows, 1, 1 << 14},
+    {"stream_rows", &Tuning::stream_rows, 0, 64},
+    {"hint", &Tuning::hint, 0, kHints - 1},
+    {"ahead", &Tuning::ahead, 0, 1 << 20},
+    {"streams", &Tuning::streams, 1, 2},
+    {"minimum_rows", &Tuning::minimum_rows, 0, 1 << 20},
+    {"serial_steps", &Tuning::serial_steps, 0, int64_t{1} << 40}};
+inline constexpr const char* kHintNames[kHints] = {"t0", "t1", "nta"};
+
+// A sentence about the first parameter out of bounds, or an empty string.
+std::string fault_of(const Tuning& tuning);
+
+// Where nothing was measured: of the format, and of the family of this processor.
+Tuning default_tuning(const Format& format);
+
+// What is in use. Waits for no one; while another thread sets them, some parameters may be the old
+// ones and some the new.
+Tuning tuning_of(const Format& format);
+
+// Throws std::invalid_argument with fault_of's sentence.
+void set_tuning(const Format& format, const Tuning& tuning);
+
+}  // namespace qfx::cpu

@@ -1,0 +1,38 @@
+// What of a product does not change its bits, and is decided by the processor that runs it.
+//
+// Files of an instruction set are compiled with its flags, so this header holds plain C types only:
+// an inline function shared with other files could carry wide instructions into them.
+#pragma once
+
+#include <cstdint>
+
+namespace qfx::cpu {
+
+// Which caches a line of weights is fetched into ahead of its use: all, the second on, or the first
+// alone.
+enum Hint : int { kT0, kT1, kNta };
+inline constexpr int kHints = 3;
+
+// Parameters of one operand format. Each is legal by itself, so that a call may read some of them
+// before and others after they are changed; gemm/tuning.h has their names and bounds.
+struct Tuning {
+  // K is cut into equal blocks of at most this. The weights of a block, 32 times as many bytes,
+  // stay in the first cache while the rows of a block pass by.
+  int64_t block_depth = 512;
+  // Rows are cut into equal blocks of at most this, rounded up to whole tiles. Their codes stay in
+  // the second cache while the panels pass by.
+  int64_t block_rows = 240;
+  // Up to so many rows the weights pass by once: K is not cut, and what lies `ahead` bytes on is
+  // fetched with `hint`, from so many panels side by side as there are streams. Beyond, a tile of
+  // each block fetches the next block.
+  int64_t stream_rows = 2;
+  int64_t hint = kT0;
+  int64_t ahead = 4096;
+  int64_t streams = 1;
+  // With fewer rows the format below this one is used, if there is one.
+  int64_t minimum_rows = 0;
+  // Multiply-accumulates for which other threads are not woken: about 5 microseconds.
+  int64_t serial_steps = 1 << 19;
+};
+
+}  // namespace qfx::cpu
