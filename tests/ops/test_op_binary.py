@@ -91,7 +91,7 @@ def test_sign_of_zero_nan_and_infinity(dtype: torch.dtype, isa: str) -> None:
 
 @given(
     st.data(), matrices(fills=FINITE + FAULTY), SIZES, DTYPES, DTYPES, ISAS,
-    st.sampled_from(ACTIVATIONS), st.booleans(), THREADS, LAYOUTS,
+    st.sampled_from(tuple(ACTIVATIONS)), st.booleans(), THREADS, LAYOUTS,
 )  # fmt: skip
 def test_all_forms_give_the_same_bits(
     data: st.DataObject, x: Tensor, n: int, dtype: torch.dtype, out: torch.dtype, isa: str,

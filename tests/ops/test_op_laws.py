@@ -126,7 +126,7 @@ def test_a_priori_bound(
 
 @given(
     st.data(), matrices(fills=FINITE + FAULTY), SIZES, DTYPES, DTYPES, AXES, BITS, st.booleans(),
-    ISAS, st.sampled_from(ACTIVATIONS), st.booleans(), st.sampled_from([1, 2]), LAYOUTS,
+    ISAS, st.sampled_from(tuple(ACTIVATIONS)), st.booleans(), st.sampled_from([1, 2]), LAYOUTS,
 )  # fmt: skip
 def test_fused_forms_give_the_same_bits(
     data: st.DataObject, x: Tensor, n: int, dtype: torch.dtype, out: torch.dtype, axes: list[int],

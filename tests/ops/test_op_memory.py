@@ -39,10 +39,15 @@ def test_keeps_nothing(name: str) -> None:
     op, arguments = getattr(torch.ops.qfx, name).default, Row(name).arguments()
     for _ in range(CALLS):
         op(*arguments)  # fills what threads and Python keep between calls
-    before = allocated()
-    for _ in range(CALLS):
-        op(*arguments)
-    assert allocated() - before < CALLS * SMALLEST / 2
+
+    def grown() -> int:
+        before = allocated()
+        for _ in range(CALLS):
+            op(*arguments)
+        return allocated() - before
+
+    # What each call loses is lost in every round; another thread of the process seldom allocates.
+    assert min(grown() for _ in range(3)) < CALLS * SMALLEST / 2
 
 
 def test_lost_memory_is_seen() -> None:
