@@ -33,7 +33,7 @@ REWRITING = (
         "activations have 8 bits, whatever their scheme says",
         old='"bits": spec.bits, "symmetric"',
         new='"bits": 8, "symmetric"',
-        tests=("test_the_gradient_of_x_is_that_of_the_packed_weight",),
+        tests=("test_activations_are_quantized_as_the_scheme_says",),
     ),
     Mutant(
         "a weight per column is quantized per row in the backward",

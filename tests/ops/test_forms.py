@@ -72,6 +72,22 @@ def test_arguments_are_in_the_order_of_the_schema(name: str, call: Call) -> None
     assert call.name == str(schema(call.operator).name).removeprefix("qfx::")
 
 
+@pytest.mark.parametrize("bits", [3, 7, 8])
+@pytest.mark.parametrize("axes", [PER_ROW, PER_TENSOR])
+def test_activations_are_quantized_as_the_scheme_says(bits: int, axes: tuple[int, ...]) -> None:
+    """In graphs and in modules: as many levels of x as there are codes."""
+    spec = QSpec(bits, symmetric=False, axes=axes)
+    model, x = nn.Linear(64, 8).eval(), torch.linspace(-1, 1, 4 * 64).reshape(4, 64)
+    config = qfx.Config(scheme=Scheme(x=spec), minimum_gain=0)
+    gm, _ = qfx.rewrite(qfx.trace(model, x), config, canonical=True)
+    (call,) = gm.graph.find_nodes(op="call_function", target=torch.ops.qfx.quantize.default)
+    assert call.args[1:] == (list(axes), bits, False)
+    model.weight.data = torch.eye(8, 64)  # the first features of x^
+    values = qfx.nn.Linear.from_float(model, Scheme(x=spec, w=QSpec(axes=PER_TENSOR)))(x)
+    wanted = qfx.dequantize(qfx.quantize(x, spec))[:, :8]
+    assert (values - model.bias - wanted).abs().max() < 0.02
+
+
 @given(SCHEMES)
 def test_reasons_are_there_where_operators_are_not(scheme: Scheme) -> None:
     form = form_of(scheme)
