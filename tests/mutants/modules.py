@@ -15,7 +15,7 @@ MODULES = (
         "a module's factor is forgotten without a rotation",
         old='    elif values["factor"] is not None or values["rotation"]:',
         new='    elif values["rotation"]:',
-        tests=("test_output_is_the_product_of_the_values",),
+        tests=("test_a_factor_without_a_rotation_counts_in_every_form",),
     ),
     Mutant(
         "a module's weight is packed without its factor",

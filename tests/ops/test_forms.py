@@ -88,6 +88,16 @@ def test_activations_are_quantized_as_the_scheme_says(bits: int, axes: tuple[int
     assert (values - model.bias - wanted).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("scheme", [Scheme(x=None), Scheme(), Scheme(w=QSpec(bits=4, group=64))])
+def test_a_factor_without_a_rotation_counts_in_every_form(scheme: Scheme) -> None:
+    linear, x = nn.Linear(64, 8), torch.randn(4, 64)
+    factor = tuple(1 + i / 64 for i in range(64))
+    recipe = qfx.SiteRecipe("", 0, 8, 64, scheme, factor=factor)
+    module = qfx.nn.Linear.from_float(linear, recipe)
+    wanted = (x * torch.tensor(factor)) @ module.weight.t() + linear.bias
+    assert qfx.sqnr(wanted, module(x)) > 30
+
+
 @given(SCHEMES)
 def test_reasons_are_there_where_operators_are_not(scheme: Scheme) -> None:
     form = form_of(scheme)
