@@ -6,7 +6,7 @@ import logging
 import os
 
 # Threads that wait leave the core to the other process of the tests. By default they spin, and
-# small operators take ten times as long. Read when torch is loaded, so above what loads it.
+# small operators take up to ten times as long. Read when torch is loaded, so above what loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import itertools

@@ -169,12 +169,14 @@ class Linear(Checked):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # what `.compile()` made is not part of it
         state["_buffers"] = {**self._buffers, "packed": self.codes}
-        state["_how"] = self.scheme
+        state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        scheme = state.pop("scheme")
         super().__setstate__(state)
-        self._how = prepared(state["_how"])
+        self._how = prepared(scheme)
         self.packed = self._storage.pack(self.packed, self.scheme.w)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -27,12 +27,11 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Storage:
-    """`holds`: of which weights; `words` for them. `quantized(w_nk, spec, rotation, k)` makes them
+    """`holds`: of which weights. `quantized(w_nk, spec, rotation, k)` makes them
     from float; `pack(codes_nk, spec)` from codes, which `unpack(blocks, n, k)` gives back.
     `scales(spec, n, k)`: the shape of the scale, and of the zero point where there is one."""
 
     name: str
-    words: str
     holds: Callable[[QSpec], bool]
     quantized: Callable[[Any, QSpec, int, int | None], Stored]
     pack: Callable[[Any, QSpec], Any]
@@ -71,7 +70,6 @@ def _groups(w_nk: Any, spec: QSpec, rotation: int, k: int | None) -> Stored:
 
 ROWS = Storage(
     name="rows",
-    words="a scale for each row",
     holds=lambda spec: not spec.grouped,
     quantized=_rows,
     pack=lambda codes, spec: ops.pack_weight(codes),
@@ -80,7 +78,6 @@ ROWS = Storage(
 )
 GROUPS = Storage(
     name="groups",
-    words="groups or zero points",
     holds=lambda spec: spec.grouped,
     quantized=_groups,
     pack=lambda codes, spec: ops.pack_weight(codes, spec.group),

@@ -514,3 +514,15 @@ def test_there_is_no_second_derivative() -> None:
         if row == "ws8r":
             with pytest.raises(NotImplementedError, match="Linear has no second derivative"):
                 g.sum().backward()
+
+
+def test_a_pickled_module_says_its_scheme_and_nothing_of_this_build() -> None:
+    """As earlier builds wrote it, whose files are read too: codes, and the scheme by itself."""
+    module = qfx.nn.Linear.from_float(nn.Linear(65, 8), qfx.Scheme(w=qfx.QSpec(bits=4, group=64)))
+    state = module.__getstate__()
+    assert state["scheme"] == module.scheme and "_how" not in state
+    assert torch.equal(state["_buffers"]["packed"], module.codes)
+    again = qfx.nn.Linear.__new__(qfx.nn.Linear)
+    again.__setstate__(state)
+    assert again.scheme == module.scheme and "scheme" in state  # which may be used again
+    assert torch.equal(again(torch.ones(2, 65)), module(torch.ones(2, 65)))
