@@ -34,12 +34,12 @@ Stage = tuple[str, Callable[[Session], Iterator[Row]], float]
 # With their seconds, those that others build on first.
 STAGES: tuple[Stage, ...] = (
     ("cpu", correctness.on_cpu, 45.0),
-    ("kernels", correctness.of_kernels, 110.0),
+    ("kernels", correctness.of_kernels, 120.0),
     ("ceilings", ceilings.ceilings, 20.0),
     ("sweep", sweep.sweep, 75.0),
     ("ratios", ratios.ratios, 45.0),
     ("linear", llama.linear_both_ways, 30.0),
-    ("cost", cost_table.cost_rows, 105.0),
+    ("cost", cost_table.cost_rows, 180.0),
     ("model", llama.llama, 110.0),
     ("sanitizer", correctness.sanitized, 30.0),
 )
@@ -125,6 +125,12 @@ def _stages(text: str) -> list[str]:
     return names
 
 
+def _why(error: BaseException) -> str:
+    """What an exception says first, and what caused it, which Dynamo's says last."""
+    text = f"{type(error).__name__}: {error}".splitlines()[:4]
+    return " ".join(text) + (f" <- {_why(error.__cause__)}" if error.__cause__ else "")
+
+
 def measure(session: Session, skipped: Sequence[str] = ()) -> int:
     """The stages but for those skipped, the files, the table; the exit status."""
     session.run("environment", environment(session), GRACE)
@@ -139,8 +145,7 @@ def measure(session: Session, skipped: Sequence[str] = ()) -> int:
             session.run(name, stage(session), whole if session.dry else min(seconds, whole))
         except Exception as error:  # a defect of one stage must not cost the GPU's time for others
             where = traceback.format_exc().splitlines()[-8:]
-            result = f"{type(error).__name__}: {error}".splitlines()[0]
-            session.add(name, {"ok": False, "result": result, "where": where})
+            session.add(name, {"ok": False, "result": _why(error), "where": where})
     written = [sweep.write_measured(session), cost_table.write_table(session)]
     print("\n".join(f"wrote {path}" for path in written if path), flush=True)
     print(summary.table(session), flush=True)

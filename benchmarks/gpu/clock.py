@@ -16,6 +16,7 @@ import torch
 Call = Callable[[], object]
 WINDOWS = 5  # of which the median counts
 WINDOW_SECONDS = 3e-3
+MODEL_SECONDS = 0.05
 
 
 def seconds(calls: Sequence[Call], device: torch.device) -> float:
@@ -71,14 +72,17 @@ def _on_cpu(calls: Sequence[Call]) -> float:
 
 
 def wall_seconds(call: Call, device: torch.device, windows: int = WINDOWS) -> float:
-    """Of one call with its launches, for models: the median on the wall."""
+    """Of one call of many that follow each other, with their launches, for models: the median on
+    the wall. A CUDA graph is recorded by the second call."""
     wait = torch.cuda.synchronize if device.type == "cuda" else bool
-    call()
-    found = []
-    for _ in range(windows):
+
+    def window(count: int) -> float:
         wait()
         start = time.perf_counter()
-        call()
+        for _ in range(count):
+            call()
         wait()
-        found.append(time.perf_counter() - start)
-    return median(found)
+        return (time.perf_counter() - start) / count
+
+    count = max(1, round(MODEL_SECONDS / window(3)))
+    return median(window(count) for _ in range(windows))

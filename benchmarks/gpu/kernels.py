@@ -12,6 +12,7 @@ from benchmarks.common import ROOT
 PORTABLE = "portable"
 VARIABLE = "QFX_CUDA_KERNEL"
 SPLITS = (1, 2, 4)  # parts of K
+MOST_TILES = 16  # of tokens: where there are more, a wider tile is faster
 SMALL_M = 128  # up to here tiles are few, so that K is worth splitting
 
 
@@ -23,9 +24,9 @@ def named(operands: str) -> list[str]:
 
 def choices(names: list[str], m: int) -> list[str]:
     """What is worth timing for m rows: kernels with parts of K, of those that are right."""
-    small, widest = m <= SMALL_M, max(16, 2 * m)
+    small, least, widest = m <= SMALL_M, m // MOST_TILES, max(16, 2 * m)
     hopper = [name for name in names if name != PORTABLE]
-    fitting = [n for n in hopper if (_tokens(n) <= widest if "swap" in n else not small)]
+    fitting = [n for n in hopper if (least <= _tokens(n) <= widest if "swap" in n else not small)]
     forced = [f"{n}/{s}" for n in fitting for s in (SPLITS if small else SPLITS[:1])]
     return [*([PORTABLE] if PORTABLE in names else []), *forced]
 

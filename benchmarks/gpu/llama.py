@@ -18,8 +18,9 @@ HIDDEN, INNER, HEADS, LAYERS = 4096, 14336, 32, 4
 PREFILL, CONTEXT, DECODES = (4, 2048), 2048, (1, 16)
 MUST = {"prefill": 1.15, "decode": 1.25, "training": 1.15, "linear, both ways": 1.15}
 Ways = dict[str, dict[str, Any] | None]
+_DEFAULT: Ways = {"bf16": None, "qfx": {}}
 _CODES: Ways = {
-    "bf16": None,
+    **_DEFAULT,
     "qfx w8a8-asymmetric": {"scheme": "w8a8-asymmetric", "minimum_gain": 0},
 }
 _TRAINED: Ways = {
@@ -28,7 +29,7 @@ _TRAINED: Ways = {
 }
 WAYS: dict[str, Ways] = {
     "prefill": {**_CODES, "qfx w8a8": {"scheme": "w8a8", "minimum_gain": 0}},
-    "decode": {**_CODES, "qfx w8": {"scheme": "w8", "minimum_gain": 0}},
+    "decode": {**_DEFAULT, "qfx w8": {"scheme": "w8", "minimum_gain": 0}},
     "training": _TRAINED,
     "linear, both ways": _TRAINED,
 }

@@ -42,7 +42,7 @@ class Linear:
         packing: Packing = ROWS,
         bias: bool = False,
     ) -> Linear:
-        x, w = session.random(m, k, dtype=dtype), session.random(n, k, dtype=dtype)
+        x, w = session.random(m, k, dtype=dtype), session.random(n, k, dtype=dtype) / k**0.5
         term = session.random(n, dtype=dtype) if bias else None
         return cls(x, w, term, OPS.quantize(x, [1], 8, False), pack(w, (), packing))
 

@@ -197,7 +197,7 @@ def _trained(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
     if nodes.scheme.backward == "int8":
-        seed = graph.call_function(torch.randint, (0, 2**62, (1,)))
+        seed = graph.call_function(torch.randint, (0, 2**62, (1,)), {"device": site.device})
     steps = {"x_step": nodes.scale, "w_step": None}  # None: chosen per call
     values = nodes.values | codes | steps | {"w": w, "bias": bias, "seed": seed}
     values |= {"x": emit_view(site.x_view, site.x), "out_dtype": _out_dtype(site)}

@@ -40,6 +40,11 @@ const std::vector<Measured> kMeasured = {
     {"another GPU", Operands::kBits, {1, 16, 4096, 4096}, {"b1_swap16", 1}},
 };
 
+const std::vector<Measured> kSteps = {
+    {"a Hopper GPU", Operands::kCodes, {1, 16, 4096, 4096}, {"s8_swap16", 1}},
+    {"a Hopper GPU", Operands::kCodes, {1, 32, 4096, 4096}, {"s8_swap32", 1}},
+};
+
 void only_what_was_measured_runs() {
   const Sizes size = {1, 16, 4096, 4096};
   expect(choose(Operands::kCodes, size, kGpu, measurements()).kernel == "portable" ||
@@ -50,6 +55,8 @@ void only_what_was_measured_runs() {
          "the nearest row");
   expect(choose(Operands::kCodes, {1, 900, 4096, 4096}, kGpu, kMeasured).kernel == "s8_128x256",
          "the nearest row by ratio");
+  expect(choose(Operands::kCodes, {1, 17, 4096, 4096}, kGpu, kSteps).kernel == "s8_swap32",
+         "the next row up, where tiles are full");
   expect(choose(Operands::kCodes, {1, 16, 4096, 100}, kGpu, kMeasured).kernel == "portable",
          "a row for the portable kernel");
   expect(choose(Operands::kBits, size, kGpu, kMeasured).kernel == "portable", "no row for bits");

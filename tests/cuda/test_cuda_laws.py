@@ -33,7 +33,7 @@ from tests.ops.test_op_parts import as_tuple
 
 HALVES = (torch.bfloat16, torch.float16)
 # On both sides of the longest rows that a warp, and a block, holds in registers.
-LENGTHS = [a + b for a in (1024, 8192) for b in (-1, 0, 1, 8, 64)]
+LENGTHS = [a + b for a in (1024, 8192, 16384) for b in (-1, 0, 1, 8, 64)]
 TRANSFORMS = st.sampled_from([(False, 0), (True, 0), (False, 16), (True, 64)])
 
 

@@ -162,6 +162,16 @@ def test_training_reads_inlined_codes() -> None:
         assert got is not None and torch.equal(got, wanted)
 
 
+def test_the_seed_of_an_int8_backward_lies_beside_its_input() -> None:
+    """An operator whose operands are on two devices runs nowhere."""
+    module = Shared()
+    for gm, device in ((on_cuda(qfx.trace(module, X)), "cuda"), (qfx.trace(module, X), "cpu")):
+        config = qfx.Config(scheme="w8a8-asymmetric", backward="int8", minimum_gain=0)
+        made, _ = qfx.rewrite(gm, config, training=True)
+        seeds = made.graph.find_nodes(op="call_function", target=torch.randint)
+        assert [seed.kwargs["device"].type for seed in seeds] == [device] * 3
+
+
 @pytest.mark.parametrize("axes", [(1,), (0, 1)])
 @torch.no_grad()
 def test_a_size_that_may_be_zero(axes: tuple[int, ...]) -> None:

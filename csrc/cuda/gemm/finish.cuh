@@ -75,7 +75,7 @@ struct GroupSums {
 // Four columns of a tile.
 struct Columns {
   int64_t n;
-  int count;  // that exist
+  int count;  // that exist; 0 or less beyond the last
   int32_t term[4];
   float scale[4], bias[4];
 
@@ -94,17 +94,52 @@ struct Columns {
   }
 };
 
-// f(row, raw) for each row of the tile that exists, four columns a thread.
-template <class T, class Element, class F>
-__device__ __forceinline__ void for_rows(const Element* staged, const TilePlace& place,
-                                         const Sizes& size, int column, const F& f) {
-  constexpr int kRowsAtOnce = T::kThreads / (T::kN / 4);
+// What a row of sums is finished with.
+struct RowTerms {
+  int32_t term;
+  float scale;
+
+  template <class Sums>
+  __device__ static RowTerms of(const Sums& sums, const Output& out, int64_t row) {
+    return {sums.row_term(row), out.row_scale.data == nullptr ? 0.f : sums.row_scale(out, row)};
+  }
+  __device__ RowTerms of_lane(int lane) const {
+    return {__shfl_sync(kAllLanes, term, lane), __shfl_sync(kAllLanes, scale, lane)};
+  }
+};
+
+// f(row, terms, raw) for each row of the tile that exists, four columns a thread.
+template <class T, class Sums, class F>
+__device__ __forceinline__ void for_rows(const typename Sums::Element* staged,
+                                         const TilePlace& place, const Sizes& size,
+                                         const Sums& sums, const Output& out, int column,
+                                         const F& f) {
+  constexpr int kRowsAtOnce = T::kThreads / (T::kN / 4), kLanes = 32;
   const int first = T::thread() / (T::kN / 4);
   const int rows = static_cast<int>(size.m - place.m < T::kM ? size.m - place.m : T::kM);
+  const int64_t row = place.batch * size.m + place.m;
+  const bool exists = place.n + column < size.n;
+  const auto raw = [&](int r) {
+    return *reinterpret_cast<const Four<typename Sums::Element>*>(staged + T::at(r, column));
+  };
+  if constexpr (T::kThreads == kLanes && T::kM >= kLanes) {
+    // A warp's own tile: it reads the terms of 32 rows at once, a row a lane, and hands them round.
 #pragma unroll 1
-  for (int r = first; r < rows; r += kRowsAtOnce) {
-    const auto* from = reinterpret_cast<const Four<Element>*>(staged + T::at(r, column));
-    f(place.batch * size.m + place.m + r, *from);
+    for (int base = 0; base < rows; base += kLanes) {
+      const int lane = base + T::thread(), count = rows - base < kLanes ? rows - base : kLanes;
+      const RowTerms all = RowTerms::of(sums, out, row + (lane < rows ? lane : base));
+#pragma unroll 1
+      for (int i = 0; i < count; i += kRowsAtOnce) {
+        const RowTerms terms = all.of_lane(i + first);
+        if (exists && i + first < count) f(row + base + i + first, terms, raw(base + i + first));
+      }
+    }
+  } else {
+    if (!exists) return;
+#pragma unroll 1
+    for (int r = first; r < rows; r += kRowsAtOnce) {
+      f(row + r, RowTerms::of(sums, out, row + r), raw(r));
+    }
   }
 }
 
@@ -132,51 +167,51 @@ __device__ __forceinline__ void finish_tile(const typename Sums::Element* staged
                                             const TilePlace& place, const Sizes& size,
                                             const Sums& sums, const Output& out) {
   const int column = T::thread() % (T::kN / 4) * 4;
-  if (place.n + column >= size.n) return;
   const Columns c = Columns::of(sums, out, place.batch, place.n + column, size.n);
   const bool whole = size.n % 4 == 0;
   using Raw = Four<typename Sums::Element>;
   if constexpr (Sums::kToIntegers) {
     if (out.type == OutType::kIntegers) {
       int32_t* to = static_cast<int32_t*>(out.data) + c.n;
-      return for_rows<T>(staged, place, size, column, [&](int64_t row, const Raw& raw) {
+      const auto store = [&](int64_t row, const RowTerms& terms, const Raw& raw) {
         int32_t v[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = sums.exact(raw.of[i], sums.row_term(row), c.term[i]);
+        for (int i = 0; i < 4; ++i) v[i] = sums.exact(raw.of[i], terms.term, c.term[i]);
         store_four(to + row * size.n, v, c.count, whole);
-      });
+      };
+      return for_rows<T>(staged, place, size, sums, out, column, store);
     }
   }
   const bool has_bias = out.bias.data != nullptr;
   with_activation(out.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    const auto values = [&](int64_t row, const Raw& raw, float (&y)[4]) {
-      const int32_t term = sums.row_term(row);
-      const float scale = sums.row_scale(out, row);
+    const auto values = [&](const RowTerms& terms, const Raw& raw, float (&y)[4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float v = sums.scaled(raw.of[i], term, scale, c.term[i], c.scale[i]);
+        const float v = sums.scaled(raw.of[i], terms.term, terms.scale, c.term[i], c.scale[i]);
         y[i] = activate<kActivation>(has_bias ? v + c.bias[i] : v);
       }
     };
     if constexpr (Sums::kToCodes) {
       if (out.type == OutType::kCodes) {
         int8_t* to = static_cast<int8_t*>(out.data) + c.n;
-        return for_rows<T>(staged, place, size, column, [&](int64_t row, const Raw& raw) {
+        const auto store = [&](int64_t row, const RowTerms& terms, const Raw& raw) {
           float y[4];
-          values(row, raw, y);
+          values(terms, raw, y);
           store_codes(out.codes, to + row * size.n, row, y, c.count, whole);
-        });
+        };
+        return for_rows<T>(staged, place, size, sums, out, column, store);
       }
     }
     with_type(out.dtype, [&](auto zero) {
       using Y = decltype(zero);
       Y* to = static_cast<Y*>(out.data) + c.n;
-      for_rows<T>(staged, place, size, column, [&](int64_t row, const Raw& raw) {
+      const auto store = [&](int64_t row, const RowTerms& terms, const Raw& raw) {
         float y[4];
-        values(row, raw, y);
+        values(terms, raw, y);
         store_four(to + row * size.n, y, c.count, whole);
-      });
+      };
+      for_rows<T>(staged, place, size, sums, out, column, store);
     });
   });
 }

@@ -38,13 +38,15 @@ __device__ __forceinline__ Extremes extremes_of_warp(Extremes e) {
   return e;
 }
 
+template <int kWarps>
 struct ExtremesOfWarps {
-  int32_t most[kWarpsPerBlock];
-  uint32_t least[kWarpsPerBlock];
+  int32_t most[kWarps];
+  uint32_t least[kWarps];
 };
 
+template <int kWarps>
 __device__ __forceinline__ Extremes extremes_of_block(Extremes e) {
-  ExtremesOfWarps& all = static_shared<ExtremesOfWarps>();
+  ExtremesOfWarps<kWarps>& all = static_shared<ExtremesOfWarps<kWarps>>();
   const int warp = static_cast<int>(threadIdx.x) / kWarpThreads;
   e = extremes_of_warp(e);
   if (threadIdx.x % kWarpThreads == 0) {
@@ -53,7 +55,7 @@ __device__ __forceinline__ Extremes extremes_of_block(Extremes e) {
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kWarpsPerBlock; ++i) e.include(Extremes{all.most[i], all.least[i]});
+  for (int i = 0; i < kWarps; ++i) e.include(Extremes{all.most[i], all.least[i]});
   return e;
 }
 
@@ -92,7 +94,8 @@ struct RowOf {
     transform_piece<kBack>(x.transform, k, count(k), v);
   }
   static __device__ __forceinline__ Extremes of_team(const Extremes& e) {
-    return kTeam == kWarpThreads ? extremes_of_warp(e) : extremes_of_block(e);
+    if constexpr (kTeam == kWarpThreads) return extremes_of_warp(e);
+    return extremes_of_block<kTeam / kWarpThreads>(e);
   }
   template <typename Row>
   static __device__ __forceinline__ Extremes extremes_of(Row& row) {
@@ -172,8 +175,10 @@ void for_each_row(const FloatRows& x, const Use& use, Stream stream) {
     using T = decltype(type);
     using Short = HeldRow<T, kBack, kWarpThreads>;
     using Middle = HeldRow<T, kBack, kBlockThreads>;
+    using Wide = HeldRow<T, kBack, 2 * kBlockThreads>;
     if (x.columns <= Short::kMost) return launch_rows<Short>(x, use, stream);
     if (x.columns <= Middle::kMost) return launch_rows<Middle>(x, use, stream);
+    if (x.columns <= Wide::kMost) return launch_rows<Wide>(x, use, stream);
     return launch_rows<LongRow<T, kBack, kBlockThreads>>(x, use, stream);
   });
 }

@@ -59,11 +59,13 @@ int splits_by_rule(const Config& c, const Sizes& s, int multiprocessors) {
   return best;
 }
 
-double distance(const Sizes& a, const Sizes& b) {
+// In octaves. A measured size of fewer rows is one octave farther: rows beyond a tile cost another.
+double distance(const Sizes& measured, const Sizes& s) {
   const auto ratio = [](int64_t x, int64_t y) {
     return std::abs(std::log2(static_cast<double>(x)) - std::log2(static_cast<double>(y)));
   };
-  return ratio(a.batch, b.batch) + ratio(a.m, b.m) + ratio(a.n, b.n) + ratio(a.k_bytes, b.k_bytes);
+  return ratio(measured.batch, s.batch) + ratio(measured.m, s.m) + ratio(measured.n, s.n) +
+         ratio(measured.k_bytes, s.k_bytes) + (measured.m < s.m ? 1 : 0);
 }
 
 std::string names() {
