@@ -50,8 +50,8 @@ def _calls(session: Session, operands: str, m: int, k: int, n: int) -> list[Call
 
 
 def nearest(session: Session, m: int, k: int, n: int) -> str:
-    """The kernel that csrc/cuda/sm90/choice.cpp will take by these rows: of the nearest sizes, where
-    fewer rows count an octave."""
+    """The kernel that csrc/cuda/sm90/choice.cpp takes by these rows: of the nearest sizes. Fewer
+    rows count as an octave."""
     rows = [r for r in session.of("sweep") if r.get("operands") == "s8" and r["best"]]
 
     def distance(row: Row) -> float:

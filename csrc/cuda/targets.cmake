@@ -2,7 +2,7 @@
 # found, ON builds them (nothing in it needs a torch with CUDA), OFF does not.
 set(QFX_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
 # 8.6 and 8.9 run the code of 8.0; what is later than 9.0 compiles its PTX when it is loaded.
-set(QFX_CUDA_ARCHITECTURES 75-real 80-real 90)
+set(QFX_CUDA_ARCHITECTURES 75-real 80-real 90 CACHE STRING "of the kernels for every GPU")
 set(QFX_CUDA_HOPPER_ARCHITECTURES 90a-real)
 include(${CMAKE_CURRENT_LIST_DIR}/sources.cmake)
 
