@@ -23,6 +23,7 @@ from qfx.weights.cache import invalidate
 
 if TYPE_CHECKING:
     from qfx.calibration.calibrating import calibrate
+    from qfx.cost.kernels import Kernels, kernels
     from qfx.dynamo_backend import qfx as backend
     from qfx.graph.capture import trace
     from qfx.match.spellings import register_matmul
@@ -36,6 +37,7 @@ __all__ = [
     "PER_TENSOR",
     "Config",
     "GuardCount",
+    "Kernels",
     "Plan",
     "QSpec",
     "Quantized",
@@ -49,6 +51,7 @@ __all__ = [
     "explain",
     "guard_counts",
     "invalidate",
+    "kernels",
     "nn",
     "ops",
     "prepare_binary",
@@ -66,11 +69,13 @@ __version__ = "0.2.0.dev0"
 
 # What compiles, and takes a second to import: where it is, and what it is called there.
 _WHEN_ASKED_FOR = {
+    "Kernels": ("cost.kernels", "Kernels"),
     "Plan": ("plan.policy", "Plan"),
     "Report": ("report.report", "Report"),
     "backend": ("dynamo_backend", "qfx"),
     "calibrate": ("calibration.calibrating", "calibrate"),
     "explain": ("report.report", "explain"),
+    "kernels": ("cost.kernels", "kernels"),
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),
     "trace": ("graph.capture", "trace"),

@@ -103,9 +103,45 @@ PLANNING = (
     ),
     Mutant(
         "instruction sets share a table of costs",
-        old='build, isa, f"{threads}t"',
-        new='build, f"{threads}t"',
+        old="build, isa, shared,",
+        new="build, shared,",
         tests=("test_tables_of_other_types_threads_and_instruction_sets_are_apart",),
+    ),
+    Mutant(
+        "a table that did not settle stays",
+        old="if before.settled or tries >= TRIES:",
+        new="if before is not None:",
+        tests=("test_a_table_whose_sweeps_were_apart_is_measured_again",),
+    ),
+    Mutant(
+        "of two measurements the last stays",
+        old="if before is not None and before.spread < measured.spread:",
+        new="if False:",
+        tests=("test_a_high_spread_is_measured_again_and_the_best_stays",),
+    ),
+    Mutant(
+        "one disturbed sample decides",
+        old="times[way, load] = min(times[way, load], taken)",
+        new="times[way, load] = taken",
+        tests=("test_one_disturbed_sample_of_each_round_changes_nothing",),
+    ),
+    Mutant(
+        "rounds that differ are taken for agreeing",
+        old="spread = min([spread, *between])",
+        new="spread = min([spread, *(0.0 for _ in between)])",
+        tests=("test_rounds_that_do_not_agree_are_counted_and_told",),
+    ),
+    Mutant(
+        "threads that waited for cores are believed",
+        old="waited = question.together and not machine.has_free_cores()",
+        new="waited = False",
+        tests=("test_threads_that_waited_for_cores_say_nothing",),
+    ),
+    Mutant(
+        "what was set by hand is overwritten",
+        old="if _origin(isa, name, in_use[name]) != BY_HAND:",
+        new="if isa:",
+        tests=("test_what_was_set_by_hand_stays",),
     ),
     Mutant(
         "a kept time of zero is believed",

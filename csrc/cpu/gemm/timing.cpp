@@ -1,0 +1,77 @@
+#include "cpu/gemm/timing.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/core/flush.h"
+#include "cpu/core/threads.h"
+
+namespace qfx::cpu {
+namespace {
+
+double now(clockid_t clock) {
+  timespec at;
+  clock_gettime(clock, &at);
+  return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+}
+
+class Nowhere final : public TileSink {
+ public:
+  void load_panel(int64_t, Panel*) const override {}
+  void tile(const int32_t*, int64_t, int, int64_t, const Panel&) const override {}
+};
+
+}  // namespace
+
+TimedProduct::TimedProduct(int64_t most_rows, int64_t k, int64_t n) : most_rows_(most_rows) {
+  const int64_t columns = round_up(n, kPanel), depth = padded_k(k);
+  const int64_t bytes = columns * depth;
+  int8_t* blocks = memory_.get<int8_t>(bytes + most_rows * k);
+  std::fill_n(blocks, bytes + most_rows * k, int8_t{1});
+  codes_ = blocks + bytes;
+  w_ = {n, k, depth, true, nullptr, blocks};  // who keeps no sums needs none of columns
+}
+
+void TimedProduct::run(const Format& format, const Tuning& tuning, int64_t count) const {
+  Rows rows = make_rows(format, count, w_);
+  rows.tuning = tuning;
+  for (int64_t m = 0; m < count; ++m) arrange_row(w_, codes_ + m * w_.k, 0, m, rows);
+  gemm(rows, w_, Nowhere());
+}
+
+double TimedProduct::seconds(const Format& format, const Tuning& tuning, int64_t rows,
+                             int64_t calls) const {
+  if (rows < 0 || rows > most_rows_) {
+    throw std::invalid_argument("a product of " + std::to_string(rows) + " rows, made for " +
+                                std::to_string(most_rows_));
+  }
+  const bool alone = thread_count() == 1 || rows * w_.k * w_.n < tuning.serial_steps;
+  const clockid_t clock = alone ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+  if (calls == 0) {
+    flush(w_.blocks, w_.panels() * kPanel * w_.padded_k);
+  } else {
+    run(format, tuning, rows);
+  }
+  const double start = now(clock);
+  for (int64_t i = 0; i == 0 || i < calls; ++i) run(format, tuning, rows);
+  return (now(clock) - start) / static_cast<double>(std::max<int64_t>(calls, 1));
+}
+
+double share_of_cores(double seconds) {
+  const int64_t threads = thread_count();
+  const double end = now(CLOCK_MONOTONIC) + seconds;
+  std::atomic<int64_t> nanoseconds{0};
+  parallel_for(threads, 1, [&](int64_t, int64_t) {
+    const double before = now(CLOCK_THREAD_CPUTIME_ID);
+    while (now(CLOCK_MONOTONIC) < end) continue;
+    const double taken = now(CLOCK_THREAD_CPUTIME_ID) - before;
+    nanoseconds += static_cast<int64_t>(taken * 1e9);
+  });
+  return 1e-9 * static_cast<double>(nanoseconds) / (seconds * static_cast<double>(threads));
+}
+
+}  // namespace qfx::cpu
