@@ -17,12 +17,13 @@ from qfx.ops.single_tensors import (
     sqnr,
 )
 from qfx.values.config import Config
-from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.recipe import PinnedProduct, Recipe, SiteRecipe
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights.cache import invalidate
 
 if TYPE_CHECKING:
     from qfx.calibration.calibrating import calibrate
+    from qfx.calibration.pinning import pin
     from qfx.cost.kernels import Kernels, kernels
     from qfx.dynamo_backend import qfx as backend
     from qfx.graph.capture import trace
@@ -38,6 +39,7 @@ __all__ = [
     "Config",
     "GuardCount",
     "Kernels",
+    "PinnedProduct",
     "Plan",
     "QSpec",
     "Quantized",
@@ -54,6 +56,7 @@ __all__ = [
     "kernels",
     "nn",
     "ops",
+    "pin",
     "prepare_binary",
     "prepare_qat",
     "quantization_error",
@@ -76,6 +79,7 @@ _WHEN_ASKED_FOR = {
     "calibrate": ("calibration.calibrating", "calibrate"),
     "explain": ("report.report", "explain"),
     "kernels": ("cost.kernels", "kernels"),
+    "pin": ("calibration.pinning", "pin"),
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),
     "trace": ("graph.capture", "trace"),

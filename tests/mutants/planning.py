@@ -144,6 +144,18 @@ PLANNING = (
         tests=("test_what_was_set_by_hand_stays",),
     ),
     Mutant(
+        "what a pinned plan does not name goes by cost",
+        old="    if given.pinned:\n        return Entry(match, None, _NOT_PINNED)\n",
+        new="",
+        tests=("test_what_a_pinned_plan_does_not_name_stays_float",),
+    ),
+    Mutant(
+        "products of a pinned plan all follow the first of their name",
+        old="            calls[m.name] += 1",
+        new="            calls[m.name] += 0",
+        tests=("test_products_of_one_name_are_pinned_apart",),
+    ),
+    Mutant(
         "a kept time of zero is believed",
         old="return seconds(raw, least=2.0**-1022)",
         new="return seconds(raw)",
