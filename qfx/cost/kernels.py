@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 import qfx._C as _C
 from qfx.cost import disk
-from qfx.cost.choosing import SAMPLES, Load, Parameters, Way
+from qfx.cost.choosing import CLOSE, SAMPLES, Load, Parameters, Way
 from qfx.cost.questions import FAR, FEW, MOST_ROWS, NEAR, NO_STEPS, SHARED, Format
 from qfx.cost.tuned import Tuned, tuned
 
@@ -72,7 +72,11 @@ def tune_kernels() -> None:
     for name, parameters in chosen.formats.items():
         if _origin(isa, name, in_use[name]) != BY_HAND:
             _C.set_tuning(isa, {name: dict(parameters)})
-            _SET.append((parameters, f"measured here, spread {chosen.spreads[name]:.1%}"))
+            _SET.append((parameters, _words(chosen.spreads[name])))
+
+
+def _words(spread: float) -> str:
+    return f"measured here, {'' if spread <= CLOSE else 'not settled: '}spread {spread:.1%}"
 
 
 def _origin(isa: str, name: str, parameters: Parameters) -> str:
