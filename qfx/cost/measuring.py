@@ -71,8 +71,8 @@ def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid
 
 
 def spread(apart: Sequence[float]) -> float:
-    """What three quarters of the cells do not exceed: of a quarter that is disturbed in a sweep, one
-    in sixteen cells is disturbed in both, where the least time no longer helps."""
+    """What three quarters of the cells do not exceed: of a quarter that a sweep disturbs, a quarter
+    is disturbed in the other one too, where the least time no longer helps."""
     return sorted(apart)[len(apart) * 3 // 4]
 
 

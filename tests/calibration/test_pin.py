@@ -95,6 +95,38 @@ def test_what_a_pinned_plan_does_not_name_stays_float() -> None:
     assert "float" not in schemes(net(), MACHINES[0], qfx.Recipe(sites))  # is not pinned
 
 
+def test_modules_follow_a_pinned_plan() -> None:
+    sites = (qfx.SiteRecipe("a", 0, 64, 64, ASYMMETRIC),)
+    model = net()
+    qfx.quantize_(model, qfx.Config(recipe=qfx.Recipe(sites, ())))
+    assert isinstance(model.a, qfx.nn.Linear) and type(model.b) is nn.Linear
+
+
+class Layers(nn.Module):
+    """Two that are alike, compiled apart because of a graph break, which share Dynamo's code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Products(), Products()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = layer(x)
+        return x
+
+
+def test_layers_without_weights_are_pinned_apart() -> None:
+    model = Layers()
+    with costs_from(Costs(MACHINES[0])):
+        whole = qfx.pin(model, X)
+    assert whole.pinned and len(whole.pinned) == 4
+    first = qfx.Recipe((), tuple(p for p in whole.pinned if p.name == "layers.0"))
+    with torch.no_grad():
+        expected = model.layers[1](run(model.layers[0], MACHINES[0]))
+    assert same_bits(run(model, MACHINES[0], first), expected)
+
+
 class Decoder(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, k)
