@@ -25,7 +25,7 @@ LIMIT = 0.085  # seconds after which no further round begins
 PROBE = 5e-4  # seconds in which all threads work, to see whether they can
 ENOUGH = 0.8  # of a core for each; to wake them takes some of it
 DEFAULT, BY_HAND = "default of the processor's family", "set by hand"
-_SET: list[tuple[Parameters, str]] = []  # by us, and where from
+_SET: dict[frozenset[tuple[str, int | str]], str] = {}  # parameters by us -> where from
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def tune_kernels() -> None:
     for name, parameters in chosen.formats.items():
         if _origin(isa, name, in_use[name]) != BY_HAND:
             _C.set_tuning(isa, {name: dict(parameters)})
-            _SET.append((parameters, _words(chosen.spreads[name])))
+            _SET[frozenset(parameters.items())] = _words(chosen.spreads[name])
 
 
 def _words(spread: float) -> str:
@@ -81,10 +81,8 @@ def _words(spread: float) -> str:
 
 def _origin(isa: str, name: str, parameters: Parameters) -> str:
     """Two instruction sets may share a format, so it is known by what was set."""
-    ours = [origin for given, origin in reversed(_SET) if given == parameters]
-    if ours:
-        return ours[0]
-    return DEFAULT if parameters == _C.default_tuning(isa)[name] else BY_HAND
+    default = parameters == _C.default_tuning(isa)[name]
+    return _SET.get(frozenset(parameters.items()), DEFAULT if default else BY_HAND)
 
 
 @lru_cache
@@ -97,7 +95,10 @@ def kept(isa: str, threads: int, measure: Callable[[], Tuned]) -> Tuned:
     """What was chosen for an instruction set and a number of threads, or is now."""
 
     def read(text: str) -> Tuned:
-        found = Tuned.of(json.loads(text), [*_C.default_tuning(isa)])
+        defaults = _C.default_tuning(isa)
+        found = Tuned.of(json.loads(text), [*defaults])
+        if any(found.formats[name].keys() != defaults[name].keys() for name in defaults):
+            raise ValueError("the kept parameters are not all that a format has")
         _C.check_tuning(isa, {name: dict(given) for name, given in found.formats.items()})
         return found
 

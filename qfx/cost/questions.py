@@ -52,10 +52,10 @@ def streams(format: Format, tunings: Tunings, threads: int) -> Question | None:
 def stream_rows(format: Format, tunings: Tunings, threads: int) -> Question | None:
     """Up to how many rows the weights pass by once."""
     rows = [m for m in FEW if m <= 2 * format.few_rows and m != 3]
-    by_name = tunings[format.name]
-    ways = [_alone(format.name, {**by_name, "stream_rows": most}) for most in (64, 0)]
+    now = tunings[format.name]
+    ways = [_alone(format.name, {**now, "stream_rows": most}) for most in (64, 0)]
     at = lambda load, most: load.rows > most  # noqa: E731
-    return _cut("stream_rows", by_name, rows, _loads(rows), ways, at) if rows else None
+    return _cut("stream_rows", now, rows, _loads(rows), ways, at) if rows else None
 
 
 def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Question | None:
@@ -64,21 +64,21 @@ def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Question | N
         return None
     ways = [_alone(name, tunings[name]) for name in (format.below, format.name)]
     at = lambda load, least: load.rows >= least  # noqa: E731
-    values, by_name = [*FEW[:-1], NO_ROWS], tunings[format.name]
-    return _cut("minimum_rows", by_name, values, _loads(FEW[:-1]), ways, at)
+    values, now = [*FEW[:-1], NO_ROWS], tunings[format.name]
+    return _cut("minimum_rows", now, values, _loads(FEW[:-1]), ways, at)
 
 
 def serial_steps(format: Format, tunings: Tunings, threads: int) -> Question | None:
     """From how many steps on other threads are woken, if they gain at all."""
     if threads == 1:
         return None
-    by_name = tunings[format.name]
-    ways = [Way(format.name, {**by_name, "serial_steps": steps}) for steps in (NO_STEPS, 0)]
+    now = tunings[format.name]
+    ways = [Way(format.name, {**now, "serial_steps": steps}) for steps in (NO_STEPS, 0)]
     loads = [_lasting(seconds, format) for seconds in DURATIONS]
     between = [math.isqrt(a.steps * b.steps) for a, b in pairwise(loads)]
     values = [loads[0].steps, *between, NO_STEPS]
     at = lambda load, serial: load.steps >= serial  # noqa: E731
-    return _cut("serial_steps", by_name, values, loads, ways, at)._replace(together=True)
+    return _cut("serial_steps", now, values, loads, ways, at)._replace(together=True)
 
 
 def _lasting(seconds: float, format: Format) -> Load:
