@@ -272,13 +272,15 @@ PYBIND11_MODULE(_C, m) {
         "What there is to choose for each format of an instruction set: dicts of name, few_rows "
         "and pair_rows (the most rows for which `hint` and `streams` count), below ('' for none).");
   pybind11::class_<qfx::cpu::TimedProduct>(
-      m, "TimedProduct", "Products of codes [rows, k] and a weight [n, k], to be timed.")
-      .def(pybind11::init<int64_t, int64_t, int64_t>(), pybind11::arg("most_rows"),
-           pybind11::arg("k"), pybind11::arg("n"))
+      m, "TimedProduct",
+      "Products of codes [rows, k] and one of several weights [n, k], to be timed.")
+      .def(pybind11::init<int64_t, int64_t, int64_t, int64_t>(), pybind11::arg("most_rows"),
+           pybind11::arg("k"), pybind11::arg("n"), pybind11::arg("weights"))
       .def("seconds", &seconds, pybind11::arg("isa"), pybind11::arg("format"),
            pybind11::arg("parameters"), pybind11::arg("rows"), pybind11::arg("calls"),
            "Seconds of one product on a format, with some parameters other than those in use. "
-           "calls=0: its weight comes from memory; else the mean of so many calls in a row.");
+           "calls=0: its weight, the next in turn, comes from memory; else the mean of so many "
+           "calls.");
   m.def("share_of_cores", &qfx::cpu::share_of_cores, pybind11::arg("seconds"),
         "The part of its core that each of torch's threads gets if all work for so long; 1 where "
         "nothing else runs.");

@@ -21,7 +21,8 @@ from qfx.cost.choosing import CLOSE, SAMPLES, Load, Parameters, Way
 from qfx.cost.questions import FAR, FEW, MOST_ROWS, NEAR, NO_STEPS, SHARED, Format
 from qfx.cost.tuned import Tuned, tuned
 
-LIMIT = 0.085  # seconds after which no further round begins
+WEIGHTS = 24  # in turn, 12 MB: their pages are more than a processor has at hand
+LIMIT = 0.08  # seconds after which no further round begins
 PROBE = 5e-4  # seconds in which all threads work, to see whether they can
 ENOUGH = 0.8  # of a core for each; to wake them takes some of it
 DEFAULT, BY_HAND = "default of the processor's family", "set by hand"
@@ -117,8 +118,11 @@ class ThisMachine:
 
     def __init__(self, isa: str) -> None:
         self.isa, self.end = isa, time.perf_counter() + LIMIT
-        most = {FAR: FEW[-1], NEAR: FEW[-1], SHARED: MOST_ROWS}
-        self.products = {size: _C.TimedProduct(rows, *size) for size, rows in most.items()}
+        self.products = {
+            FAR: _C.TimedProduct(FEW[-1], *FAR, WEIGHTS),
+            NEAR: _C.TimedProduct(FEW[-1], *NEAR, 1),
+            SHARED: _C.TimedProduct(MOST_ROWS, *SHARED, 1),
+        }
 
     def seconds(self, way: Way, load: Load) -> float:
         timed = self.products[load.k, load.n].seconds

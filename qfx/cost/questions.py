@@ -16,7 +16,7 @@ from qfx.cost.choosing import Answer, Load, Parameters, Question, Way
 FAR, NEAR = (1024, 512), (512, 256)  # K and N of weights in memory and in the second cache
 CALLS = 8  # in a row, of weights in the second cache
 HINTS = ("t0", "t1", "nta")
-AHEAD = (2048, 4096, 8192)  # 1024 gains on small weights and loses a fifth on those of 16 MB
+AHEAD = (2048, 4096, 8192)  # with 1024, weights of 16 MB take a fifth longer on 256 bits
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # rows
 SHARED = (512, 512)  # K and N of products that threads share
 DURATIONS = (4e-6, 2e-5, 1e-4, 7e-4)  # seconds of those on one thread

@@ -245,7 +245,7 @@ def test_what_is_chosen_here_is_legal_and_nothing_is_set(threads: int) -> None:
 
 def test_a_product_of_more_rows_than_it_was_made_for_is_refused() -> None:
     with pytest.raises(ValueError, match="a product of 3 rows, made for 2"):
-        _C.TimedProduct(2, 64, 32).seconds("ref", "s8s8", {}, 3, 1)
+        _C.TimedProduct(2, 64, 32, 1).seconds("ref", "s8s8", {}, 3, 1)
 
 
 # --- kept and shown ---

@@ -27,37 +27,41 @@ class Nowhere final : public TileSink {
 
 }  // namespace
 
-TimedProduct::TimedProduct(int64_t most_rows, int64_t k, int64_t n) : most_rows_(most_rows) {
-  const int64_t columns = round_up(n, kPanel), depth = padded_k(k);
-  const int64_t bytes = columns * depth;
-  int8_t* blocks = memory_.get<int8_t>(bytes + most_rows * k);
-  std::fill_n(blocks, bytes + most_rows * k, int8_t{1});
-  codes_ = blocks + bytes;
-  w_ = {n, k, depth, true, nullptr, blocks};  // who keeps no sums needs none of columns
+TimedProduct::TimedProduct(int64_t most_rows, int64_t k, int64_t n, int64_t weights)
+    : most_rows_(most_rows), weights_(weights), bytes_(round_up(n, kPanel) * padded_k(k)) {
+  const int64_t all = weights * bytes_ + most_rows * k;
+  int8_t* blocks = memory_.get<int8_t>(all);
+  std::fill_n(blocks, all, int8_t{1});
+  codes_ = blocks + weights * bytes_;
+  w_ = {n, k, padded_k(k), true, nullptr, blocks};  // who keeps no sums needs none of columns
 }
 
-void TimedProduct::run(const Format& format, const Tuning& tuning, int64_t count) const {
-  Rows rows = make_rows(format, count, w_);
+void TimedProduct::run(const Format& format, const Tuning& tuning, const PackedWeight& w,
+                       int64_t count) const {
+  Rows rows = make_rows(format, count, w);
   rows.tuning = tuning;
-  for (int64_t m = 0; m < count; ++m) arrange_row(w_, codes_ + m * w_.k, 0, m, rows);
-  gemm(rows, w_, Nowhere());
+  for (int64_t m = 0; m < count; ++m) arrange_row(w, codes_ + m * w.k, 0, m, rows);
+  gemm(rows, w, Nowhere());
 }
 
 double TimedProduct::seconds(const Format& format, const Tuning& tuning, int64_t rows,
-                             int64_t calls) const {
+                             int64_t calls) {
   if (rows < 0 || rows > most_rows_) {
     throw std::invalid_argument("a product of " + std::to_string(rows) + " rows, made for " +
                                 std::to_string(most_rows_));
   }
   const bool alone = thread_count() == 1 || rows * w_.k * w_.n < tuning.serial_steps;
   const clockid_t clock = alone ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+  PackedWeight w = w_;
   if (calls == 0) {
-    flush(w_.blocks, w_.panels() * kPanel * w_.padded_k);
+    w.blocks += next_ * bytes_;
+    next_ = (next_ + 1) % weights_;
+    flush(w.blocks, bytes_);
   } else {
-    run(format, tuning, rows);
+    run(format, tuning, w, rows);
   }
   const double start = now(clock);
-  for (int64_t i = 0; i == 0 || i < calls; ++i) run(format, tuning, rows);
+  for (int64_t i = 0; i == 0 || i < calls; ++i) run(format, tuning, w, rows);
   return (now(clock) - start) / static_cast<double>(std::max<int64_t>(calls, 1));
 }
 
