@@ -12,6 +12,7 @@
 
 #include "cpu/attention/shares.h"
 #include "cpu/gemm/gemm.h"
+#include "cpu/gemm/timing.h"
 #include "cpu/gemm/tuning.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/selfcheck.h"
@@ -84,6 +85,14 @@ const Kernels& kernels_named(const std::string& isa) {
   throw std::invalid_argument("this build has no kernels for an instruction set '" + isa + "'");
 }
 
+// Of an instruction set that this processor runs.
+const Kernels& usable_kernels_named(const std::string& isa) {
+  for (Isa usable : qfx::cpu::usable_isas()) {
+    if (isa == qfx::cpu::name_of(usable)) return qfx::cpu::kernels_of(usable);
+  }
+  throw std::invalid_argument("this processor does not run the instruction set '" + isa + "'");
+}
+
 const Format& format_named(const Kernels& kernels, const std::string& name) {
   std::string names;
   for (const Format* format : qfx::cpu::formats_of(kernels)) {
@@ -98,6 +107,21 @@ pybind11::dict dict_of(const Tuning& tuning) {
   pybind11::dict found;
   for (const TuningField& field : kTuningFields) found[field.name] = tuning.*field.value;
   found["hint"] = kHintNames[tuning.hint];
+  return found;
+}
+
+// What of a format there is to choose: name, the greatest number of rows with tiles for each hint
+// and with pairs of panels, and the format below it.
+pybind11::list choices(const std::string& isa) {
+  pybind11::list found;
+  for (const Format* format : qfx::cpu::formats_of(kernels_named(isa))) {
+    pybind11::dict row;
+    row["name"] = format->name;
+    row["few_rows"] = format->few.rows;
+    row["pair_rows"] = format->pairs.rows;
+    row["below"] = format->below == nullptr ? "" : format->below->name;
+    found.append(row);
+  }
   return found;
 }
 
@@ -144,20 +168,44 @@ void set_parameter(Tuning& tuning, const std::string& name, pybind11::handle val
   throw std::invalid_argument("a format has no parameter '" + name + "', but: " + names);
 }
 
+using Parameters = std::map<std::string, pybind11::object>;
+
+// Those in use, with some changed.
+Tuning changed(const std::string& isa, const Format& format, const Parameters& parameters) {
+  Tuning tuning = qfx::cpu::tuning_of(format);
+  for (const auto& [parameter, value] : parameters) set_parameter(tuning, parameter, value);
+  const std::string fault = qfx::cpu::fault_of(tuning);
+  if (!fault.empty()) throw std::invalid_argument(isa + ", format " + format.name + ": " + fault);
+  return tuning;
+}
+
 // All of them are read before the first is set.
-void set_tuning(const std::string& isa,
-                const std::map<std::string, std::map<std::string, pybind11::object>>& given) {
+std::vector<std::pair<const Format*, Tuning>> read_tunings(
+    const std::string& isa, const std::map<std::string, Parameters>& given) {
   const Kernels& kernels = kernels_named(isa);
   std::vector<std::pair<const Format*, Tuning>> made;
   for (const auto& [name, parameters] : given) {
     const Format& format = format_named(kernels, name);
-    Tuning tuning = qfx::cpu::tuning_of(format);
-    for (const auto& [parameter, value] : parameters) set_parameter(tuning, parameter, value);
-    const std::string fault = qfx::cpu::fault_of(tuning);
-    if (!fault.empty()) throw std::invalid_argument(isa + ", format " + name + ": " + fault);
-    made.emplace_back(&format, tuning);
+    made.emplace_back(&format, changed(isa, format, parameters));
   }
-  for (const auto& [format, tuning] : made) qfx::cpu::set_tuning(*format, tuning);
+  return made;
+}
+
+void check_tuning(const std::string& isa, const std::map<std::string, Parameters>& given) {
+  read_tunings(isa, given);
+}
+
+void set_tuning(const std::string& isa, const std::map<std::string, Parameters>& given) {
+  for (const auto& [format, tuning] : read_tunings(isa, given)) {
+    qfx::cpu::set_tuning(*format, tuning);
+  }
+}
+
+// Of a format whose other parameters are those in use.
+double seconds(qfx::cpu::TimedProduct& product, const std::string& isa, const std::string& name,
+               const Parameters& parameters, int64_t rows, int64_t calls) {
+  const Format& format = format_named(usable_kernels_named(isa), name);
+  return product.seconds(format, changed(isa, format, parameters), rows, calls);
 }
 
 using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t>;
@@ -218,6 +266,24 @@ PYBIND11_MODULE(_C, m) {
         "Sets some parameters of some formats, given as `tuning` returns them. ValueError for a "
         "name that is none and a value out of bounds; then nothing is set. amx shares the format "
         "s8s8 of avx512vnni.");
+  m.def("check_tuning", &check_tuning, pybind11::arg("isa"), pybind11::arg("tuning"),
+        "Raises ValueError or TypeError where set_tuning would, and sets nothing.");
+  m.def("choices", &choices, pybind11::arg("isa"),
+        "What there is to choose for each format of an instruction set: dicts of name, few_rows "
+        "and pair_rows (the most rows for which `hint` and `streams` count), below ('' for none).");
+  pybind11::class_<qfx::cpu::TimedProduct>(
+      m, "TimedProduct",
+      "Products of codes [rows, k] and one of several weights [n, k], to be timed.")
+      .def(pybind11::init<int64_t, int64_t, int64_t, int64_t>(), pybind11::arg("most_rows"),
+           pybind11::arg("k"), pybind11::arg("n"), pybind11::arg("weights"))
+      .def("seconds", &seconds, pybind11::arg("isa"), pybind11::arg("format"),
+           pybind11::arg("parameters"), pybind11::arg("rows"), pybind11::arg("calls"),
+           "Seconds of one product on a format, with some parameters other than those in use. "
+           "calls=0: its weight, the next in turn, comes from memory; else the mean of so many "
+           "calls.");
+  m.def("share_of_cores", &qfx::cpu::share_of_cores, pybind11::arg("seconds"),
+        "The part of its core that each of torch's threads gets if all work for so long; 1 where "
+        "nothing else runs.");
   m.def(
       "attention_shares",
       [](int64_t heads, int64_t rows, int64_t keys, bool causal, int64_t threads) {

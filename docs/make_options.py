@@ -29,8 +29,8 @@ MEANINGS = {
     "inner": f"compiler of the rewritten graph: {', '.join(f'`{name}`' for name in INNER)}",
     "backward": "how gradients are computed where the model trains: "
     f"{' or '.join(f'`{name}`' for name in BACKWARD)}, which rounds stochastically",
-    "recipe": "what calibration decided, a `qfx.Recipe` or its file: the matmuls it names follow "
-    "it, whatever the cost model says",
+    "recipe": "what calibration decided, or `qfx.pin`, a `qfx.Recipe` or its file: the matmuls it "
+    "names follow it, whatever the cost model says",
     "guard": "rows of activations (tokens) whose relative error in int8 may exceed this, as "
     "`0.05`, run in float",
 }

@@ -17,12 +17,14 @@ from qfx.ops.single_tensors import (
     sqnr,
 )
 from qfx.values.config import Config
-from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.recipe import PinnedProduct, Recipe, SiteRecipe
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights.cache import invalidate
 
 if TYPE_CHECKING:
     from qfx.calibration.calibrating import calibrate
+    from qfx.calibration.pinning import pin
+    from qfx.cost.kernels import Kernels, kernels
     from qfx.dynamo_backend import qfx as backend
     from qfx.graph.capture import trace
     from qfx.match.spellings import register_matmul
@@ -36,6 +38,8 @@ __all__ = [
     "PER_TENSOR",
     "Config",
     "GuardCount",
+    "Kernels",
+    "PinnedProduct",
     "Plan",
     "QSpec",
     "Quantized",
@@ -49,8 +53,10 @@ __all__ = [
     "explain",
     "guard_counts",
     "invalidate",
+    "kernels",
     "nn",
     "ops",
+    "pin",
     "prepare_binary",
     "prepare_qat",
     "quantization_error",
@@ -66,11 +72,14 @@ __version__ = "0.2.0.dev0"
 
 # What compiles, and takes a second to import: where it is, and what it is called there.
 _WHEN_ASKED_FOR = {
+    "Kernels": ("cost.kernels", "Kernels"),
     "Plan": ("plan.policy", "Plan"),
     "Report": ("report.report", "Report"),
     "backend": ("dynamo_backend", "qfx"),
     "calibrate": ("calibration.calibrating", "calibrate"),
     "explain": ("report.report", "explain"),
+    "kernels": ("cost.kernels", "kernels"),
+    "pin": ("calibration.pinning", "pin"),
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),
     "trace": ("graph.capture", "trace"),

@@ -21,11 +21,13 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from qfx.cost import kernels
 from qfx.cost.chosen import costs_from
 from qfx.cost.disk import kept
 from qfx.cost.gpu import cost_of
 from qfx.cost.kinds import KINDS
 from qfx.cost.model import CostModel, Costs
+from qfx.cost.tuned import Tuned
 from qfx.rewriting import verifying
 from qfx.values.floats import FLOATS
 from tests.lib.costs import FIXED, FIXED_COSTS
@@ -93,9 +95,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def _keep_fixed_costs() -> None:
     """For those who ask with this machine's instruction set and as many threads as tests use."""
-    for kind, dtype, threads in itertools.product(KINDS, FLOATS, range(1, THREADS + 1)):
-        fixed = partial(FIXED.__getitem__, kind)
-        kept(kind, (dtype, threads, _C.isa()), KINDS[kind].read, fixed)
+    isa, defaults = _C.isa(), _C.default_tuning(_C.isa())
+    for threads in range(1, THREADS + 1):
+        kernels.kept(isa, threads, lambda: Tuned(defaults, dict.fromkeys(defaults, 0.0)))
+        for kind, dtype in itertools.product(KINDS, FLOATS):
+            fixed = partial(FIXED.__getitem__, kind)
+            kept(kind, (dtype, threads, isa), KINDS[kind].read, fixed)
 
 
 @pytest.fixture(autouse=True)

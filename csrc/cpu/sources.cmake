@@ -12,6 +12,7 @@ set(QFX_CPU_SOURCES
   binary/pack.cpp
   binary/ref.cpp
   core/checksum.cpp
+  core/flush.cpp
   core/isa.cpp
   core/processor.cpp
   core/vendor.cpp
@@ -21,6 +22,7 @@ set(QFX_CPU_SOURCES
   gemm/pack_floats.cpp
   gemm/product.cpp
   gemm/quantize.cpp
+  gemm/timing.cpp
   gemm/tuning.cpp
   kernels/dispatch.cpp
   kernels/ref.cpp

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from qfx.cost.gpu import cost_of
+from qfx.cost.kernels import tune_kernels
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Costs
 
@@ -14,8 +15,12 @@ _COSTS: ContextVar[Costs | None] = ContextVar("costs", default=None)
 
 
 def chosen_costs() -> Costs:
-    """Those of this machine's CPU and of the GPUs with a table."""
-    return _COSTS.get() or Costs(MachineCost(), cost_of)
+    """Those of this machine's CPU, whose kernels are tuned by then, and of GPUs with a table."""
+    given = _COSTS.get()
+    if given is not None:
+        return given
+    tune_kernels()  # what they take depends on it
+    return Costs(MachineCost(), cost_of)
 
 
 @contextmanager

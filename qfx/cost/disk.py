@@ -1,8 +1,10 @@
-"""Tables of times: measured once on this machine, kept on disk in a folder of the user's own.
+"""What was measured once on this machine, kept on disk in a folder of the user's own.
 
 `<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, MOST of
-them: beyond, those that were not read for the longest time go. Nothing is read that another user
-could have written, and nothing written where one could: without a folder for that nothing is kept.
+them: beyond, those that were not read for the longest time go. The first line says how many
+processes have measured it: what did not settle, as on a busy machine, is measured again by the next
+one, TRIES times in all, and the best stays. Nothing is read that another user could have written,
+and nothing written where one could: without a folder for that nothing is kept.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
 import qfx._C as _C
-from qfx.cost.table import Table
 from qfx.values.atomic_write import write_text
 
 log = logging.getLogger(__name__)
 
-FORMAT = 13  # of the files, and of what is measured
-MOST = 256  # tables of a few kB
+FORMAT = 14  # of the files, and of what is measured
+MOST = 256  # files of a few kB
+TRIES = 3
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OURS = re.compile(  # those of formats before 12 too, and a partial one of a process that died
     r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json|\.[0-9a-f]{16}\.partial"
@@ -34,30 +37,57 @@ _OURS = re.compile(  # those of formats before 12 too, and a partial one of a pr
 Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
 
 
-def kept(
-    kind: str, machine: Machine, read: Callable[[str], Table], measure: Callable[[], Table]
-) -> Table:
-    """The table of this kind from the user's folder, or measured now and kept there.
+class Measured(Protocol):
+    """Times, or what follows from them. `spread`: how far two rounds of measuring were apart;
+    `settled`: near enough."""
 
-    `read` raises ValueError, KeyError or TypeError for a text that is no table.
+    @property
+    def spread(self) -> float: ...
+
+    @property
+    def settled(self) -> bool: ...
+
+    def text(self) -> str: ...
+
+
+T = TypeVar("T", bound=Measured)
+
+
+def kept(kind: str, machine: Machine, read: Callable[[str], T], measure: Callable[[], T]) -> T:
+    """What is measured of this kind, from the user's folder, or measured now and kept there.
+
+    `read` raises ValueError, KeyError or TypeError for a text that is none of it.
     """
     folder = _folder()
     if folder is None:
         return measure()
     path = folder / _name(kind, *machine)
+    tries, before = 0, None
     try:
-        return read(_text_of(path))
+        first, _, text = _text_of(path).partition("\n")
+        tries, before = _count(first), read(text)
+        if before.settled or tries >= TRIES:
+            return before
+        log.info("%s: measured anew, as its spread was %.0f%%", kind, 100 * before.spread)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
-        log.info("measuring the cost model: %s", why)
+        log.info("%s: measured, as there is none: %s", kind, why)
     measured = measure()
+    if before is not None and before.spread < measured.spread:
+        measured = before
     try:
         if path.is_symlink() or not path.is_file():
             path.unlink(missing_ok=True)  # the table is not for whatever it leads to
-        write_text(path, measured.text(), mode=0o600)
+        write_text(path, f"{tries + 1}\n{measured.text()}", mode=0o600)
         _forget(folder)
     except OSError as why:
         log.warning("the cost model cannot be kept in %s: %s", path, why)
     return measured
+
+
+def _count(line: str) -> int:
+    if re.fullmatch(r"[1-9]", line):
+        return int(line)
+    raise ValueError(f"it begins with {line[:40]!r}, not with how often it was measured")
 
 
 def _folder() -> Path | None:
@@ -85,7 +115,9 @@ def _none(why: str) -> None:
 
 def _name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:
     build = f"{Path(_C.__file__).stat().st_mtime_ns:x}"  # another build has other kernels
-    key = (cpu_name(), torch.__version__, build, isa, f"{threads}t", str(dtype)[len("torch.") :])
+    waits = "passive" if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" else ""
+    shared = f"{threads}t{waits}"  # threads that sleep take thirty times as long to wake
+    key = (cpu_name(), torch.__version__, build, isa, shared, str(dtype)[len("torch.") :])
     name = "-".join("".join(c if c.isalnum() else "_" for c in part) for part in key)
     return f"{kind}-{FORMAT}-{name}.json"
 

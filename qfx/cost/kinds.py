@@ -32,9 +32,9 @@ class Kind:
     def measure(self, dtype: torch.dtype) -> Table:
         """Times the operators themselves, float and int8 in turns."""
         with undisturbed():
-            float_s, int8_s = measured_grids(self.axes, self.column, dtype)
+            float_s, int8_s, spread = measured_grids(self.axes, self.column, dtype)
             numbers = {name: tuple(extra.measured(dtype)) for name, extra in self.extras.items()}
-        return Table({"float": float_s, "int8": int8_s}, numbers)
+        return Table({"float": float_s, "int8": int8_s}, numbers, spread)
 
     def read(self, text: str) -> Table:
         """ValueError, KeyError or TypeError for what is no table of this kind."""

@@ -43,16 +43,19 @@ def undisturbed() -> Iterator[None]:
             _room.cache_clear()
 
 
-def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid, Grid]:
-    """The two times of each cell, as two grids. Where there are more than LARGEST multiply-adds,
-    each further row takes as long as between the two M before."""
+def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid, Grid, float]:
+    """The two times of each cell, as two grids, and how far sweeps were apart. Where there are more
+    than LARGEST multiply-adds, each further row takes as long as between the two M before."""
     cells: dict[tuple[int, ...], list[float]] = {}
+    apart: list[float] = []
     for k, n in SWEEPS * tuple(product(*axes[1:])):
         timed = column(k, n, dtype)
         for m in axes[0]:
             if m in axes[0][:2] or m * k * n <= LARGEST:
                 times = timed(m)
-                cells[m, k, n] = list(map(min, times, cells.get((m, k, n), times)))
+                before = cells.get((m, k, n), times)
+                apart += [max(t, b) / min(t, b) - 1 for t, b in zip(times, before, strict=True)]
+                cells[m, k, n] = list(map(min, times, before))
 
     def seconds(m: int, k: int, n: int, i: int) -> float:
         *_, low, high = (rows for rows in axes[0] if (rows, k, n) in cells)
@@ -64,7 +67,13 @@ def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid
     ms, ks, ns = axes
     both = ([[[seconds(m, k, n, i) for n in ns] for k in ks] for m in ms] for i in range(2))
     float_s, int8_s = (Grid(axes, times) for times in both)
-    return float_s, int8_s
+    return float_s, int8_s, spread(apart[len(apart) // 2 :])
+
+
+def spread(apart: Sequence[float]) -> float:
+    """What three quarters of the cells do not exceed: of a quarter that a sweep disturbs, a quarter
+    is disturbed in the other one too, where the least time no longer helps."""
+    return sorted(apart)[len(apart) * 3 // 4]
 
 
 @lru_cache(maxsize=2)

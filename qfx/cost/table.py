@@ -10,15 +10,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qfx.cost.grid import Check, Grid, nested
+from qfx.cost.grid import Check, Grid, nested, seconds
+
+NEAR = 0.25  # of two sweeps over a grid
 
 
 @dataclass(frozen=True)
 class Table:
-    """Grids of seconds, and numbers beside them."""
+    """Grids of seconds, and numbers beside them. `spread`: by how much the longer of a cell's two
+    times exceeded the other one, a quantile over the cells."""
 
     grids: Mapping[str, Grid]
     numbers: Mapping[str, tuple[float, ...]]
+    spread: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        return self.spread <= NEAR
 
     @classmethod
     def of(cls, raw: Any, numbers: Mapping[str, tuple[int, Check]]) -> Table:
@@ -29,7 +37,7 @@ class Table:
             name: nested(raw["numbers"][name], (count,), check)
             for name, (count, check) in numbers.items()
         }
-        return cls(grids, checked)
+        return cls(grids, checked, seconds(raw.get("spread", 0.0)))
 
     def text(self) -> str:
         """What `of` reads, as JSON."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx
 
+from qfx.match.attention import Attention
 from qfx.match.base import Match, of_kind
+from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.values.config import Config
 from qfx.values.errors import UserError
-from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.recipe import PinnedProduct, Recipe, SiteRecipe
 from qfx.values.select import left_out
 
 
@@ -21,7 +23,8 @@ def decides_on_module(
     """Whether what the module at `path` multiplies would be decided otherwise under another path:
     a recipe has numbers for each, a guard counts each."""
     if config.recipe is not None or config.guard is not None:
-        return any(m.weights for m in matches)
+        pinned = config.recipe is not None and config.recipe.pinned is not None
+        return any(m.weights or (pinned and isinstance(m, _OF_ACTIVATIONS)) for m in matches)
     own = [m.names for m in matches]
     here = [left_out(config, candidates) for candidates in own]
     there = ([left_out(config, _moved(n, path, other)) for n in own] for other in others)
@@ -62,3 +65,21 @@ def recipes(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, Si
             )
         found[site.node] = named
     return found
+
+
+_OF_ACTIVATIONS = (Product, Attention)
+
+
+def keyed_products(matches: Iterable[Match]) -> Iterator[tuple[tuple[str, int], Match]]:
+    """Products and attentions, with what tells them apart: a name, and which of that name it is."""
+    calls = Counter[str]()
+    for m in matches:
+        if isinstance(m, _OF_ACTIVATIONS):
+            yield (m.name, calls[m.name]), m
+            calls[m.name] += 1
+
+
+def pinned(recipe: Recipe | None, matches: Sequence[Match]) -> dict[fx.Node, PinnedProduct]:
+    """What was decided of the products and attentions it names, by their node."""
+    given = {(p.name, p.call): p for p in (recipe and recipe.pinned) or ()}
+    return {m.node: given[key] for key, m in keyed_products(matches) if key in given}

@@ -37,26 +37,30 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     for name, module in model.named_modules(remove_duplicate=False):
         names[module].append(name)
 
-    def decided(linear: nn.Linear) -> Scheme | SiteRecipe:
+    def decided(linear: nn.Linear) -> Scheme | SiteRecipe | None:
         return _decided(config, names[linear])
 
     found = chosen(model, config, "quantize_", lambda linear: _left_float(decided(linear)))
     refuse(found, Linear.from_float)
-    each = {m: Linear.from_float(m, decided(m)) for m in dict.fromkeys(found.taken.values())}
+    taken = [(m, decided(m)) for m in dict.fromkeys(found.taken.values())]
+    each = {m: Linear.from_float(m, how) for m, how in taken if how is not None}
     return replace(found, {name: each[m] for name, m in found.taken.items()})
 
 
-def _left_float(how: Scheme | SiteRecipe) -> str:
+def _left_float(how: Scheme | SiteRecipe | None) -> str:
+    if how is None:
+        return "the pinned plan does not name it"
     if isinstance(how, Scheme) or how.scheme is not None:
         return ""
     return "the recipe leaves it float" + (f": {how.reason}" if how.reason else "")
 
 
-def _decided(config: Config, names: Sequence[str]) -> Scheme | SiteRecipe:
-    """How the linear of these names is quantized."""
+def _decided(config: Config, names: Sequence[str]) -> Scheme | SiteRecipe | None:
+    """How the linear of these names is quantized; None where a pinned plan has no word of it."""
     sites = [s for s in config.recipe.sites if s.name in names] if config.recipe else []
     if not sites:
-        return config.chosen
+        pinned = config.recipe is not None and config.recipe.pinned is not None
+        return None if pinned else config.chosen
     if len({changed(s, name="", call=0, sqnr_db=None, reason="") for s in sites}) > 1:
         raise ValueError(
             f"quantize_: the recipe decides differently on the {len(sites)} calls of "

@@ -20,14 +20,14 @@ from qfx.match.attention import Attention
 from qfx.match.base import Match, Unmatched
 from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
-from qfx.match.selection import recipes
+from qfx.match.selection import pinned, recipes
 from qfx.match.site import Site
 from qfx.ops.forms import form_of, why_no_gradient, why_not_guarded
 from qfx.ops.guard_counts import Guard
 from qfx.plan.breakeven import condition, holds_for_captured, why_untied
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
-from qfx.values.recipe import SiteRecipe
+from qfx.values.recipe import PinnedProduct, SiteRecipe
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
 
@@ -40,14 +40,16 @@ def decide(
 ) -> Plan:
     """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
     at hand, every legal site is int8."""
-    found, price = recipes(config.recipe, matches), Costs(cost, gpu_costs)
-    entries = (_decided(match, config, price, found.get(match.node)) for match in matches)
-    return Plan(tuple(_guarded(entry, config) for entry in entries))
+    price, found = Costs(cost, gpu_costs), recipes(config.recipe, matches)
+    products = pinned(config.recipe, matches)
 
+    def decided(match: Match) -> Entry:
+        recipe, product = found.get(match.node), products.get(match.node)
+        with at(match.node):
+            left = left_out(config, match.names)
+            return _entry(match, _Given(config, price, recipe, product, left))
 
-def _decided(match: Match, config: Config, costs: Costs, recipe: SiteRecipe | None) -> Entry:
-    with at(match.node):
-        return _entry(match, _Given(config, costs, recipe, left_out(config, match.names)))
+    return Plan(tuple(_guarded(decided(match), config) for match in matches))
 
 
 class _Given(NamedTuple):
@@ -56,7 +58,13 @@ class _Given(NamedTuple):
     config: Config
     costs: Costs
     recipe: SiteRecipe | None
+    product: PinnedProduct | None
     left: str | None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a whole plan is given, so that no prediction decides."""
+        return self.config.recipe is not None and self.config.recipe.pinned is not None
 
 
 @singledispatch
@@ -81,6 +89,8 @@ def _(match: Site, given: _Given) -> Entry:
         return Entry(match, None, given.left)
     if given.recipe:
         return _by_recipe(match, given.recipe)
+    if given.pinned:
+        return Entry(match, None, _NOT_PINNED)
     return _by_cost(match, given.config, given.costs)
 
 
@@ -88,6 +98,8 @@ def _(match: Site, given: _Given) -> Entry:
 def _(match: Product, given: _Given) -> Entry:
     if given.left:
         return Entry(match, None, given.left)
+    if given.pinned:
+        return _as_pinned(match, given.product)
     return _by_gain(match, "a matmul of two activations", "products", given)
 
 
@@ -95,8 +107,26 @@ def _(match: Product, given: _Given) -> Entry:
 def _(match: Attention, given: _Given) -> Entry:
     if given.left:
         return Entry(match, None, given.left)
+    if given.pinned:
+        return _as_pinned(match, given.product)
     decodes = _decode_by_cost(match, given.costs.of(match, "decodes", None))
     return decodes or _by_gain(match, "an attention", "attentions", given)
+
+
+_NOT_PINNED = "the pinned plan does not name it"
+
+
+def _as_pinned(match: Product | Attention, product: PinnedProduct | None) -> Entry:
+    if product is None:
+        return Entry(match, None, _NOT_PINNED)
+    if product.decodes and not _asks_one(match):
+        return Entry(match, None, "pinned to attention_decode, which serves one query")
+    scheme = product.scheme and _taken(match, product.scheme)
+    return Entry(match, scheme, "by the pinned plan", decodes=product.decodes)
+
+
+def _asks_one(match: Match) -> bool:
+    return isinstance(match, Attention) and type(match.m) is int and match.m == 1
 
 
 def _guarded(entry: Entry, config: Config) -> Entry:
@@ -181,7 +211,7 @@ def _(match: Attention, scheme: Scheme) -> Scheme:
 def _decode_by_cost(match: Attention, cost: CostModel | str | None) -> Entry | None:
     """One query reads keys and values once, in float as fast as int8 could quantize them."""
     batch, k, n = (hint(size) for size in (match.batch, match.k, match.n))
-    one = type(match.m) is int and match.m == 1
+    one = _asks_one(match)
     if not one or cost is None or isinstance(cost, str) or batch is None or k is None or n is None:
         return None
     gain = cost.estimate(Work("decodes", 1, k, n, match.dtype, batch)).gain

@@ -52,8 +52,8 @@ class Config:
 
     @property
     def recipe_names(self) -> frozenset[str]:
-        """Of the sites of the recipe; empty without one."""
-        return frozenset(site.name for site in self.recipe.sites) if self.recipe else frozenset()
+        """Of the matmuls of the recipe; empty without one."""
+        return self.recipe.names if self.recipe else frozenset()
 
     def __post_init__(self) -> None:
         for name in ("skip", "only"):

@@ -108,6 +108,32 @@ class SiteRecipe:
         return printable(f"{self.name}[{self.call}]" if self.call else self.name)
 
 
+@dataclass(frozen=True)
+class PinnedProduct:
+    """What was decided of a matmul of two activations, or an attention: int8 under `scheme`, or
+    float, an attention of one query perhaps by `attention_decode`. `name`, `call`: as of a
+    `SiteRecipe`, among the products and attentions of a graph. Raises ValueError where these do not
+    fit together."""
+
+    name: str
+    call: int
+    scheme: Scheme | None = None
+    decodes: bool = False
+
+    def __post_init__(self) -> None:
+        numbered = type(self.call) is int and self.call in _SIZES
+        known = isinstance(self.scheme, Scheme | None) and isinstance(self.decodes, bool)
+        if not (isinstance(self.name, str) and numbered and known):
+            raise UserError(f"recipe: {self.name!r}, call {self.call!r}, is no pinned product")
+        if self.decodes and self.scheme is not None:
+            raise UserError(f"recipe of {self}: attention_decode is float, not {self.scheme}")
+        if self.scheme is not None and not self.scheme.fits_activations:
+            raise UserError(f"recipe of {self}: {self.scheme} does not serve two activations")
+
+    def __str__(self) -> str:
+        return printable(f"{self.name}[{self.call}]" if self.call else self.name)
+
+
 def _is_number(value: Any) -> bool:
     """NaN is none, nor is an integer that no float is near to."""
     if type(value) is int:
@@ -125,24 +151,33 @@ def _is_code(value: Any, bits: int) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `qfx.calibrate` found: one `SiteRecipe` for each call site. Prints as a table."""
+    """What `qfx.calibrate` or `qfx.pin` found: one `SiteRecipe` for each call site. What it does
+    not name goes the usual way; unless `pinned`, the products and attentions of a whole plan, is
+    given: then all else stays float. Prints as a table."""
 
     sites: tuple[SiteRecipe, ...]
+    pinned: tuple[PinnedProduct, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
-        counts = Counter((site.name, site.call) for site in self.sites)
-        twice = [str(site) for site in self.sites if counts[site.name, site.call] > 1]
-        if twice:
-            raise UserError(f"recipe: {', '.join(sorted(set(twice)))} is there twice")
+        if self.pinned is not None:
+            object.__setattr__(self, "pinned", tuple(self.pinned))
+        if twice := _twice(self.sites) | _twice(self.pinned or ()):
+            raise UserError(f"recipe: {', '.join(sorted(twice))} is there twice")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all that it decides."""
+        return frozenset(s.name for s in self.sites) | {p.name for p in self.pinned or ()}
 
     def __str__(self) -> str:
-        return tabulate([_line(s) for s in self.sites], _HEAD, disable_numparse=True)
+        lines = [*map(_line, self.sites), *map(_pinned_line, self.pinned or ())]
+        return tabulate(lines, _HEAD, disable_numparse=True)
 
     def to_json(self) -> str:
         """JSON text with a version, a line for each site; `from_json` gives an equal recipe."""
-        sites = ",\n".join(json.dumps(asdict(site)) for site in self.sites)
-        return f'{{"qfx_recipe": {VERSION}, "sites": [\n{sites}\n]}}'
+        pinned = "" if self.pinned is None else f', "pinned": {_listing(self.pinned)}'
+        return f'{{"qfx_recipe": {VERSION}, "sites": {_listing(self.sites)}{pinned}}}'
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
@@ -153,10 +188,12 @@ class Recipe:
             raise UserError("this is no recipe of qfx: it has no qfx_recipe version")
         if type(version) is not int or version != VERSION:
             raise UserError(f"a recipe of version {version!r}; this qfx reads version {VERSION}")
-        if unknown := sorted(raw.keys() - {"qfx_recipe", "sites"}):
+        if unknown := sorted(raw.keys() - {"qfx_recipe", "sites", "pinned"}):
             raise UserError(f"this recipe has an unknown part {', '.join(map(repr, unknown))}")
         try:
-            return cls(tuple(_site(site) for site in _list(raw["sites"])))
+            pinned = raw.get("pinned")
+            products = None if pinned is None else tuple(map(_product, _list(pinned)))
+            return cls(tuple(map(_site, _list(raw["sites"]))), products)
         except (TypeError, KeyError, AttributeError) as why:
             raise UserError(f"this recipe has sites that are none: {why}") from None
 
@@ -168,6 +205,11 @@ class Recipe:
     def load(cls, path: str | Path) -> Recipe:
         """Raises OSError without the file, ValueError for one that is no recipe."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def _twice(values: Sequence[SiteRecipe | PinnedProduct]) -> set[str]:
+    counts = Counter((value.name, value.call) for value in values)
+    return {str(value) for value in values if counts[value.name, value.call] > 1}
 
 
 def _line(site: SiteRecipe) -> Sequence[str]:
@@ -184,6 +226,16 @@ def _line(site: SiteRecipe) -> Sequence[str]:
         "" if site.sqnr_db is None else f"{site.sqnr_db:.1f}",
         printable(site.reason),
     )
+
+
+def _pinned_line(product: PinnedProduct) -> Sequence[str]:
+    token = "float, attention_decode" if product.decodes else str(product.scheme or "float")
+    return (str(product), "", token, *[""] * (len(_HEAD) - 4), "of two activations")
+
+
+def _listing(values: Sequence[SiteRecipe | PinnedProduct]) -> str:
+    lines = ",\n".join(json.dumps(asdict(value)) for value in values)
+    return f"[\n{lines}\n]"
 
 
 def _listed(columns: Sequence[int]) -> str:
@@ -226,6 +278,11 @@ def _site(raw: dict[str, Any]) -> SiteRecipe:
             "outliers": tuple(_list(raw.get("outliers", []))),  # earlier builds wrote none
         }
     )
+
+
+def _product(raw: dict[str, Any]) -> PinnedProduct:
+    scheme = raw["scheme"]
+    return PinnedProduct(**{**raw, "scheme": None if scheme is None else _scheme(scheme)})
 
 
 def _scheme(raw: dict[str, Any]) -> Scheme:

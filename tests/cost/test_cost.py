@@ -76,7 +76,18 @@ def test_measured_once_when_asked_for_and_kept(
 
 @pytest.mark.real_cost
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"grids": []}', '{"grids": {"float": [1.0]}, "numbers": {}}', "null"]
+    "text",
+    [
+        "",
+        "1",
+        "1\n{",
+        "1\n[]",
+        '1\n{"grids": []}',
+        '1\n{"grids": {"float": [1.0]}, "numbers": {}}',
+        "1\nnull",
+        SINGLE.text(),  # as earlier formats were: nothing says how often it was measured
+        f"0\n{SINGLE.text()}",
+    ],
 )
 def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
     table("int8", *MACHINE)
@@ -94,9 +105,9 @@ def test_a_kept_time_that_is_none_is_measured_anew(
 ) -> None:
     table("int8", *MACHINE)
     (path,) = folder.iterdir()
-    raw = json.loads(path.read_text())
+    raw = json.loads(path.read_text().removeprefix("1\n"))
     raw["grids"]["float"]["seconds"][0][0][0] = seconds
-    path.write_text(json.dumps(raw))
+    path.write_text(f"1\n{json.dumps(raw)}")
     measured = replace(SINGLE, numbers={**SINGLE.numbers, "uneven": (1.0,)})
     monkeypatch.setattr(Kind, "measure", lambda kind, dtype: measured)
     table.cache_clear()
@@ -317,7 +328,8 @@ def test_the_lesser_time_of_two_sweeps_counts_and_large_cells_are_not_timed(
 
         return timed
 
-    in_float, in_int8 = measuring.measured_grids(axes, column, torch.float32)
+    in_float, in_int8, spread = measuring.measured_grids(axes, column, torch.float32)
+    assert spread > 1  # half of the cells took more than twice as long in the first sweep
     for (i, m), (j, k), (h, n) in itertools.product(*map(enumerate, axes)):
         found = in_float.seconds[i][j][h] * 2**20, in_int8.seconds[i][j][h] * 2**20
         assert found == (m * k * n, 1 + 2 * m * k * n)

@@ -20,7 +20,7 @@ from qfx.cost import disk
 from qfx.cost.gpu import GpuCost
 from qfx.cost.grid import LONGEST
 from qfx.cost.kinds import KINDS
-from qfx.cost.table import Table
+from qfx.cost.table import NEAR, Table
 from tests.cost.test_gpu_plan import raw_table
 from tests.lib.costs import FIXED
 from tests.lib.mutations import mutated
@@ -110,6 +110,24 @@ def ask(kind: str = "cost") -> tuple[Table, bool]:
     calls: list[int] = []
     table = disk.kept(kind, MACHINE, KINDS["groups"].read, lambda: calls.append(1) or KEPT)
     return table, bool(calls)
+
+
+def test_a_table_whose_sweeps_were_apart_is_measured_again(folder: Path) -> None:
+    """By the next processes, so many times in all; the best one stays."""
+    spreads = [NEAR * times for times in (3, 2, 4, 0)]
+    left, calls = iter(spreads), []
+    for _ in range(disk.TRIES + 2):
+        found = disk.kept(
+            "cost",
+            MACHINE,
+            KINDS["groups"].read,
+            lambda: calls.append(1) or replace(KEPT, spread=next(left)),
+        )
+    assert len(calls) == disk.TRIES and found.spread == 2 * NEAR
+    near, read = replace(KEPT, spread=NEAR), KINDS["groups"].read
+    for _ in range(2):
+        found = disk.kept("other", MACHINE, read, lambda: calls.append(1) or near)
+    assert len(calls) == disk.TRIES + 1 and found == near
 
 
 def test_the_folder_and_its_files_are_the_users_alone(folder: Path) -> None:

@@ -1,0 +1,141 @@
+"""Kernels: their parameters, chosen once on this machine and kept with the cost tables.
+
+They change no bit of any result. The first compilation of a process sets them; what was set by hand
+stays. Where none was, as in a package without Python, they are those of the family of processors.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from tabulate import tabulate
+
+import qfx._C as _C
+from qfx.cost import disk
+from qfx.cost.choosing import CLOSE, SAMPLES, Load, Parameters, Way
+from qfx.cost.questions import FAR, FEW, MOST_ROWS, NEAR, NO_STEPS, SHARED, Format
+from qfx.cost.tuned import Tuned, tuned
+
+WEIGHTS = 24  # in turn, 12 MB: their pages are more than a processor has at hand
+LIMIT = 0.08  # seconds after which no further round begins
+PROBE = 5e-4  # seconds in which all threads work, to see whether they can
+ENOUGH = 0.8  # of a core for each; to wake them takes some of it
+DEFAULT, BY_HAND = "default of the processor's family", "set by hand"
+_SET: dict[frozenset[tuple[str, int | str]], str] = {}  # parameters by us -> where from
+
+
+@dataclass(frozen=True)
+class KernelFormat:
+    """An operand format. `parameters`: docs/kernels.md says what they do. `origin`: where they are
+    from, in words."""
+
+    isa: str
+    name: str
+    parameters: Parameters
+    origin: str
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What `qfx.kernels` found; prints as a table."""
+
+    formats: tuple[KernelFormat, ...]
+
+    def __str__(self) -> str:
+        rows = [
+            {"isa": f.isa, "format": f.name, **f.parameters, "": f.origin} for f in self.formats
+        ]
+        return tabulate(rows, headers="keys", disable_numparse=True)
+
+
+def kernels() -> Kernels:
+    """The operand formats of the instruction set in use, with the parameters in use.
+
+    Until the first compilation they are defaults: it measures them, in a tenth of a second, or
+    reads what an earlier process has measured."""
+    isa = _C.isa()
+    found = _C.tuning(isa).items()
+    return Kernels(tuple(KernelFormat(isa, name, p, _origin(isa, name, p)) for name, p in found))
+
+
+def tune_kernels() -> None:
+    """Has this process run with what was chosen for its instruction set and number of threads."""
+    isa = _C.isa()
+    if isa == "ref":  # whose tiles fetch nothing
+        return
+    chosen = _chosen(isa, torch.get_num_threads())
+    in_use = _C.tuning(isa)
+    for name, parameters in chosen.formats.items():
+        if _origin(isa, name, in_use[name]) != BY_HAND:
+            _C.set_tuning(isa, {name: dict(parameters)})
+            _SET[frozenset(parameters.items())] = _words(chosen.spreads[name])
+
+
+def _words(spread: float) -> str:
+    return f"measured here, {'' if spread <= CLOSE else 'not settled: '}spread {spread:.1%}"
+
+
+def _origin(isa: str, name: str, parameters: Parameters) -> str:
+    """Two instruction sets may share a format, so it is known by what was set."""
+    default = parameters == _C.default_tuning(isa)[name]
+    return _SET.get(frozenset(parameters.items()), DEFAULT if default else BY_HAND)
+
+
+@lru_cache
+def _chosen(isa: str, threads: int) -> Tuned:
+    """From the cache directory, or measured now and kept there."""
+    return kept(isa, threads, lambda: measured(isa, threads))
+
+
+def kept(isa: str, threads: int, measure: Callable[[], Tuned]) -> Tuned:
+    """What was chosen for an instruction set and a number of threads, or is now."""
+
+    def read(text: str) -> Tuned:
+        defaults = _C.default_tuning(isa)
+        found = Tuned.of(json.loads(text), [*defaults])
+        if any(found.formats[name].keys() != defaults[name].keys() for name in defaults):
+            raise ValueError("the kept parameters are not all that a format has")
+        _C.check_tuning(isa, {name: dict(given) for name, given in found.formats.items()})
+        return found
+
+    return disk.kept("kernels", (torch.int8, threads, isa), read, measure)
+
+
+def measured(isa: str, threads: int) -> Tuned:
+    """Chosen by timing products. `threads` is what torch has."""
+    machine = ThisMachine(isa)
+    formats = [Format(speed=machine.speed(f["name"]), **f) for f in _C.choices(isa)]
+    return tuned(formats, _C.default_tuning(isa), threads, machine)
+
+
+class ThisMachine:
+    """Times products on an instruction set, none in a round that begins after LIMIT seconds."""
+
+    def __init__(self, isa: str) -> None:
+        self.isa, self.end = isa, time.perf_counter() + LIMIT
+        self.products = {
+            FAR: _C.TimedProduct(FEW[-1], *FAR, WEIGHTS),
+            NEAR: _C.TimedProduct(FEW[-1], *NEAR, 1),
+            SHARED: _C.TimedProduct(MOST_ROWS, *SHARED, 1),
+        }
+
+    def seconds(self, way: Way, load: Load) -> float:
+        timed = self.products[load.k, load.n].seconds
+        return timed(self.isa, way.format, dict(way.parameters), load.rows, load.calls)
+
+    def speed(self, format: str) -> float:
+        """Multiply-accumulates in a second, of many rows on one thread."""
+        load = Load(64, *SHARED, 1)
+        alone = Way(format, {"serial_steps": NO_STEPS})
+        return load.steps / min(self.seconds(alone, load) for _ in range(SAMPLES))
+
+    def in_time(self) -> bool:
+        return time.perf_counter() < self.end
+
+    def has_free_cores(self) -> bool:
+        return _C.share_of_cores(PROBE) > ENOUGH
