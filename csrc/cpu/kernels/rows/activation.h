@@ -1,7 +1,7 @@
 // silu and gelu on one float, without branches, so that compilers vectorize a loop over them. (E2)
 // The same IEEE operations in the same order on every instruction set give the same bits; fused
 // multiply-adds are written out, never left to the compiler.
-// Error against float64 on a dense sweep: about 2 * 2^-24 * max(1, |v|); tests bound it.
+// Error against float64 on a dense sweep: about 2.5 * 2^-24 * max(1, |v|); tests bound it.
 #pragma once
 
 #include "types.h"
@@ -43,21 +43,28 @@ inline float gelu_tanh(float v) {
 }
 
 inline float gelu(float v) {
-  // erfc(z) e^(z^2) / 2 = t P(t), t = 1 / (1 + 0.35 z): P fitted by least squares of the relative
-  // error on Chebyshev nodes of 0 <= z <= 14, error 1.2e-8.
-  const float z = __builtin_fabsf(v) * 0.707106781186547524f;
-  const float t = 1.f / fma(0.35f, z, 1.f);
-  float p = 0.021337319165468216f;
-  p = fma(p, t, -0.09110676497220993f);
-  p = fma(p, t, 0.11820460855960846f);
-  p = fma(p, t, -0.050631966441869736f);
-  p = fma(p, t, 0.07422702759504318f);
-  p = fma(p, t, 0.056456614285707474f);
-  p = fma(p, t, 0.08134904503822327f);
-  p = fma(p, t, 0.09271052479743958f);
-  p = fma(p, t, 0.09871950000524521f);
-  p = fma(p, t, 0.09873409569263458f);
-  const float tail = p * t * exp_of(-(z * z));  // Phi(-|v|)
+  // Phi(-a) = 1/2 - a P(s), s = 2 (a / 5.2)^2 - 1: P of degree 14, fitted to the least greatest
+  // error of Phi on 0 <= a <= 5.2, 1.3e-8. Beyond, where Phi(-a) < 1e-7, it counts as 0. No
+  // division and no exp: 0.6 of the time of erfc's form.
+  constexpr float kEnd = 5.2f;
+  const float a = __builtin_fabsf(v);
+  const float s = fma(a * a, 2.f / (kEnd * kEnd), -1.f);
+  float p = 0.00020238966681063175f;
+  p = fma(p, s, -0.0005622903117910028f);
+  p = fma(p, s, 0.0006007602205500007f);
+  p = fma(p, s, -0.0009785158326849341f);
+  p = fma(p, s, 0.0026624419260770082f);
+  p = fma(p, s, -0.005067367572337389f);
+  p = fma(p, s, 0.008010090328752995f);
+  p = fma(p, s, -0.01235335972160101f);
+  p = fma(p, s, 0.018133923411369324f);
+  p = fma(p, s, -0.024763450026512146f);
+  p = fma(p, s, 0.0319623239338398f);
+  p = fma(p, s, -0.03992539644241333f);
+  p = fma(p, s, 0.05002611130475998f);
+  p = fma(p, s, -0.06774380803108215f);
+  p = fma(p, s, 0.1359499841928482f);
+  const float tail = select(a < kEnd, fma(-a, p, 0.5f), 0.f);
   return v * select(v < 0.f, tail, 1.f - tail);
 }
 
