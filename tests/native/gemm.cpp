@@ -158,8 +158,8 @@ class GemmTest {
     const int8_t* q = q_.copy(p.q, place);
     const int32_t* zero_points = zeros_.copy(p.zero_points, place);
     in_chunks(kernels_, w, p.m, [&](int64_t first, int64_t count) {
-      const Rows rows = rows_of_codes(kernels_, w, q + first * p.k, zero_points + first, 1, count);
-      gemm(rows, w, IntegerSink(w, rows, found + first * p.n));
+      const CodeRows from(kernels_, w, q + first * p.k, zero_points + first, 1, count);
+      gemm(from, w, IntegerSink(w, from.rows, found + first * p.n));
     });
     sums_.same(found, p.sums.data(), p.m * p.n);
   }
@@ -173,14 +173,15 @@ class GemmTest {
     TensorCode shared = {};
     std::vector<float> scales(static_cast<size_t>(m + 1));
     if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales.data());
-    const Rows rows = rows_of_floats(kernels, packed.weight, matrix, spec,
-                                     spec.per_tensor ? &shared : nullptr, scales.data());
+    const FloatRows from(kernels, packed.weight, matrix, spec, spec.per_tensor ? &shared : nullptr,
+                         scales.data());
     float* out = out_.get<float>(m * w.n, Place::kBeforeGuard);
     const std::vector<float> bias(static_cast<size_t>(w.n), 0.25f);
     const FloatOutput to = {packed.scale, bias.data(), Activation::kGelu, Dtype::kFloat32,
                             reinterpret_cast<char*>(out)};
-    gemm(rows, packed.weight,
-         FloatSink(kernels, packed.weight, rows, to, scales.data(), spec.per_tensor ? 0 : 1, 0));
+    gemm(from, packed.weight,
+         FloatSink(kernels, packed.weight, from.rows, to, scales.data(), spec.per_tensor ? 0 : 1,
+                   0));
     return {out, out + m * w.n};
   }
 
@@ -204,7 +205,10 @@ void check_gemm(const Kernels& kernels) {
   }
   for (const Tuning& tuning : kTunings) {
     const WithTuning set(kernels, tuning);
-    for (const auto& [m, n, k] : kShapes) test.sums(Product(limits_of(Operands::kWide), m, n, k));
+    for (const auto& [m, n, k] : kShapes) {
+      test.sums(Product(limits_of(Operands::kWide), m, n, k));
+      test.linear(m, n, k, Dtype::kFloat32, kSpecs[1]);
+    }
   }
   cpu::test_threads = 1;
   test.passed();

@@ -13,21 +13,6 @@ constexpr int64_t kCodesAtOnce = 1 << 20;  // bytes of codes for each thread, wh
 constexpr int64_t kStepsPerElement = 32;   // of quantizing and packing, in parallel.h's unit
 constexpr int64_t kStepsPerScore = 64;     // of softmax
 
-// Threads that so many steps repay.
-int64_t threads_for(int64_t steps) {
-  return std::clamp<int64_t>(2 * steps / kSerialWork, 1, thread_count());
-}
-
-// f(share) for each of `count` shares on a thread of its own.
-template <typename F>
-void on_threads(int64_t count, const F& f) {
-  const auto run = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) f(i);
-  };
-  if (count == 1) return run(0, 1);
-  parallel_for(count, 1, run);
-}
-
 // Some heads, whose codes lie in memory at once.
 class Heads {
  public:

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/core/scratch.h"
+#include "cpu/gemm/grid.h"
 #include "cpu/gemm/pack.h"
 #include "cpu/gemm/tuning.h"
 #include "cpu/kernels/tables/kernels.h"
@@ -46,11 +47,14 @@ Rows make_rows(const Format& format, int64_t count, const PackedWeight& w);
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
                  const Rows& rows);
 
-// A block of rows, whose codes stay in L2 while it meets panel after panel.
-struct RowBlock {
-  int64_t begin, end;
+// Rows, and what makes them ready; called from several threads at once for different rows.
+struct RowSource {
+  Rows rows;
 
-  int64_t rows() const { return end - begin; }
+  explicit RowSource(const Rows& rows) : rows(rows) {}
+  virtual ~RowSource() = default;
+  virtual void fill(int64_t begin, int64_t end) const = 0;
+  virtual int64_t work() const = 0;  // of all rows, in parallel.h's unit
 };
 
 // How a block of rows meets a panel.
@@ -77,7 +81,8 @@ class PanelWork {
   }
 };
 
-void for_each_panel(const Rows& rows, const PackedWeight& w, const PanelWork& work);
+// Fills the rows, then runs the work: on one team of threads, each with an equal share of it.
+void for_each_panel(const RowSource& from, const PackedWeight& w, const PanelWork& work);
 
 // Receives finished tiles; called from several threads at once for different tiles.
 class TileSink {
@@ -91,12 +96,9 @@ class TileSink {
                     const Panel& panel) const = 0;
 };
 
-// Rows of a tile: as tall as the kernels allow, and all of about the same height.
-int64_t tile_height(int64_t rows, int64_t tallest);
-
 // Rows of the tiles that a GEMM of this many rows is cut into.
 int64_t tile_rows_for(const Format& format, int64_t rows);
 
-void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink);
+void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink);
 
 }  // namespace qfx::cpu

@@ -51,8 +51,8 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
     in_chunks(kernels, w, size.m, [&](int64_t first, int64_t count) {
       const int64_t row = i * size.m + first;
       const int32_t* zeros = ints(a_zero_point) + row * step;
-      const Rows rows = rows_of_codes(kernels, w, a + row * size.k, zeros, step, count);
-      gemm(rows, w, IntegerSink(w, rows, out + row * size.n));
+      const CodeRows from(kernels, w, a + row * size.k, zeros, step, count);
+      gemm(from, w, IntegerSink(w, from.rows, out + row * size.n));
     });
   });
   return acc;
@@ -100,9 +100,9 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
     in_chunks(kernels, packed.weight, size.m, [&](int64_t first, int64_t count) {
       const TensorCode part = spec.per_tensor ? shared.part(i * size.m + first) : shared;
       const TensorCode* same = spec.per_tensor ? &part : nullptr;
-      const Rows rows =
-          rows_of_floats(kernels, packed.weight, x.part(first, count), spec, same, scales + first);
-      gemm(rows, packed.weight, FloatSink(kernels, packed.weight, rows, to, scales, 1, first));
+      const FloatRows from(kernels, packed.weight, x.part(first, count), spec, same,
+                           scales + first);
+      gemm(from, packed.weight, FloatSink(kernels, packed.weight, from.rows, to, scales, 1, first));
     });
   });
   return y;
