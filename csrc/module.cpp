@@ -247,6 +247,11 @@ PYBIND11_MODULE(_C, m) {
       pybind11::arg("threads"),
       "Where each thread's rows of an int8 attention begin, counted through all heads, and end.");
   m.def(
+      "whole_products", &qfx::cpu::whole_products, pybind11::arg("batch"), pybind11::arg("work"),
+      pybind11::arg("threads"),
+      "How many of a batch of products, of so many steps each, run whole on a thread; all threads "
+      "share the rest.");
+  m.def(
       "product_shares", &product_shares, pybind11::arg("products"), pybind11::arg("rows"),
       pybind11::arg("panels"), pybind11::arg("tallest"), pybind11::arg("block_rows"),
       pybind11::arg("threads"),

@@ -90,6 +90,24 @@ def test_threads_end_together_where_there_are_tiles_enough(
         assert ratio <= min(bounds, default=ratio), (threads, each, ratio)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 16, 64, 96])
+def test_a_batch_ends_together_on_all_threads(threads: int) -> None:
+    """Of products long enough: whole ones in rounds, then the rest, shared by all threads."""
+    for batch in range(1, 200):
+        whole = _C.whole_products(batch, 1 << 30, threads)
+        rounds, left = ceil_div(whole, threads), batch - whole
+        assert 0 <= left < threads
+        assert rounds + left / threads <= 1.125 * batch / threads, (batch, whole)
+    assert _C.whole_products(2, 1 << 30, 16) == 0
+
+
+def test_small_products_wake_no_team_of_their_own() -> None:
+    """Less than the 5 microseconds that waking takes: 2^19 steps."""
+    assert _C.whole_products(1, 1 << 18, 16) == 1
+    assert _C.whole_products(17, 1 << 19, 16) == 17
+    assert _C.whole_products(17, 1 << 21, 16) == 16
+
+
 def test_a_product_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="each number is 1 or more"):
         _C.product_shares(1, 0, 24, 12, 240, 2)

@@ -81,6 +81,30 @@ class GemmTest {
     }
   }
 
+  // What is worth threads wakes them once, and what is not never does.
+  void forks() {
+    const std::vector<uint8_t> x = floats(90 * 300, Dtype::kFloat32);
+    const StridedFloats weight = {x.data(), Dtype::kFloat32, 70, 300, 300, 1};
+    cpu::test_threads = 1;
+    PackMemory memory;
+    const PackedFloats packed = pack_floats(kernels_, weight, {8, true, false}, memory);
+    cpu::test_threads = 5;
+    for (int64_t serial : {int64_t{0}, int64_t{1} << 40}) {
+      const WithTuning set(kernels_, {.serial_steps = serial});
+      floats_.begin("team for a product of which " + std::to_string(serial) + " steps are nothing");
+      std::vector<float> scales(90), out(90 * 70);
+      const int64_t before = cpu::test_forks, expected = serial == 0;
+      const FloatRows from(kernels_, packed.weight, {x.data(), Dtype::kFloat32, 90, 300},
+                           {8, true, false}, nullptr, scales.data());
+      const FloatOutput to = {packed.scale, nullptr, Activation::kNone, Dtype::kFloat32,
+                              reinterpret_cast<char*>(out.data())};
+      gemm(from, packed.weight,
+           FloatSink(kernels_, packed.weight, from.rows, to, scales.data(), 1, 0));
+      const int64_t found = cpu::test_forks - before;
+      floats_.same(&found, &expected, 1);
+    }
+  }
+
   // Weights whose rows or whose columns are contiguous.
   void packing(int64_t n, int64_t k, Dtype dtype, int bits) {
     const std::vector<uint8_t> w = floats(n * k, dtype);
@@ -203,6 +227,7 @@ void check_gemm(const Kernels& kernels) {
       for (int bits : {4, 7, 8}) test.packing(n, k, dtype, bits);
     }
   }
+  test.forks();
   for (const Tuning& tuning : kTunings) {
     const WithTuning set(kernels, tuning);
     for (const auto& [m, n, k] : kShapes) {

@@ -31,8 +31,10 @@ class Heads {
 
   void attend() const {
     const RowWork work = {count() * a_.group(), a_.q.rows, a_.k.rows, a_.causal};
-    const int64_t each = a_.q.columns + 2 * a_.v.columns + kStepsPerScore;
-    const int64_t threads = threads_for(work.total() * each);
+    const Format& format = format_for(kernels_, Operands::kWide, a_.group() * a_.q.rows);
+    const int64_t products = work.total() * (a_.q.columns + 2 * a_.v.columns);
+    const int64_t steps = work_of(tuning_of(format), products) + work.total() * kStepsPerScore;
+    const int64_t threads = threads_for(steps);
     const std::vector<int64_t> cuts = shares(work, threads);
     on_threads(threads, [&](int64_t i) { attend(cuts[i], cuts[i + 1]); });
   }

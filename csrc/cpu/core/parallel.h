@@ -17,10 +17,16 @@ inline constexpr int64_t kSerialWork = 1 << 19;
 // Whether this thread already runs a share of something.
 inline thread_local bool in_share = false;
 
-// How many threads so many steps repay, each with half of kSerialWork at least.
+// How many of `most` threads so many steps repay, each with half of kSerialWork at least.
+inline int64_t threads_for(int64_t work, int64_t most) {
+  return std::clamp<int64_t>(work < kSerialWork ? 1 : work / (kSerialWork / 2), 1, most);
+}
+
+// The threads that this one may wake, itself included.
+inline int64_t threads_here() { return in_share ? 1 : thread_count(); }
+
 inline int64_t threads_for(int64_t work) {
-  if (work < kSerialWork || in_share) return 1;
-  return std::clamp<int64_t>(work / (kSerialWork / 2), 1, thread_count());
+  return work < kSerialWork ? 1 : threads_for(work, threads_here());
 }
 
 // f(i) for each of `count` shares, on a thread of its own where there are as many.
@@ -89,7 +95,7 @@ class Parts {
   }
 
   bool wait() const {
-    constexpr int kSpins = 2000;  // some 50 microseconds, then others get the core
+    constexpr int kSpins = 100;  // a few microseconds; then others get the core
     for (int i = 0; done_.load(std::memory_order_acquire) < count_; ++i) {
       if (failed_.load(std::memory_order_relaxed)) return false;
       i < kSpins ? relax() : std::this_thread::yield();

@@ -147,9 +147,9 @@ int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w, int64_t rows
   return std::max<int64_t>(kArrangedBytes / row_bytes / block, 1) * block;
 }
 
-Rows make_rows(const Format& format, int64_t count, const PackedWeight& w) {
+RowsMemory& rows_memory() {
   thread_local RowsMemory memory;
-  return make_rows(format, count, w, memory);
+  return memory;
 }
 
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory) {
@@ -188,6 +188,34 @@ void for_each_panel(const RowSource& from, const PackedWeight& w, const PanelWor
 
 void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink) {
   for_each_panel(from, w, Products(from.rows, w, sink));
+}
+
+void gemm(const std::vector<Pairing>& batch, int64_t threads) {
+  const Rows& rows = batch[0].from.rows;
+  const int64_t count = static_cast<int64_t>(batch.size());
+  const int64_t panels = batch[0].panels.weight.panels(), part = rows_of_part(rows.count, threads);
+  const int64_t parts = panels + (rows.count + part - 1) / part;
+  const Extent extent = {count, rows.count, panels, rows.format->tile_rows, rows.tuning.block_rows};
+  const Grid grid = grid_of(extent, threads);
+  const auto fill = [&](int64_t i) {
+    const Pairing& product = batch[i / parts];
+    const int64_t p = i % parts, m = (p - panels) * part;
+    if (p < panels) return product.panels.fill(p, p + 1);
+    product.from.fill(m, std::min(m + part, rows.count));
+  };
+  in_two_steps(
+      threads, count * parts, 1,
+      [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) fill(i);
+      },
+      [&](int64_t share) {
+        grid.for_each_task(share, [&](const Task& task) {
+          const auto& [from, packed, sink] = batch[task.product];
+          const Products work(from.rows, packed.weight, sink);
+          run_task(task, in_pairs(from.rows, task.block.rows()), work);
+        });
+        release(*rows.format);
+      });
 }
 
 }  // namespace qfx::cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/grid.h"
@@ -40,8 +41,8 @@ struct RowsMemory {
 // Room for `count` rows of w.k codes.
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory);
 
-// The same in memory of the calling thread, reused between calls.
-Rows make_rows(const Format& format, int64_t count, const PackedWeight& w);
+// Memory of the calling thread, reused between calls.
+RowsMemory& rows_memory();
 
 // Arranges the codes of row m.
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
@@ -55,6 +56,16 @@ struct RowSource {
   virtual ~RowSource() = default;
   virtual void fill(int64_t begin, int64_t end) const = 0;
   virtual int64_t work() const = 0;  // of all rows, in parallel.h's unit
+};
+
+// A weight, and what packs some of its panels; called from several threads at once for different
+// ones.
+struct PanelSource {
+  PackedWeight weight;
+
+  explicit PanelSource(const PackedWeight& weight) : weight(weight) {}
+  virtual ~PanelSource() = default;
+  virtual void fill(int64_t begin, int64_t end) const = 0;
 };
 
 // How a block of rows meets a panel.
@@ -100,5 +111,15 @@ class TileSink {
 int64_t tile_rows_for(const Format& format, int64_t rows);
 
 void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink);
+
+// A product of two operands that both are to be made ready.
+struct Pairing {
+  const RowSource& from;
+  const PanelSource& panels;
+  const TileSink& sink;
+};
+
+// One or more of the same sizes and format, on one team of threads.
+void gemm(const std::vector<Pairing>& batch, int64_t threads);
 
 }  // namespace qfx::cpu

@@ -1,5 +1,7 @@
 #include "cpu/gemm/grid.h"
 
+#include "cpu/core/parallel.h"
+
 namespace qfx::cpu {
 namespace {
 
@@ -69,6 +71,13 @@ Grid grid_of(const Extent& extent, int64_t threads) {
     if (next.longest() < best.longest()) best = next;
   }
   return best;
+}
+
+int64_t whole_products(int64_t batch, int64_t work, int64_t threads) {
+  constexpr int64_t kRounds = 8;  // beyond, the last one's idle threads do not matter
+  const int64_t team = threads_for(batch * work, threads), rest = batch % team;
+  const int64_t saved = work - rest * work / threads_for(rest * work, threads);
+  return batch / team < kRounds && saved > kSerialWork ? batch - rest : batch;
 }
 
 }  // namespace qfx::cpu

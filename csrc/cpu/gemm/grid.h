@@ -84,4 +84,9 @@ class Grid {
 // several they may be lower, by whole tiles, where shares are more equal then.
 Grid grid_of(const Extent& extent, int64_t threads);
 
+// How many of a batch of products of `work` steps each (core/parallel.h) are computed whole, one on
+// each thread at a time. The rest, fewer than threads, is one grid for all of them, where that
+// saves more than it takes to wake threads.
+int64_t whole_products(int64_t batch, int64_t work, int64_t threads);
+
 }  // namespace qfx::cpu

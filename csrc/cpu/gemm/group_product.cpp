@@ -202,7 +202,7 @@ void arrange_groups(const PackedWeight& w, const int8_t* q, int32_t zero_point, 
 
 GroupedRows::GroupedRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                          const int32_t* zero_points, int64_t zero_stride, int64_t count)
-    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w)),
+    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w, rows_memory())),
       w(w),
       q(q),
       zero_points(zero_points),

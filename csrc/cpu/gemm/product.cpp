@@ -79,8 +79,9 @@ const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, con
 }
 
 CodeRows::CodeRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-                   const int32_t* zero_points, int64_t zero_stride, int64_t count)
-    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w)),
+                   const int32_t* zero_points, int64_t zero_stride, int64_t count,
+                   RowsMemory& memory)
+    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w, memory)),
       w(w),
       q(q),
       zero_points(zero_points),
@@ -95,8 +96,10 @@ void CodeRows::fill(int64_t begin, int64_t end) const {
 int64_t CodeRows::work() const { return rows.count * w.k * kStepsPerElement; }
 
 FloatRows::FloatRows(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                     const CodeSpec& spec, const TensorCode* shared, float* scales)
-    : RowSource(make_rows(format_for(kernels, operands_of(w, spec.bits < 8), x.rows), x.rows, w)),
+                     const CodeSpec& spec, const TensorCode* shared, float* scales,
+                     RowsMemory& memory)
+    : RowSource(
+          make_rows(format_for(kernels, operands_of(w, spec.bits < 8), x.rows), x.rows, w, memory)),
       kernels(kernels),
       w(w),
       x(x),

@@ -75,7 +75,8 @@ struct CodeRows final : RowSource {
   int64_t zero_stride;
 
   CodeRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-           const int32_t* zero_points, int64_t zero_stride, int64_t count);
+           const int32_t* zero_points, int64_t zero_stride, int64_t count,
+           RowsMemory& memory = rows_memory());
 
   void fill(int64_t begin, int64_t end) const override;
   int64_t work() const override;
@@ -92,7 +93,8 @@ struct FloatRows final : RowSource {
   float* scales;
 
   FloatRows(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-            const CodeSpec& spec, const TensorCode* shared, float* scales);
+            const CodeSpec& spec, const TensorCode* shared, float* scales,
+            RowsMemory& memory = rows_memory());
 
   void fill(int64_t begin, int64_t end) const override;
   int64_t work() const override;

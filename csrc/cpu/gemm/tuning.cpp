@@ -67,7 +67,7 @@ Tuning tuning_of(const Format& format) {
 }
 
 int64_t work_of(const Tuning& tuning, int64_t products) {
-  constexpr double kMost = int64_t{1} << 60;  // so that sums of these do not overflow
+  constexpr double kMost = int64_t{1} << 40;  // some seconds; a batch of it does not overflow
   const double serial = std::max(static_cast<double>(tuning.serial_steps), 0x1p-20);
   return static_cast<int64_t>(
       std::min(static_cast<double>(products) * kSerialWork / serial, kMost));
