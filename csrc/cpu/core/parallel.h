@@ -57,18 +57,22 @@ void parallel(int64_t count, int64_t work, const F& f) {
 class Parts {
  public:
   Parts(int64_t members, int64_t count, int64_t part)
-      : count_(count), part_(part), ranges_(static_cast<size_t>(members)) {
-    for (int64_t i = 0; i < members; ++i) {
-      ranges_[i].next = i * count / members;
-      ranges_[i].end = (i + 1) * count / members;
+      : count_(count),
+        part_(part),
+        members_(members),
+        ranges_(static_cast<size_t>(std::clamp<int64_t>((count + part - 1) / part, 1, members))) {
+    const int64_t ranges = static_cast<int64_t>(ranges_.size());
+    for (int64_t i = 0; i < ranges; ++i) {
+      ranges_[i].next = i * count / ranges;
+      ranges_[i].end = (i + 1) * count / ranges;
     }
   }
 
   // Runs f(begin, end) while parts are left; then whether all of them were done without a throw.
   template <typename F>
   bool run(int64_t member, const F& f) {
-    const int64_t members = static_cast<int64_t>(ranges_.size());
-    for (int64_t i = 0; i < members; ++i) run(ranges_[(member + i) % members], f);
+    const int64_t ranges = static_cast<int64_t>(ranges_.size()), own = member * ranges / members_;
+    for (int64_t i = 0; i < ranges; ++i) run(ranges_[(own + i) % ranges], f);
     return wait();
   }
 
@@ -80,7 +84,7 @@ class Parts {
 
   template <typename F>
   void run(Range& range, const F& f) {
-    for (;;) {
+    while (range.next.load(std::memory_order_relaxed) < range.end) {  // many come when all is taken
       const int64_t begin = range.next.fetch_add(part_, std::memory_order_relaxed);
       if (begin >= range.end) return;
       const int64_t end = std::min(range.end, begin + part_);
@@ -111,7 +115,7 @@ class Parts {
 #endif
   }
 
-  const int64_t count_, part_;
+  const int64_t count_, part_, members_;
   std::vector<Range> ranges_;
   alignas(64) std::atomic<int64_t> done_ = 0;
   std::atomic<bool> failed_ = false;
