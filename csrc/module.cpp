@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -208,6 +209,25 @@ double seconds(qfx::cpu::TimedProduct& product, const std::string& isa, const st
   return product.seconds(format, changed(isa, format, parameters), rows, calls);
 }
 
+using ProductTask = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+std::vector<std::vector<ProductTask>> product_shares(int64_t products, int64_t rows, int64_t panels,
+                                                     int64_t tallest, int64_t block_rows,
+                                                     int64_t threads) {
+  if (std::min({products, rows, panels, tallest, block_rows, threads}) < 1) {
+    throw std::invalid_argument("product_shares: each number is 1 or more");
+  }
+  using namespace qfx::cpu;
+  const Grid grid = grid_of({products, rows, panels, tallest, block_rows}, threads);
+  std::vector<std::vector<ProductTask>> shares(static_cast<size_t>(grid.shares()));
+  for (size_t i = 0; i < shares.size(); ++i) {
+    grid.for_each_task(static_cast<int64_t>(i), [&](const Task& t) {
+      shares[i].emplace_back(t.product, t.block.begin, t.block.end, t.panel_begin, t.panel_end);
+    });
+  }
+  return shares;
+}
+
 using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 Counts as_tuple(const qfx::cpu::GuardCounts& counts) {
@@ -292,6 +312,17 @@ PYBIND11_MODULE(_C, m) {
       pybind11::arg("heads"), pybind11::arg("rows"), pybind11::arg("keys"), pybind11::arg("causal"),
       pybind11::arg("threads"),
       "Where each thread's rows of an int8 attention begin, counted through all heads, and end.");
+  m.def(
+      "whole_products", &qfx::cpu::whole_products, pybind11::arg("batch"), pybind11::arg("work"),
+      pybind11::arg("threads"),
+      "How many of a batch of products, of so many steps each, run whole on a thread; all threads "
+      "share the rest.");
+  m.def(
+      "product_shares", &product_shares, pybind11::arg("products"), pybind11::arg("rows"),
+      pybind11::arg("panels"), pybind11::arg("tallest"), pybind11::arg("block_rows"),
+      pybind11::arg("threads"),
+      "The tasks of each thread of so many products of rows and panels of 32 columns, in tiles of "
+      "at most `tallest` rows: product, first row, end, first panel, end.");
   m.def("guard_counts", &guard_counts,
         "By site: calls, rows, calls with rows in float, rows in float, of int8_linear_guarded.");
   m.def(

@@ -17,6 +17,7 @@ set(QFX_CPU_SOURCES
   core/processor.cpp
   core/vendor.cpp
   gemm/gemm.cpp
+  gemm/grid.cpp
   gemm/group_product.cpp
   gemm/pack.cpp
   gemm/pack_floats.cpp

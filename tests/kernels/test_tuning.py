@@ -46,9 +46,14 @@ def tuned(isa: str, tuning: dict[str, Any]) -> Iterator[None]:
         _C.set_tuning(isa, before)
 
 
+def three(x: Tensor) -> Tensor:
+    """Matrices that differ, where there is more than one row."""
+    return torch.stack([x, x.flip(0), x.roll(1, 0)])
+
+
 def results(m: int, k: int, n: int, seed: int) -> dict[str, Tensor]:
     """A product of each kind that reads the parameters: exact sums, whole linears, groups of K,
-    codes out, float activations, two matrices."""
+    codes out, float activations, three products at once."""
     generator = torch.Generator().manual_seed(seed)
     q = torch.randint(-128, 128, (m, k), generator=generator, dtype=torch.int8)
     zero = torch.randint(-128, 128, (m, 1), generator=generator, dtype=torch.int32)
@@ -66,11 +71,13 @@ def results(m: int, k: int, n: int, seed: int) -> dict[str, Tensor]:
         "groups": OPS.int8_linear_groups(
             q, scale, zero, OPS.pack_weight(grouped[0], 64), *grouped[1:3], *out
         ),
-        "bmm": OPS.int8_bmm(q[None], zero[None], codes[None]),
+        "bmm": OPS.int8_bmm(three(q), three(zero), three(codes)),
+        "bmm_floats": OPS.int8_bmm_dynamic(three(x), three(w), [1], 8, False, 8, torch.float32),
+        "bmm_tensor": OPS.int8_bmm_dynamic(three(x), three(w), [0, 1], 7, True, 7, torch.float32),
     }
 
 
-@given(ROWS, DEPTHS, COLUMNS, SEEDS, ISAS, TUNINGS, st.sampled_from([1, 2]))
+@given(ROWS, DEPTHS, COLUMNS, SEEDS, ISAS, TUNINGS, st.sampled_from([1, 2, 5]))
 def test_parameters_change_no_bit(
     m: int, k: int, n: int, seed: int, isa: str, tuning: dict[str, Any], threads: int
 ) -> None:

@@ -44,6 +44,36 @@ MATMULS = (
         isa="avx512vnni",
     ),
     Mutant(
+        "what is left of the rows is nobody's where it is cheap",
+        old="meeting_ = std::max<int64_t>(units_ - 1, 0) / of_units_;",
+        new="meeting_ = units_ / of_units_;",
+        tests=("test_shares_hold_every_row_and_panel_once_and_the_same_cost",),
+    ),
+    Mutant(
+        "blocks are as high on many threads as on one",
+        old="height > tile && best.longest()",
+        new="height > most && best.longest()",
+        tests=("test_threads_end_together_where_there_are_tiles_enough",),
+    ),
+    Mutant(
+        "nobody waits for rows that others fill",
+        old="    return wait();\n",
+        new="    return true;\n",
+        tests=("test_kernels_agree_with_their_definition_between_pages_that_fault",),
+    ),
+    Mutant(
+        "products of a team all have the rows of the first",
+        old="const auto& [from, packed, sink] = batch[task.product];",
+        new="const auto& [from, packed, sink] = batch[0];",
+        tests=("test_parameters_change_no_bit",),
+    ),
+    Mutant(
+        "a team is woken for less than it saves",
+        old="saved > kSerialWork ?",
+        new="saved > 0 ?",
+        tests=("test_small_products_wake_no_team_of_their_own",),
+    ),
+    Mutant(
         "a unit takes over one row late",
         old="rows < tuning_of(*format).minimum_rows",
         new="rows <= tuning_of(*format).minimum_rows",

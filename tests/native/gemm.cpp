@@ -81,6 +81,30 @@ class GemmTest {
     }
   }
 
+  // What is worth threads wakes them once, and what is not never does.
+  void forks() {
+    const std::vector<uint8_t> x = floats(90 * 300, Dtype::kFloat32);
+    const StridedFloats weight = {x.data(), Dtype::kFloat32, 70, 300, 300, 1};
+    cpu::test_threads = 1;
+    PackMemory memory;
+    const PackedFloats packed = pack_floats(kernels_, weight, {8, true, false}, memory);
+    cpu::test_threads = 5;
+    for (int64_t serial : {int64_t{0}, int64_t{1} << 40}) {
+      const WithTuning set(kernels_, {.serial_steps = serial});
+      floats_.begin("team for a product of which " + std::to_string(serial) + " steps are nothing");
+      std::vector<float> scales(90), out(90 * 70);
+      const int64_t before = cpu::test_forks, expected = serial == 0;
+      const FloatRows from(kernels_, packed.weight, {x.data(), Dtype::kFloat32, 90, 300},
+                           {8, true, false}, nullptr, scales.data());
+      const FloatOutput to = {packed.scale, nullptr, Activation::kNone, Dtype::kFloat32,
+                              reinterpret_cast<char*>(out.data())};
+      gemm(from, packed.weight,
+           FloatSink(kernels_, packed.weight, from.rows, to, scales.data(), 1, 0));
+      const int64_t found = cpu::test_forks - before;
+      floats_.same(&found, &expected, 1);
+    }
+  }
+
   // Weights whose rows or whose columns are contiguous.
   void packing(int64_t n, int64_t k, Dtype dtype, int bits) {
     const std::vector<uint8_t> w = floats(n * k, dtype);
@@ -158,8 +182,8 @@ class GemmTest {
     const int8_t* q = q_.copy(p.q, place);
     const int32_t* zero_points = zeros_.copy(p.zero_points, place);
     in_chunks(kernels_, w, p.m, [&](int64_t first, int64_t count) {
-      const Rows rows = rows_of_codes(kernels_, w, q + first * p.k, zero_points + first, 1, count);
-      gemm(rows, w, IntegerSink(w, rows, found + first * p.n));
+      const CodeRows from(kernels_, w, q + first * p.k, zero_points + first, 1, count);
+      gemm(from, w, IntegerSink(w, from.rows, found + first * p.n));
     });
     sums_.same(found, p.sums.data(), p.m * p.n);
   }
@@ -173,14 +197,15 @@ class GemmTest {
     TensorCode shared = {};
     std::vector<float> scales(static_cast<size_t>(m + 1));
     if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales.data());
-    const Rows rows = rows_of_floats(kernels, packed.weight, matrix, spec,
-                                     spec.per_tensor ? &shared : nullptr, scales.data());
+    const FloatRows from(kernels, packed.weight, matrix, spec, spec.per_tensor ? &shared : nullptr,
+                         scales.data());
     float* out = out_.get<float>(m * w.n, Place::kBeforeGuard);
     const std::vector<float> bias(static_cast<size_t>(w.n), 0.25f);
     const FloatOutput to = {packed.scale, bias.data(), Activation::kGelu, Dtype::kFloat32,
                             reinterpret_cast<char*>(out)};
-    gemm(rows, packed.weight,
-         FloatSink(kernels, packed.weight, rows, to, scales.data(), spec.per_tensor ? 0 : 1, 0));
+    gemm(from, packed.weight,
+         FloatSink(kernels, packed.weight, from.rows, to, scales.data(), spec.per_tensor ? 0 : 1,
+                   0));
     return {out, out + m * w.n};
   }
 
@@ -202,9 +227,13 @@ void check_gemm(const Kernels& kernels) {
       for (int bits : {4, 7, 8}) test.packing(n, k, dtype, bits);
     }
   }
+  test.forks();
   for (const Tuning& tuning : kTunings) {
     const WithTuning set(kernels, tuning);
-    for (const auto& [m, n, k] : kShapes) test.sums(Product(limits_of(Operands::kWide), m, n, k));
+    for (const auto& [m, n, k] : kShapes) {
+      test.sums(Product(limits_of(Operands::kWide), m, n, k));
+      test.linear(m, n, k, Dtype::kFloat32, kSpecs[1]);
+    }
   }
   cpu::test_threads = 1;
   test.passed();

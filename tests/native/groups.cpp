@@ -150,7 +150,7 @@ class LinearTest {
       float* out = out_.get<float>(l.m * l.n, place);
       const FloatOutput to = {nullptr, bias_.copy(l.bias, place), Activation::kNone,
                               Dtype::kFloat32, reinterpret_cast<char*>(out)};
-      const GroupedRows rows = grouped_rows_of_codes(kernels_, w, q, zero_points, 1, l.m);
+      const GroupedRows rows(kernels_, w, q, zero_points, 1, l.m);
       grouped_linear(kernels_, rows, weight, to, row_scale, 1, 0);
       subject_.same(out, l.expected.data(), l.m * l.n);
     }

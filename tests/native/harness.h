@@ -155,6 +155,7 @@ class WithTuning {
 
 // The parts of the program; each throws Failure at the first difference.
 void check_guards();
+void check_parts();
 void check_tiles(const Kernels& kernels);
 void check_rows(const Kernels& kernels);
 void check_rotate(const Kernels& kernels);

@@ -30,6 +30,7 @@ void announce() {
 void run(const std::vector<std::string>& wanted) {
   announce();
   check_guards();
+  check_parts();
   for (const std::string& name : wanted) {
     const auto named = [&](const auto& part) { return name == part.name; };
     if (std::none_of(std::begin(kParts), std::end(kParts), named)) {

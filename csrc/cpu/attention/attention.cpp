@@ -13,21 +13,6 @@ constexpr int64_t kCodesAtOnce = 1 << 20;  // bytes of codes for each thread, wh
 constexpr int64_t kStepsPerElement = 32;   // of quantizing and packing, in parallel.h's unit
 constexpr int64_t kStepsPerScore = 64;     // of softmax
 
-// Threads that so many steps repay.
-int64_t threads_for(int64_t steps) {
-  return std::clamp<int64_t>(2 * steps / kSerialWork, 1, thread_count());
-}
-
-// f(share) for each of `count` shares on a thread of its own.
-template <typename F>
-void on_threads(int64_t count, const F& f) {
-  const auto run = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) f(i);
-  };
-  if (count == 1) return run(0, 1);
-  parallel_for(count, 1, run);
-}
-
 // Some heads, whose codes lie in memory at once.
 class Heads {
  public:
@@ -46,8 +31,10 @@ class Heads {
 
   void attend() const {
     const RowWork work = {count() * a_.group(), a_.q.rows, a_.k.rows, a_.causal};
-    const int64_t each = a_.q.columns + 2 * a_.v.columns + kStepsPerScore;
-    const int64_t threads = threads_for(work.total() * each);
+    const Format& format = format_for(kernels_, Operands::kWide, a_.group() * a_.q.rows);
+    const int64_t products = work.total() * (a_.q.columns + 2 * a_.v.columns);
+    const int64_t steps = work_of(tuning_of(format), products) + work.total() * kStepsPerScore;
+    const int64_t threads = threads_for(steps);
     const std::vector<int64_t> cuts = shares(work, threads);
     on_threads(threads, [&](int64_t i) { attend(cuts[i], cuts[i + 1]); });
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cpu/core/parallel.h"
-#include "cpu/core/scratch.h"
 
 namespace qfx::cpu {
 namespace {
@@ -11,47 +10,10 @@ namespace {
 constexpr int64_t kArrangedBytes = 16 << 20;
 constexpr int64_t kBlockMultiple = kKMultiple;  // of K, which every format's steps divide
 
-struct Task {
-  RowBlock block;
-  int64_t panel_begin, panel_end;
-};
-
-// `count` in equal parts of at most `most`: the size of one, a multiple of `multiple`, which may
-// exceed `most` by less than one of those.
-int64_t even_part(int64_t count, int64_t most, int64_t multiple) {
-  const int64_t parts = std::max<int64_t>((count + most - 1) / most, 1);
-  return std::max(round_up((count + parts - 1) / parts, multiple), multiple);
-}
-
 // Rows of a block: whole tiles, so that a product has no more of them than its rows need.
 int64_t block_rows(const Format& format, const Tuning& tuning, int64_t rows) {
   return even_part(rows, tuning.block_rows, format.tile_rows);
 }
-
-// Row blocks x groups of panels, enough of them for the threads to share evenly.
-class Tasks {
- public:
-  Tasks(const Rows& rows, int64_t panels, int64_t threads)
-      : rows_(rows.count),
-        height_(block_rows(*rows.format, rows.tuning, rows.count)),
-        panels_(panels),
-        row_blocks_((rows_ + height_ - 1) / height_) {
-    const int64_t wanted = threads == 1 ? 1 : (4 * threads + row_blocks_ - 1) / row_blocks_;
-    groups_ = std::clamp<int64_t>(wanted, 1, panels);
-  }
-
-  int64_t size() const { return row_blocks_ * groups_; }
-
-  Task operator[](int64_t i) const {
-    const int64_t block = i / groups_, group = i % groups_;
-    return {{block * height_, std::min(rows_, (block + 1) * height_)},
-            group * panels_ / groups_,
-            (group + 1) * panels_ / groups_};
-  }
-
- private:
-  int64_t rows_, height_, panels_, row_blocks_, groups_;
-};
 
 // One row may pass by the second cache, where what runs between two calls, and the keys and values
 // of attention, then stay. Weights for several rows are wanted nearby.
@@ -140,6 +102,12 @@ void run_task(const Task& task, bool pairs, const PanelWork& work) {
   for (p += 2 * half; p < task.panel_end; ++p) work.run(task.block, p);
 }
 
+// Rows that a thread fills at a time: few enough that each of them gets some.
+int64_t rows_of_part(int64_t rows, int64_t threads) {
+  constexpr int64_t kMost = 8;  // which a source may work on side by side
+  return std::clamp<int64_t>(rows / (2 * threads), 1, kMost);
+}
+
 // An odd number of cache lines, or the rows of a tile would share cache sets.
 int64_t row_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
@@ -149,11 +117,6 @@ const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows
   const Format* format = kernels.formats[static_cast<int>(operands)];
   while (format->below != nullptr && rows < tuning_of(*format).minimum_rows) format = format->below;
   return *format;
-}
-
-int64_t tile_height(int64_t rows, int64_t tallest) {
-  const int64_t tiles = (rows + tallest - 1) / tallest;
-  return (rows + tiles - 1) / tiles;
 }
 
 int64_t tile_rows_for(const Format& format, int64_t rows) {
@@ -184,9 +147,9 @@ int64_t rows_at_once(const Kernels& kernels, const PackedWeight& w, int64_t rows
   return std::max<int64_t>(kArrangedBytes / row_bytes / block, 1) * block;
 }
 
-Rows make_rows(const Format& format, int64_t count, const PackedWeight& w) {
+RowsMemory& rows_memory() {
   thread_local RowsMemory memory;
-  return make_rows(format, count, w, memory);
+  return memory;
 }
 
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory) {
@@ -205,23 +168,54 @@ void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int
                                      static_cast<uint32_t>(format.mul_offset));
 }
 
-void for_each_panel(const Rows& rows, const PackedWeight& w, const PanelWork& work) {
+void for_each_panel(const RowSource& from, const PackedWeight& w, const PanelWork& work) {
+  const Rows& rows = from.rows;
   if (rows.count == 0 || w.n == 0) return;
-  const int64_t steps = rows.count * w.n * std::max<int64_t>(w.k, 1);
-  const int64_t serial = rows.tuning.serial_steps;
-  const Tasks tasks(rows, w.panels(), steps < serial ? 1 : thread_count());
-  const auto run = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Task task = tasks[i];
-      run_task(task, in_pairs(rows, task.block.rows()), work);
-    }
-    release(*rows.format);
-  };
-  parallel(tasks.size(), steps, run, serial);
+  const int64_t products = rows.count * w.n * std::max<int64_t>(w.k, 1);
+  const int64_t threads = threads_for(from.work() + work_of(rows.tuning, products));
+  const Extent extent = {1, rows.count, w.panels(), rows.format->tile_rows, rows.tuning.block_rows};
+  const Grid grid = grid_of(extent, threads);
+  in_two_steps(
+      threads, rows.count, rows_of_part(rows.count, threads),
+      [&](int64_t begin, int64_t end) { from.fill(begin, end); },
+      [&](int64_t share) {
+        grid.for_each_task(share, [&](const Task& task) {
+          run_task(task, in_pairs(rows, task.block.rows()), work);
+        });
+        release(*rows.format);
+      });
 }
 
-void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink) {
-  for_each_panel(rows, w, Products(rows, w, sink));
+void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink) {
+  for_each_panel(from, w, Products(from.rows, w, sink));
+}
+
+void gemm(const std::vector<Pairing>& batch, int64_t threads) {
+  const Rows& rows = batch[0].from.rows;
+  const int64_t count = static_cast<int64_t>(batch.size());
+  const int64_t panels = batch[0].panels.weight.panels(), part = rows_of_part(rows.count, threads);
+  const int64_t parts = panels + (rows.count + part - 1) / part;
+  const Extent extent = {count, rows.count, panels, rows.format->tile_rows, rows.tuning.block_rows};
+  const Grid grid = grid_of(extent, threads);
+  const auto fill = [&](int64_t i) {
+    const Pairing& product = batch[i / parts];
+    const int64_t p = i % parts, m = (p - panels) * part;
+    if (p < panels) return product.panels.fill(p, p + 1);
+    product.from.fill(m, std::min(m + part, rows.count));
+  };
+  in_two_steps(
+      threads, count * parts, 1,
+      [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) fill(i);
+      },
+      [&](int64_t share) {
+        grid.for_each_task(share, [&](const Task& task) {
+          const auto& [from, packed, sink] = batch[task.product];
+          const Products work(from.rows, packed.weight, sink);
+          run_task(task, in_pairs(from.rows, task.block.rows()), work);
+        });
+        release(*rows.format);
+      });
 }
 
 }  // namespace qfx::cpu

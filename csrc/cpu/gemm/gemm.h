@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cpu/core/scratch.h"
+#include "cpu/gemm/grid.h"
 #include "cpu/gemm/pack.h"
 #include "cpu/gemm/tuning.h"
 #include "cpu/kernels/tables/kernels.h"
@@ -39,18 +41,31 @@ struct RowsMemory {
 // Room for `count` rows of w.k codes.
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory);
 
-// The same in memory of the calling thread, reused between calls.
-Rows make_rows(const Format& format, int64_t count, const PackedWeight& w);
+// Memory of the calling thread, reused between calls.
+RowsMemory& rows_memory();
 
 // Arranges the codes of row m.
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
                  const Rows& rows);
 
-// A block of rows, whose codes stay in L2 while it meets panel after panel.
-struct RowBlock {
-  int64_t begin, end;
+// Rows, and what makes them ready; called from several threads at once for different rows.
+struct RowSource {
+  Rows rows;
 
-  int64_t rows() const { return end - begin; }
+  explicit RowSource(const Rows& rows) : rows(rows) {}
+  virtual ~RowSource() = default;
+  virtual void fill(int64_t begin, int64_t end) const = 0;
+  virtual int64_t work() const = 0;  // of all rows, in parallel.h's unit
+};
+
+// A weight, and what packs some of its panels; called from several threads at once for different
+// ones.
+struct PanelSource {
+  PackedWeight weight;
+
+  explicit PanelSource(const PackedWeight& weight) : weight(weight) {}
+  virtual ~PanelSource() = default;
+  virtual void fill(int64_t begin, int64_t end) const = 0;
 };
 
 // How a block of rows meets a panel.
@@ -77,7 +92,8 @@ class PanelWork {
   }
 };
 
-void for_each_panel(const Rows& rows, const PackedWeight& w, const PanelWork& work);
+// Fills the rows, then runs the work: on one team of threads, each with an equal share of it.
+void for_each_panel(const RowSource& from, const PackedWeight& w, const PanelWork& work);
 
 // Receives finished tiles; called from several threads at once for different tiles.
 class TileSink {
@@ -91,12 +107,19 @@ class TileSink {
                     const Panel& panel) const = 0;
 };
 
-// Rows of a tile: as tall as the kernels allow, and all of about the same height.
-int64_t tile_height(int64_t rows, int64_t tallest);
-
 // Rows of the tiles that a GEMM of this many rows is cut into.
 int64_t tile_rows_for(const Format& format, int64_t rows);
 
-void gemm(const Rows& rows, const PackedWeight& w, const TileSink& sink);
+void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink);
+
+// A product of two operands that both are to be made ready.
+struct Pairing {
+  const RowSource& from;
+  const PanelSource& panels;
+  const TileSink& sink;
+};
+
+// One or more of the same sizes and format, on one team of threads.
+void gemm(const std::vector<Pairing>& batch, int64_t threads);
 
 }  // namespace qfx::cpu

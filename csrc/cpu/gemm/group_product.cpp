@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
 
 namespace qfx::cpu {
@@ -201,25 +200,31 @@ void arrange_groups(const PackedWeight& w, const int8_t* q, int32_t zero_point, 
 
 }  // namespace
 
-GroupedRows grouped_rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-                                  const int32_t* zero_points, int64_t zero_stride, int64_t count) {
+GroupedRows::GroupedRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                         const int32_t* zero_points, int64_t zero_stride, int64_t count)
+    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w, rows_memory())),
+      w(w),
+      q(q),
+      zero_points(zero_points),
+      zero_stride(zero_stride) {
   thread_local Scratch scratch;
-  const Rows rows = make_rows(format_of_codes(kernels, w, q, count), count, w);
-  int32_t* add = scratch.get<int32_t>(2 * w.groups() * count);
-  const GroupedRows made = {rows, add, add + w.groups() * count};
-  parallel(count, count * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      arrange_groups(w, q + m * w.k, zero_points[m * zero_stride], m, made);
-    }
-  });
-  return made;
+  add = scratch.get<int32_t>(2 * w.groups() * count);
+  sum = add + w.groups() * count;
 }
+
+void GroupedRows::fill(int64_t begin, int64_t end) const {
+  for (int64_t m = begin; m < end; ++m) {
+    arrange_groups(w, q + m * w.k, zero_points[m * zero_stride], m, *this);
+  }
+}
+
+int64_t GroupedRows::work() const { return rows.count * w.k * kStepsPerElement; }
 
 void grouped_linear(const Kernels& kernels, const GroupedRows& rows, const GroupedWeight& weight,
                     const FloatOutput& to, const float* row_scale, int64_t scale_stride,
                     int64_t first) {
   const GroupedLinear work(kernels, rows, weight, to, row_scale, scale_stride, first);
-  for_each_panel(rows.rows, weight.w, work);
+  for_each_panel(rows, weight.w, work);
 }
 
 }  // namespace qfx::cpu

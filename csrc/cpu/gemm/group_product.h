@@ -19,15 +19,21 @@ struct GroupedWeight {
   GroupValues<int32_t> zero;
 };
 
-// Arranged codes, and the constants of each group g and row m at [g * rows.count + m].
-struct GroupedRows {
-  Rows rows;
+// Codes q [count, K], arranged group by group in memory of the calling thread, and the constants of
+// each group g and row m at [g * count + m].
+struct GroupedRows final : RowSource {
+  const PackedWeight& w;
+  const int8_t* q;
+  const int32_t* zero_points;
+  int64_t zero_stride;
   int32_t *add, *sum;  // sum_k (q - z)
-};
 
-// Arranges codes q [count, K] group by group, in memory of the calling thread.
-GroupedRows grouped_rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-                                  const int32_t* zero_points, int64_t zero_stride, int64_t count);
+  GroupedRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+              const int32_t* zero_points, int64_t zero_stride, int64_t count);
+
+  void fill(int64_t begin, int64_t end) const override;
+  int64_t work() const override;
+};
 
 // to.data[first + m][n] = act(sum_g ... * row_scale[(first + m) * scale_stride] + bias[n])
 void grouped_linear(const Kernels& kernels, const GroupedRows& rows, const GroupedWeight& weight,

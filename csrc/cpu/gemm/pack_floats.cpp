@@ -63,25 +63,43 @@ void pack_columns(const Kernels& kernels, const StridedFloats& w, const CodeSpec
 
 }  // namespace
 
-PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
-                         PackMemory& memory) {
-  constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
+FloatPanels::FloatPanels(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
+                         PackMemory& memory)
+    : PanelSource({w.n, w.k, padded_k(w.k), spec.bits < 8, nullptr, nullptr}),
+      kernels(kernels),
+      w(w),
+      spec(spec) {
   const int64_t padded_n = round_up(w.n, kPanel);
-  float* scale = memory.scales.get<float>(padded_n);
-  int32_t* colsum = memory.colsums.get<int32_t>(padded_n);
-  int8_t* block = memory.blocks.get<int8_t>(padded_n * padded_k(w.k));
+  scale = memory.scales.get<float>(padded_n);
+  colsum = memory.colsums.get<int32_t>(padded_n);
+  blocks = memory.blocks.get<int8_t>(padded_n * padded_k(w.k));
   std::fill(scale + w.n, scale + padded_n, 0.f);
+  weight.colsum = colsum;
+  weight.blocks = blocks;
+}
+
+void FloatPanels::fill(int64_t begin, int64_t end) const {
   const int64_t bytes = w.dtype == Dtype::kFloat32 ? 4 : 2;
   const auto pack = w.stride_k == 1 ? pack_rows : pack_columns;
-  parallel(padded_n / kPanel, w.n * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin * kPanel; n < end * kPanel; n += kPanel) {
-      StridedFloats panel = w;
-      panel.data = static_cast<const char*>(w.data) + n * w.stride_n * bytes;
-      panel.n = std::min<int64_t>(kPanel, w.n - n);
-      pack(kernels, panel, spec, {scale + n, colsum + n, block + n * padded_k(w.k)});
-    }
-  });
-  return {{w.n, w.k, padded_k(w.k), spec.bits < 8, colsum, block}, scale};
+  for (int64_t n = begin * kPanel; n < end * kPanel; n += kPanel) {
+    StridedFloats panel = w;
+    panel.data = static_cast<const char*>(w.data) + n * w.stride_n * bytes;
+    panel.n = std::min<int64_t>(kPanel, w.n - n);
+    pack(kernels, panel, spec, {scale + n, colsum + n, blocks + n * weight.padded_k});
+  }
+}
+
+int64_t FloatPanels::work() const {
+  constexpr int64_t kStepsPerElement = 16;
+  return w.n * w.k * kStepsPerElement;
+}
+
+PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
+                         PackMemory& memory) {
+  const FloatPanels panels(kernels, w, spec, memory);
+  parallel(panels.weight.panels(), panels.work(),
+           [&](int64_t begin, int64_t end) { panels.fill(begin, end); });
+  return {panels.weight, panels.scale};
 }
 
 }  // namespace qfx::cpu

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/core/scratch.h"
-#include "cpu/gemm/pack.h"
+#include "cpu/gemm/gemm.h"
 #include "cpu/gemm/quantize.h"
 
 namespace qfx::cpu {
@@ -19,7 +19,23 @@ struct PackMemory {
   Scratch scales, colsums, blocks;
 };
 
-// scale is [N], zero padded to whole panels.
+// w in codes, once its panels are filled; scale is [N], zero padded to whole panels.
+struct FloatPanels final : PanelSource {
+  const Kernels& kernels;
+  StridedFloats w;
+  CodeSpec spec;
+  float* scale;
+  int32_t* colsum;
+  int8_t* blocks;
+
+  FloatPanels(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
+              PackMemory& memory);
+
+  void fill(int64_t begin, int64_t end) const override;
+  int64_t work() const;  // of all panels, in parallel.h's unit
+};
+
+// The same when all of it is done.
 struct PackedFloats {
   PackedWeight weight;
   const float* scale;

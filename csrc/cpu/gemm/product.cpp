@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
 
 namespace qfx::cpu {
@@ -79,35 +78,49 @@ const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, con
   return same ? wide : narrow;
 }
 
-Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-                   const int32_t* zero_points, int64_t zero_stride, int64_t count) {
-  const Rows rows = make_rows(format_of_codes(kernels, w, q, count), count, w);
-  parallel(count, count * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      arrange_row(w, q + m * w.k, zero_points[m * zero_stride], m, rows);
-    }
-  });
-  return rows;
+CodeRows::CodeRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+                   const int32_t* zero_points, int64_t zero_stride, int64_t count,
+                   RowsMemory& memory)
+    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w, memory)),
+      w(w),
+      q(q),
+      zero_points(zero_points),
+      zero_stride(zero_stride) {}
+
+void CodeRows::fill(int64_t begin, int64_t end) const {
+  for (int64_t m = begin; m < end; ++m) {
+    arrange_row(w, q + m * w.k, zero_points[m * zero_stride], m, rows);
+  }
 }
 
-Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                    const CodeSpec& spec, const TensorCode* shared, float* scales) {
-  const bool narrow = spec.bits < 8;
-  const Rows rows = make_rows(format_for(kernels, operands_of(w, narrow), x.rows), x.rows, w);
-  parallel(x.rows, x.rows * w.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
-    thread_local Scratch scratch;
-    int8_t* q = scratch.get<int8_t>(kRowsAtOnce * w.k);
-    RowCode codes[kRowsAtOnce];
-    for (int64_t m = begin; m < end; m += kRowsAtOnce) {
-      const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
-      quantize_rows(kernels, x, spec, shared, m, count, codes, q);
-      for (int64_t r = 0; r < count; ++r) {
-        arrange_row(w, q + r * w.k, codes[r].zero_point, m + r, rows);
-        if (shared == nullptr) scales[m + r] = codes[r].scale;
-      }
+int64_t CodeRows::work() const { return rows.count * w.k * kStepsPerElement; }
+
+FloatRows::FloatRows(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
+                     const CodeSpec& spec, const TensorCode* shared, float* scales,
+                     RowsMemory& memory)
+    : RowSource(
+          make_rows(format_for(kernels, operands_of(w, spec.bits < 8), x.rows), x.rows, w, memory)),
+      kernels(kernels),
+      w(w),
+      x(x),
+      spec(spec),
+      shared(shared),
+      scales(scales) {}
+
+void FloatRows::fill(int64_t begin, int64_t end) const {
+  thread_local Scratch scratch;
+  int8_t* q = scratch.get<int8_t>(kRowsAtOnce * w.k);
+  RowCode codes[kRowsAtOnce];
+  for (int64_t m = begin; m < end; m += kRowsAtOnce) {
+    const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
+    quantize_rows(kernels, x, spec, shared, m, count, codes, q);
+    for (int64_t r = 0; r < count; ++r) {
+      arrange_row(w, q + r * w.k, codes[r].zero_point, m + r, rows);
+      if (shared == nullptr) scales[m + r] = codes[r].scale;
     }
-  });
-  return rows;
+  }
 }
+
+int64_t FloatRows::work() const { return rows.count * w.k * kStepsPerElement; }
 
 }  // namespace qfx::cpu

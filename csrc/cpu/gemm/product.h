@@ -67,14 +67,38 @@ inline int columns_of(const PackedWeight& w, int64_t p) {
 const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                               int64_t count);
 
-// Arranges codes q [M, K] for the kernels, in the fastest format that holds them.
-Rows rows_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-                   const int32_t* zero_points, int64_t zero_stride, int64_t count);
+// Codes q [M, K], arranged for the kernels in the fastest format that holds them.
+struct CodeRows final : RowSource {
+  const PackedWeight& w;
+  const int8_t* q;
+  const int32_t* zero_points;
+  int64_t zero_stride;
 
-// Quantizes x [M, K] row by row and arranges the codes. Each row has its own code, which is chosen
-// here and whose scale goes to scales[m]; or all have `shared`, whose scales are there already.
-Rows rows_of_floats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                    const CodeSpec& spec, const TensorCode* shared, float* scales);
+  CodeRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+           const int32_t* zero_points, int64_t zero_stride, int64_t count,
+           RowsMemory& memory = rows_memory());
+
+  void fill(int64_t begin, int64_t end) const override;
+  int64_t work() const override;
+};
+
+// x [M, K], quantized row by row and arranged. Each row has its own code, which is chosen here and
+// whose scale goes to scales[m]; or all have `shared`, whose scales are there already.
+struct FloatRows final : RowSource {
+  const Kernels& kernels;
+  const PackedWeight& w;
+  FloatMatrix x;
+  CodeSpec spec;
+  const TensorCode* shared;
+  float* scales;
+
+  FloatRows(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
+            const CodeSpec& spec, const TensorCode* shared, float* scales,
+            RowsMemory& memory = rows_memory());
+
+  void fill(int64_t begin, int64_t end) const override;
+  int64_t work() const override;
+};
 
 // Runs f(first, count) over the rows, a bounded number at a time, so that the memory for arranged
 // rows stays bounded too.

@@ -25,6 +25,23 @@ class Nowhere final : public TileSink {
   void tile(const int32_t*, int64_t, int, int64_t, const Panel&) const override {}
 };
 
+// Codes [rows, k] of one format, with its parameters.
+struct TimedRows final : RowSource {
+  const PackedWeight& w;
+  const int8_t* codes;
+
+  TimedRows(const Format& format, const Tuning& tuning, const PackedWeight& w, const int8_t* codes,
+            int64_t count)
+      : RowSource(make_rows(format, count, w, rows_memory())), w(w), codes(codes) {
+    rows.tuning = tuning;
+  }
+
+  void fill(int64_t begin, int64_t end) const override {
+    for (int64_t m = begin; m < end; ++m) arrange_row(w, codes + m * w.k, 0, m, rows);
+  }
+  int64_t work() const override { return rows.count * w.k; }
+};
+
 }  // namespace
 
 TimedProduct::TimedProduct(int64_t most_rows, int64_t k, int64_t n, int64_t weights)
@@ -38,10 +55,7 @@ TimedProduct::TimedProduct(int64_t most_rows, int64_t k, int64_t n, int64_t weig
 
 void TimedProduct::run(const Format& format, const Tuning& tuning, const PackedWeight& w,
                        int64_t count) const {
-  Rows rows = make_rows(format, count, w);
-  rows.tuning = tuning;
-  for (int64_t m = 0; m < count; ++m) arrange_row(w, codes_ + m * w.k, 0, m, rows);
-  gemm(rows, w, Nowhere());
+  gemm(TimedRows(format, tuning, w, codes_, count), w, Nowhere());
 }
 
 double TimedProduct::seconds(const Format& format, const Tuning& tuning, int64_t rows,

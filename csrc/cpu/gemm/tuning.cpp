@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "cpu/core/parallel.h"
 #include "cpu/core/vendor.h"
 
 namespace qfx::cpu {
@@ -63,6 +64,13 @@ Tuning tuning_of(const Format& format) {
     tuning.*kTuningFields[i].value = cell.values[i].load(std::memory_order_relaxed);
   }
   return tuning;
+}
+
+int64_t work_of(const Tuning& tuning, int64_t products) {
+  constexpr double kMost = int64_t{1} << 40;  // some seconds; a batch of it does not overflow
+  const double serial = std::max(static_cast<double>(tuning.serial_steps), 0x1p-20);
+  return static_cast<int64_t>(
+      std::min(static_cast<double>(products) * kSerialWork / serial, kMost));
 }
 
 void set_tuning(const Format& format, const Tuning& tuning) {

@@ -36,6 +36,10 @@ Tuning default_tuning(const Format& format);
 // ones and some the new.
 Tuning tuning_of(const Format& format);
 
+// So many multiply-accumulates in the unit of core/parallel.h, in which `serial_steps` of them are
+// as long as what is not worth another thread.
+int64_t work_of(const Tuning& tuning, int64_t products);
+
 // Throws std::invalid_argument with fault_of's sentence.
 void set_tuning(const Format& format, const Tuning& tuning);
 

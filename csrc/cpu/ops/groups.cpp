@@ -60,8 +60,7 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   const int64_t step = stride_of(zero_point);
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
-    const GroupedRows rows =
-        grouped_rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
+    const GroupedRows rows(kernels, w, codes + first * w.k, zeros, step, count);
     grouped_linear(kernels, rows, weight, to, floats(scale), stride_of(scale), first);
   });
   return y;

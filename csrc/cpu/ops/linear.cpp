@@ -30,8 +30,8 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   int32_t* out = static_cast<int32_t*>(acc.mutable_data_ptr());
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
-    const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
-    gemm(rows, w, IntegerSink(w, rows, out + first * w.n));
+    const CodeRows from(kernels, w, codes + first * w.k, zeros, step, count);
+    gemm(from, w, IntegerSink(w, from.rows, out + first * w.n));
   });
   return acc;
 }
@@ -67,8 +67,8 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   const int64_t step = stride_of(zero_point);
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int32_t* zeros = ints(zero_point) + first * step;
-    const Rows rows = rows_of_codes(kernels, w, codes + first * w.k, zeros, step, count);
-    gemm(rows, w, FloatSink(kernels, w, rows, to, floats(scale), stride_of(scale), first));
+    const CodeRows from(kernels, w, codes + first * w.k, zeros, step, count);
+    gemm(from, w, FloatSink(kernels, w, from.rows, to, floats(scale), stride_of(scale), first));
   });
   return y;
 }
@@ -130,9 +130,8 @@ Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const TensorCode part = spec.per_tensor ? shared.part(first) : shared;
     const TensorCode* same = spec.per_tensor ? &part : nullptr;
-    const Rows rows =
-        rows_of_floats(kernels, w, matrix.part(first, count), spec, same, scales + first);
-    gemm(rows, w, FloatSink(kernels, w, rows, to, scales, 1, first));
+    const FloatRows from(kernels, w, matrix.part(first, count), spec, same, scales + first);
+    gemm(from, w, FloatSink(kernels, w, from.rows, to, scales, 1, first));
   });
   return y;
 }

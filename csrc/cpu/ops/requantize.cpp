@@ -120,9 +120,9 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   const int8_t* in = static_cast<const int8_t*>(q.const_data_ptr());
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const int64_t step = stride_of(zero_point);
-    const Rows rows =
-        rows_of_codes(kernels, w, in + first * w.k, ints(zero_point) + first * step, step, count);
-    gemm(rows, w, CodeSink(kernels, w, rows, linear, to, floats(scale), stride_of(scale), first));
+    const CodeRows from(kernels, w, in + first * w.k, ints(zero_point) + first * step, step, count);
+    gemm(from, w,
+         CodeSink(kernels, w, from.rows, linear, to, floats(scale), stride_of(scale), first));
   });
   float* scales = static_cast<float*>(row_scale.mutable_data_ptr());
   int32_t* zeros = static_cast<int32_t*>(row_zero.mutable_data_ptr());
