@@ -67,7 +67,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   endif()
   qfx_isa(kernels/x86/avx512vnni.cpp -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl
           -mavx512dq -mavx512vnni -mprefer-vector-width=512 ${QUIET})
-  qfx_isa(kernels/x86/amx.cpp -mamx-tile -mamx-int8)
+  qfx_isa(kernels/x86/amx.cpp -mamx-tile -mamx-int8 -mavx2 -mfma -mf16c -mavx512f -mavx512bw
+          -mavx512vl -mavx512dq -mprefer-vector-width=512 ${QUIET})
   qfx_isa(binary/avx2.cpp -mavx2)
   qfx_isa(binary/avx512.cpp -mavx512f -mavx512vpopcntdq ${QUIET})
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")

@@ -176,10 +176,24 @@ MATMULS = (
 )
 INSTRUCTION_SETS = (
     Mutant(
-        "AMX multiplies the left columns twice",
-        old="QFX_LOAD(7, b + kStride / 2, kStride,",
-        new="QFX_LOAD(7, b, kStride,",
+        "AMX stores the left columns twice",
+        old="_tile_stored(1, out + kHalf, kSumStride);\n  if constexpr",
+        new="_tile_stored(0, out + kHalf, kSumStride);\n  if constexpr",
         tests=("test_kernels_that_this_processor_lacks_are_never_chosen",),
+        isa="amx",
+    ),
+    Mutant(
+        "a tile that waits is finished with the columns of the next panel",
+        old="last.panels[last.turn ^= 1]",
+        new="last.panels[0]",
+        tests=("test_rare_instructions_of_x86_64[amx]",),
+        isa="amx",
+    ),
+    Mutant(
+        "the last tile of a block is never finished",
+        old="if (last.sums != nullptr) strips_->finish(last);",
+        new="",
+        tests=("test_rare_instructions_of_x86_64[amx]",),
         isa="amx",
     ),
     Mutant(

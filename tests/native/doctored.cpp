@@ -49,6 +49,22 @@ int32_t constant_off_by_one(const int8_t* q, int64_t k, int64_t padded_k, uint8_
   return real->arrange(q, k, padded_k, a) + 1;
 }
 
+void strip_that_forgets(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
+                        const int8_t* ahead, int64_t fetches, const int32_t*,
+                        const Pending& before) {
+  real->strips->rows_pass[0](rows, a, lda, b, groups, ahead, fetches, nullptr, before);
+}
+
+void strip_that_leaves_a_line(int rows, const uint8_t* a, int64_t lda, const int8_t* b,
+                              int64_t groups, const int8_t* ahead, int64_t fetches,
+                              const int32_t* sums, const Pending& before) {
+  Pending less = before;
+  if (less.then.rows > 0) --less.then.rows;
+  real->strips->rows_pass[0](rows, a, lda, b, groups, ahead, fetches, sums, less);
+}
+
+void without_a_finish(const Pending&) {}
+
 // Kernels whose every format is a copy of one of `original`, to be spoilt.
 struct Copy {
   Format format;
@@ -101,6 +117,27 @@ void check_refusals_of_few_rows(Subject& subject, const Kernels& kernels, const 
         pair.pairs[hint][height - 1] = bug;
         refused(subject, pair, height, "a wrong pair of tiles");
       }
+    }
+  }
+}
+
+void check_refusals_of_strips(Subject& subject, const Kernels& kernels, const Format& format) {
+  if (format.strips == nullptr) return;
+  real = &format;
+  for (int bug = 0; bug < 3; ++bug) {
+    StripFn strips[5];
+    std::copy_n(format.strips->rows_pass, 5, strips);
+    if (bug < 2) strips[0] = bug == 0 ? strip_that_forgets : strip_that_leaves_a_line;
+    Strips spoilt = *format.strips;
+    spoilt.rows_pass = strips;
+    if (bug == 2) spoilt.finish = without_a_finish;
+    Copy copy(kernels, format);
+    copy.format.strips = &spoilt;
+    subject.begin("a wrong strip");
+    const std::string fault = fault_of(copy.kernels);
+    if (fault.find("_strips__") == std::string::npos) {
+      throw Failure("the self-check says '" + fault + "' of strips with bug " +
+                    std::to_string(bug));
     }
   }
 }
@@ -194,6 +231,7 @@ void check_doctored(const Kernels& kernels) {
   for (const Format* format : formats_of(kernels)) {
     check_refusals(subject, kernels, *format);
     check_refusals_of_few_rows(subject, kernels, *format);
+    check_refusals_of_strips(subject, kernels, *format);
   }
   check_rotations_refused(subject, kernels);
   check_that_tests_can_fail(subject);

@@ -201,7 +201,9 @@ class GemmTest {
                          scales.data());
     float* out = out_.get<float>(m * w.n, Place::kBeforeGuard);
     const std::vector<float> bias(static_cast<size_t>(w.n), 0.25f);
-    const FloatOutput to = {packed.scale, bias.data(), Activation::kGelu, Dtype::kFloat32,
+    const bool has_bias = (m + w.k) % 2 == 0;  // each activation with and without
+    const FloatOutput to = {packed.scale, has_bias ? bias.data() : nullptr,
+                            static_cast<Activation>((m + w.n + w.k) % 5), Dtype::kFloat32,
                             reinterpret_cast<char*>(out)};
     gemm(from, packed.weight,
          FloatSink(kernels, packed.weight, from.rows, to, scales.data(), spec.per_tensor ? 0 : 1,

@@ -55,14 +55,81 @@ void multiply_pair(const Rows& rows, const PackedWeight& w, const RowBlock& rows
                    w.panel(q) - w.panel(p), groups, rows.tuning.ahead, sums);
 }
 
+// The last tile of a thread, as strips leave it, and the columns that it and the next one need.
+struct Behind {
+  Pending tile;
+  Panel panels[2];
+  int turn = 0;
+};
+
+Behind& behind() {
+  thread_local Behind state;
+  return state;
+}
+
+// How many lines of the next panel's part to ask for with every 64 k: where the weight stays in the
+// second cache none, else so many that a block of strips spreads them evenly.
+int64_t fetches_for(const Rows& rows, const PackedWeight& w, const Passage& how, int64_t count) {
+  constexpr int64_t kLine = 64;
+  const int64_t steps = how.block / kKMultiple - 1, strips = (count + how.height - 1) / how.height;
+  if (w.panels() * how.depth * kPanel <= rows.tuning.near_bytes || strips * steps <= 0) return 0;
+  const int64_t lines = how.block * kPanel / kLine;
+  return (lines + strips * steps - 1) / (strips * steps);
+}
+
+// As run_panel, each tile finished while the next one is multiplied.
+void run_strips(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
+                int32_t* sums, const TileSink& sink) {
+  Behind& last = behind();
+  Panel& panel = last.panels[last.turn ^= 1];
+  sink.load_panel(p, &panel);
+  const Passage how = passage_of(rows, w, rows_here.rows());
+  const int64_t fetches = fetches_for(rows, w, how, rows_here.rows());
+  EpilogueArgs then;
+  sink.epilogue_of(sums, rows_here.begin, 0, p, panel, &then);
+  const Strips& strips = *rows.format->strips;
+  const bool alone = rows_here.rows() <= how.height;
+  const StripFn strip =
+      (alone ? strips.weights_pass : strips.rows_pass)[static_cast<int>(then.activation)];
+  for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
+    const int64_t part = std::min(how.block, how.depth - k);
+    const int8_t *b = w.panel(p) + k * kPanel, *ahead = b + part * kPanel;
+    for (int64_t m = rows_here.begin; m < rows_here.end; m += how.height) {
+      const int count = static_cast<int>(std::min(how.height, rows_here.end - m));
+      int32_t* tile = sums + (m - rows_here.begin) * kPanel;
+      const uint8_t* a = rows.a + m * rows.stride + k * rows.format->bytes_per_code;
+      strip(static_cast<int>(how.height), a, rows.stride, b, part / kGroup, ahead, fetches,
+            k > 0 ? tile : nullptr, last.tile);
+      ahead += (part / kKMultiple - 1) * fetches * 64;
+      last.tile.sums = tile;
+      sink.epilogue_of(tile, m, k + how.block >= how.depth ? count : 0, p, panel, &last.tile.then);
+    }
+  }
+}
+
 // Whole products, handed to a sink.
 class Products final : public PanelWork {
  public:
   Products(const Rows& rows, const PackedWeight& w, const TileSink& sink)
-      : rows_(rows), w_(w), sink_(sink) {}
+      : rows_(rows), w_(w), sink_(sink) {
+    EpilogueArgs probe;
+    const bool finishes = sink.epilogue_of(nullptr, 0, 0, 0, Panel{}, &probe);
+    strips_ = finishes && w.k > 0 ? rows.format->strips : nullptr;  // strips begin with a step
+  }
 
   void run(const RowBlock& block, int64_t p) const override {
-    run_panel(rows_, w_, block, p, sums_for(block.rows()), sink_);
+    int32_t* sums = sums_for(block.rows() + kMaxTileRows);
+    if (strips_ != nullptr && block.rows() > strips_->least_rows) {
+      run_strips(rows_, w_, block, p, sums, sink_);
+    } else {
+      run_panel(rows_, w_, block, p, sums, sink_);
+    }
+  }
+
+  void finish() const override {
+    Pending& last = behind().tile;
+    if (last.sums != nullptr) strips_->finish(last);
+    last = {};
   }
 
   void run_pair(const RowBlock& block, int64_t p, int64_t q) const override {
@@ -86,6 +153,7 @@ class Products final : public PanelWork {
   const Rows& rows_;
   const PackedWeight& w_;
   const TileSink& sink_;
+  const Strips* strips_;
 };
 
 // Whether panels in pairs are for a block of so many rows.
@@ -100,6 +168,7 @@ void run_task(const Task& task, bool pairs, const PanelWork& work) {
   const int64_t half = pairs ? (task.panel_end - p) / 2 : 0, second = p + half;
   for (int64_t i = 0; i < half; ++i) work.run_pair(task.block, p + i, second + i);
   for (p += 2 * half; p < task.panel_end; ++p) work.run(task.block, p);
+  work.finish();
 }
 
 // Rows that a thread fills at a time: few enough that each of them gets some.
@@ -155,8 +224,9 @@ RowsMemory& rows_memory() {
 Rows make_rows(const Format& format, int64_t count, const PackedWeight& w, RowsMemory& memory) {
   const int64_t stride = row_stride(round_up(w.k, format.k_multiple) * format.bytes_per_code);
   int32_t* add = memory.constants.get<int32_t>(2 * count);
-  return {&format, tuning_of(format), memory.codes.get<uint8_t>(count * stride), count, stride,
-          add,     add + count};
+  // Strips are all as tall as the first, and read beyond the last row.
+  uint8_t* codes = memory.codes.get<uint8_t>((count + kMaxTileRows) * stride);
+  return {&format, tuning_of(format), codes, count, stride, add, add + count};
 }
 
 void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,

@@ -90,6 +90,8 @@ class PanelWork {
     run(block, p);
     run(block, q);
   }
+  // Behind the last panel of a block, on the thread that ran it: for what it left undone.
+  virtual void finish() const {}
 };
 
 // Fills the rows, then runs the work: on one team of threads, each with an equal share of it.
@@ -105,6 +107,12 @@ class TileSink {
   // constants.
   virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p,
                     const Panel& panel) const = 0;
+  // The epilogue that `tile` would be, for formats that finish a tile while they multiply the next;
+  // false where it is none.
+  virtual bool epilogue_of(const int32_t*, int64_t, int, int64_t, const Panel&,
+                           EpilogueArgs*) const {
+    return false;
+  }
 };
 
 // Rows of the tiles that a GEMM of this many rows is cut into.

@@ -62,12 +62,18 @@ void FloatSink::load_panel(int64_t p, Panel* panel) const { load_columns(w, to, 
 
 void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
                      const Panel& panel) const {
+  EpilogueArgs args;
+  epilogue_of(raw, m, count, p, panel, &args);
+  kernels.sums->epilogue(&args);
+}
+
+bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
+                            EpilogueArgs* args) const {
   char* out = to.data + ((first + m) * w.n + p * kPanel) * to.element();
   const float* scale = row_scale + (first + m) * scale_stride;
-  const EpilogueArgs args = {raw,   count,        columns_of(w, p), rows.add + m,  rows.mul + m,
-                             scale, scale_stride, &panel,           to.activation, to.dtype,
-                             out,   w.n};
-  kernels.sums->epilogue(&args);
+  *args = {raw,          count,  columns_of(w, p), rows.add + m, rows.mul + m, scale,
+           scale_stride, &panel, to.activation,    to.dtype,     out,          w.n};
+  return true;
 }
 
 const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,

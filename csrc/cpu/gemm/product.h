@@ -56,6 +56,8 @@ struct FloatSink final : TileSink {
 
   void load_panel(int64_t p, Panel* panel) const override;
   void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
+  bool epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
+                   EpilogueArgs* args) const override;
 };
 
 // The columns of panel p that the weight has.

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "cpu/kernels/tables/rows.h"
+#include "cpu/kernels/tables/sums.h"
 
 namespace qfx::cpu {
 namespace {
@@ -143,6 +144,84 @@ std::string fault_of_tiles(const Kernels& kernels, const Format& format, const B
   return "";
 }
 
+// The first element of `found` whose bits are not those of `expected`, or n.
+int first_other(const float* found, const float* expected, int n) {
+  const auto same = [](float a, float b) {
+    return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+  };
+  return static_cast<int>(std::mismatch(found, found + n, expected, same).first - found);
+}
+
+// Strips and what they become, of the tallest tile: all of K in two parts, then all of it at once.
+struct StripRun {
+  static constexpr int kRows = kMaxTileRows, kSize = kRows * kPanel;
+  alignas(64) int32_t sums[2][kSize], exact[kSize];
+  float out[2][kSize], expected[kSize], scale[kRows];
+  int32_t mul[kRows];
+  Panel panel = {};
+
+  StripRun(const Format& format, const Arranged& x, const Problem& problem) {
+    for (int n = 0; n < kPanel; ++n) {
+      panel.scale[n] = 1.f / static_cast<float>(1000 + n);
+      panel.bias[n] = static_cast<float>(n - kPanel / 2);
+      panel.colsum[n] = problem.colsum[n];
+    }
+    panel.has_bias = true;
+    for (int m = 0; m < kRows; ++m) {
+      scale[m] = 1.f / static_cast<float>(1 + m);
+      mul[m] = m - 3;
+      for (int n = 0; n < kPanel; ++n) {
+        exact[m * kPanel + n] =
+            problem.expected[m][n] - x.add[m] + format.mul_offset * problem.colsum[n];
+      }
+    }
+  }
+
+  EpilogueArgs becomes(const Arranged& x, const int32_t* tile, float* to, Activation activation) {
+    return {tile, kRows,  kPanel,     x.add,           mul, scale,
+            1,    &panel, activation, Dtype::kFloat32, to,  kPanel};
+  }
+
+  void run(const Format& format, StripFn strip, Activation activation, const Arranged& x,
+           const Problem& problem) {
+    const int first = format.k_multiple;
+    const auto multiply = [&](int begin, int end, const int32_t* from, const Pending& before) {
+      strip(kRows, x.a + begin * format.bytes_per_code, x.kStride, problem.b + begin * kPanel,
+            (end - begin) / kGroup, problem.b, 0, from, before);
+    };
+    Pending last;
+    multiply(0, first, nullptr, last);
+    last.sums = sums[0];
+    multiply(first, x.depth, sums[0], last);
+    last.then = becomes(x, sums[0], out[0], activation);
+    multiply(0, x.depth, nullptr, last);
+    last = {sums[1], becomes(x, sums[1], out[1], activation)};
+    format.strips->finish(last);
+    const EpilogueArgs wanted = becomes(x, exact, expected, activation);
+    kernels_ref().sums->epilogue(&wanted);
+  }
+};
+
+std::string fault_of_strips(const Kernels& kernels, const Format& format, const Problem& problem) {
+  if (format.strips == nullptr) return "";
+  const Arranged x(format, kMaxTileRows, 0, problem);
+  for (const StripFn* strips : {format.strips->rows_pass, format.strips->weights_pass}) {
+    for (int i = 0; i <= static_cast<int>(Activation::kSilu); ++i) {
+      StripRun of(format, x, problem);
+      of.run(format, strips[i], static_cast<Activation>(i), x, problem);
+      for (const float* out : of.out) {
+        const int at = first_other(out, of.expected, of.kSize);
+        if (at == of.kSize) continue;
+        return std::string("kernel ") + format.name + "_strips__" + kernels.isa +
+               " computes a wrong output on this processor (activation " + std::to_string(i) +
+               ", row " + std::to_string(at / kPanel) + ", column " + std::to_string(at % kPanel) +
+               ")";
+      }
+    }
+  }
+  return "";
+}
+
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {
   for (int rows = 1; rows <= format.tile_rows; ++rows) {
     for (const TileFn* tiles : {format.tiles, format.prefetching_tiles}) {
@@ -150,16 +229,9 @@ std::string fault_of_format(const Kernels& kernels, const Format& format, const 
       if (!fault.empty()) return fault;
     }
   }
-  const std::string fault = fault_of_tiles(kernels, format, format.few, problem);
-  return fault.empty() ? fault_of_tiles(kernels, format, format.pairs, problem) : fault;
-}
-
-// The first element of `found` whose bits are not those of `expected`, or n.
-int first_other(const float* found, const float* expected, int n) {
-  const auto same = [](float a, float b) {
-    return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
-  };
-  return static_cast<int>(std::mismatch(found, found + n, expected, same).first - found);
+  std::string fault = fault_of_tiles(kernels, format, format.few, problem);
+  if (fault.empty()) fault = fault_of_tiles(kernels, format, format.pairs, problem);
+  return fault.empty() ? fault_of_strips(kernels, format, problem) : fault;
 }
 
 // Against the reference, which is plain loops.

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/tables/panel.h"
+#include "cpu/kernels/tables/sums.h"
 #include "cpu/kernels/tables/tuning.h"
 
 namespace qfx::cpu {
@@ -28,6 +29,28 @@ using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t 
 // Asks for what lies `ahead` bytes from what it reads of each; it need not be there.
 using PairFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
                         int64_t groups, int64_t ahead, int32_t* out);
+
+// A tile whose sums are where its products left them, in registers: where they go, and what becomes
+// of them then, rows = 0 where more of K follows.
+struct Pending {
+  int32_t* sums = nullptr;  // null: there is none
+  EpilogueArgs then = {};
+};
+
+// Multiplies `rows` rows as a TileFn does, but leaves the sums in registers; `sums`: what to add
+// to, or null. Meanwhile it stores those of the tile before and finishes them. Asks for `fetches`
+// lines of 64 bytes from `ahead` on with every 64 k; they need not be there.
+using StripFn = void (*)(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups,
+                         const int8_t* ahead, int64_t fetches, const int32_t* sums,
+                         const Pending& before);
+
+// What an instruction set has that multiplies and finishes at once.
+struct Strips {
+  int least_rows;               // of a block of them: one more than this
+  const StripFn* rows_pass;     // by activation; for blocks of several strips
+  const StripFn* weights_pass;  // for blocks of one
+  void (*finish)(const Pending& last);
+};
 
 // Tiles of 1 to `rows` rows that fetch with each hint: a prefetch has it as an immediate operand,
 // so these are for the few rows whose weights pass by once. None where rows is 0.
@@ -60,6 +83,8 @@ struct Format {
   // Prefetching tiles and pairs of them for few rows.
   ByHint<TileFn> few = {};
   ByHint<PairFn> pairs = {};
+  // The same and the epilogue at once; null where it has none.
+  const Strips* strips = nullptr;
   // Where nothing is known of the processor; gemm/tuning.h has what is in use.
   Tuning tuning = {};
   // What to use instead for fewer than tuning.minimum_rows rows, or null.

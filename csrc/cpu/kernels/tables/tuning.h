@@ -31,6 +31,8 @@ struct Tuning {
   int64_t streams = 1;
   // With fewer rows the format below this one is used, if there is one.
   int64_t minimum_rows = 0;
+  // Weights of up to so many bytes stay in the second cache by themselves: strips fetch none ahead.
+  int64_t near_bytes = 1280 << 10;
   // Multiply-accumulates for which other threads are not woken: about 5 microseconds.
   int64_t serial_steps = 1 << 19;
 };
