@@ -114,7 +114,8 @@ class Products final : public PanelWork {
       : rows_(rows), w_(w), sink_(sink) {
     EpilogueArgs probe;
     const bool finishes = sink.epilogue_of(nullptr, 0, 0, 0, Panel{}, &probe);
-    strips_ = finishes && w.k > 0 ? rows.format->strips : nullptr;  // strips begin with a step
+    const Strips* strips = finishes ? rows.format->strips : nullptr;
+    strips_ = strips != nullptr && w.k > strips->least_depth ? strips : nullptr;
   }
 
   void run(const RowBlock& block, int64_t p) const override {

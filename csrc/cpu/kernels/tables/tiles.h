@@ -46,7 +46,8 @@ using StripFn = void (*)(int rows, const uint8_t* a, int64_t lda, const int8_t* 
 
 // What an instruction set has that multiplies and finishes at once.
 struct Strips {
-  int least_rows;               // of a block of them: one more than this
+  // Of a block of strips, and of K: more than these. A shallow tile has no time to finish another.
+  int least_rows, least_depth;
   const StripFn* rows_pass;     // by activation; for blocks of several strips
   const StripFn* weights_pass;  // for blocks of one
   void (*finish)(const Pending& last);

@@ -207,8 +207,8 @@ constexpr StripFn kStripOf[] = {
     strip_of<kPassing, Activation::kGelu>, strip_of<kPassing, Activation::kGeluTanh>,
     strip_of<kPassing, Activation::kSilu>};
 
-constexpr Strips kStrips = {kRowsAtMost, kStripOf<Passing::kRows>, kStripOf<Passing::kWeights>,
-                            finish_strip};
+constexpr Strips kStrips = {kRowsAtMost, 2 * kDepth, kStripOf<Passing::kRows>,
+                            kStripOf<Passing::kWeights>, finish_strip};
 
 // Up to 16 rows of two panels: four chains of products, as two run at half the speed.
 template <int kHint>
