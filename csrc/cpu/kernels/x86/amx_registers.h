@@ -1,0 +1,75 @@
+// The tile registers of AMX: their shapes, which are state of the thread, and how they are loaded.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/kernels/tables/panel.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int kRowsAtMost = 16;               // of one tile register
+constexpr int kTallest = 2 * kRowsAtMost;     // rows of a tile
+constexpr int kDepth = 64;                    // codes of one row in it
+constexpr int64_t kStride = kPanel * kGroup;  // bytes from one group of weights to the next
+constexpr int64_t kSumStride = kPanel * 4;    // and from one row of sums to the next
+constexpr int kHalf = kPanel / 2;             // columns of one tile register
+constexpr int kLower = kRowsAtMost * kPanel;  // from the sums of the upper rows to the lower ones
+
+// What ldtilecfg reads.
+struct alignas(64) Shapes {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+static_assert(sizeof(Shapes) == 64);
+
+thread_local int configured = 0;  // rows, those of a pair negative; 0: released
+
+void configure(int name, const int (&height)[8]) {
+  Shapes shapes = {};
+  shapes.palette = 1;
+  for (int i = 0; i < 8; ++i) {
+    shapes.rows[i] = static_cast<uint8_t>(height[i]);
+    shapes.row_bytes[i] = height[i] == 0 ? 0 : kDepth;
+  }
+  asm volatile("" ::"r"(&shapes) : "memory");  // GCC's ldtilecfg claims to read 8 bytes only
+  _tile_loadconfig(&shapes);
+  configured = name;
+}
+
+// Registers 0, 1: sums of the upper rows, left and right columns; 2, 3: of the lower rows; 4, 5:
+// activations of the upper and lower rows; 6, 7: weights of the left and right columns.
+void configure_tile(int rows) {
+  if (configured == rows) return;
+  const int upper = rows < kRowsAtMost ? rows : kRowsAtMost, lower = rows - upper;
+  configure(rows, {upper, upper, lower, lower, upper, lower, kRowsAtMost, kRowsAtMost});
+}
+
+// Registers 0 to 3: sums of 64 columns; 4: activations; 5, 6, 7: weights, in turn.
+void configure_pair(int rows) {
+  if (configured == -rows) return;
+  configure(-rows, {rows, rows, rows, rows, rows, kRowsAtMost, kRowsAtMost, kRowsAtMost});
+}
+
+void release() {
+  _tile_release();
+  configured = 0;
+}
+
+// One operand stays in the first cache from tile to tile, the other passes by and is left in the
+// second one: else neither of them stays.
+enum class Passing { kRows, kWeights };
+
+// (a macro, as the register is an immediate operand)
+#define QFX_LOAD(tile, from, stride, passes) \
+  if constexpr (passes) {                    \
+    _tile_stream_loadd(tile, from, stride);  \
+  } else {                                   \
+    _tile_loadd(tile, from, stride);         \
+  }
+
+}  // namespace
+}  // namespace qfx::cpu
