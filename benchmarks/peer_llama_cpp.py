@@ -35,7 +35,7 @@ def llama_cpp_q8(model: nn.Module, inputs: Inputs) -> Run:
     """It keeps a cache of its own, which is cut back to the past before each call. It gives logits
     and no hidden state."""
     inner: Any = model.model
-    _check(model, inner.config)
+    _check(model, inner.config, len(inputs[0]))
     import gguf
     import llama_cpp
 
@@ -67,13 +67,15 @@ def llama_cpp_q8(model: nn.Module, inputs: Inputs) -> Run:
     return run
 
 
-def _check(model: nn.Module, config: Any) -> None:
+def _check(model: nn.Module, config: Any, batch: int) -> None:
     if not isinstance(model, Prefill | Decode):
         kind = type(config).__name__
         raise UnsupportedError(f"llama.cpp is for language models, and {kind} is none.")
     if config.model_type != "llama":
         kind = config.model_type
         raise UnsupportedError(f"GGUF files are written here for Llama's kind, and this is {kind}.")
+    if batch != 1:
+        raise UnsupportedError(f"llama.cpp runs one text at a time here, and these are {batch}.")
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
         sizes = f"{config.hidden_size} and {config.intermediate_size}"
         raise UnsupportedError(f"Q8_0 has blocks of {BLOCK}, which do not divide {sizes}.")
