@@ -108,17 +108,21 @@ def ways() -> dict[str, Way]:
     return {**own, **peers}
 
 
-def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared:
-    """After the first call, from an empty Inductor cache. Raises UnsupportedError, and whatever
-    else a peer may raise."""
+def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared | str:
+    """After the first call, from an empty Inductor cache; or why it does not run."""
     if lacking := missing(way.packages):
-        raise UnsupportedError(lacking)
-    with fresh_cache():
-        way.set_isa()
-        start = cpu_seconds()
-        run = way.prepare(model, inputs)
-        outputs = run()
-        return Prepared(run, outputs, cpu_seconds() - start)
+        return lacking
+    with fresh_cache():  # which keeps its folder where an error passes through
+        try:
+            way.set_isa()
+            start = cpu_seconds()
+            run = way.prepare(model, inputs)
+            outputs = run()
+            return Prepared(run, outputs, cpu_seconds() - start)
+        except UnsupportedError as why:
+            return str(why)
+        except Exception as why:  # a peer may raise anything, and its row says what
+            return f"{type(why).__name__}: {why}".split("\n")[0]
 
 
 def measure(
@@ -126,17 +130,11 @@ def measure(
 ) -> list[Row]:
     """One row for each of `chosen`, the baseline among them, in its order."""
     model, inputs = subject.build(sizes)
-    ready: dict[str, Prepared] = {}
-    failed: dict[str, str] = {}
     best_isa = _C.isa()
     with torch.no_grad():
-        for name, way in chosen.items():
-            try:
-                ready[name] = prepared(way, model, inputs)
-            except UnsupportedError as why:
-                failed[name] = str(why)
-            except Exception as why:  # a peer may raise anything, and its row says what
-                failed[name] = f"{type(why).__name__}: {why}".split("\n")[0]
+        found = {name: prepared(way, model, inputs) for name, way in chosen.items()}
+        ready = {name: p for name, p in found.items() if isinstance(p, Prepared)}
+        failed = {name: why for name, why in found.items() if isinstance(why, str)}
         runs = {name: Candidate(p.run, chosen[name].set_isa) for name, p in ready.items()}
         times = interleaved(runs, rounds)
     _C.set_isa(best_isa)

@@ -160,7 +160,7 @@ PEERS: dict[str, Peer] = {
     "bfloat16 Inductor": Peer(bfloat16),
     "torch quantize_dynamic": Peer(torch_dynamic),
     "torchao W8A8": Peer(partial(torchao_compiled, {}), ("torchao",)),
-    "torchao W8A8, its recipe": Peer(partial(torchao_compiled, RECIPE), ("torchao",)),
+    "torchao W8A8 by its recipe": Peer(partial(torchao_compiled, RECIPE), ("torchao",)),
     "ONNX Runtime float32": Peer(onnx_float, ONNX),
     "ONNX Runtime int8": Peer(partial(onnx_dynamic, "QInt8", False), ONNX),
     "ONNX Runtime 7-bit weights": Peer(partial(onnx_dynamic, "QInt8", True), ONNX),

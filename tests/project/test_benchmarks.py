@@ -153,6 +153,11 @@ def test_the_summary_says_first_or_nth(own: list[Any], lines: list[str]) -> None
     assert last == [f"a, 2 threads: {line}" for line in lines]
 
 
+def test_candidates_can_be_chosen_by_name() -> None:
+    everything = ways()
+    assert models.names(",".join(everything), everything) == list(everything)
+
+
 def test_ordinals() -> None:
     named = {1: "first", 2: "2nd", 3: "3rd", 4: "4th", 11: "11th", 12: "12th", 13: "13th"}
     named |= {21: "21st", 22: "22nd", 111: "111th"}
