@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,8 +22,8 @@ UNKNOWN = "No conversion is registered"  # how the converter's error begins
 
 
 def ctranslate2_int8(model: nn.Module, inputs: Inputs) -> Run:
-    """It keeps a cache of its own: one token runs behind a prompt whose state is kept from call to
-    call. A language model gives logits and no hidden state."""
+    """It keeps a cache of its own: each call runs the next token of a generation, behind a past
+    that grows by it. A language model gives logits and no hidden state."""
     import ctranslate2
 
     inner: Any = model.model
@@ -118,19 +120,67 @@ def _decode(folder: Path, model: Any, inputs: Inputs) -> Run:
 
     if len(model.told) != 1:
         raise UnsupportedError(
-            f"CTranslate2 keeps the state of one prompt, and these are {len(model.told)}."
+            f"CTranslate2 is led through one text at a time here, and these are {len(model.told)}."
         )
+    config = model.model.config
+    prompt = [*model.told[0], int(inputs[0])]
     generator = ctranslate2.Generator(str(folder), **_threads())
-    name = _Tokens(model.model.config.vocab_size).convert_ids_to_tokens
-    step = partial(
+    generate = partial(
         generator.generate_batch,
-        [[name(int(inputs[0]))]],
-        static_prompt=[name(i) for i in model.told[0]],
+        [[_Tokens(config.vocab_size).convert_ids_to_tokens(i) for i in prompt]],
         include_prompt_in_result=False,
-        max_length=1,
+        max_length=config.max_position_embeddings - len(prompt),
+        end_token=[],  # nothing ends it
         return_logits_vocab=True,
     )
-    return lambda: (None, _tensor(step()[0].logits[0][0])[None, None])
+    steps = Steps(generate)
+    atexit.register(steps.close)
+    return lambda: (None, steps.next()[None, None])
+
+
+class Steps:
+    """A generation that is led token by token: it waits in its callback until the next is asked
+    for. Asking anew behind a cached prompt would time a copy of the keys and values too."""
+
+    def __init__(self, generate: Callable[..., Any]) -> None:
+        self.generate = generate
+        self.asked, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.logits: Tensor | None = None
+        self.closed = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def next(self) -> Tensor:
+        """Logits [V] behind one token more; the first call reads the prompt too.
+
+        Raises RuntimeError when the generation has ended, as where no positions are left."""
+        if self.thread.ident is None:
+            self.thread.start()
+        else:
+            self.asked.release()
+        self.done.acquire()
+        if self.logits is None:
+            raise RuntimeError("CTranslate2 has ended its generation: there is no further token")
+        return self.logits
+
+    def close(self) -> None:
+        self.closed = True
+        self.asked.release()
+        if self.thread.ident is not None:
+            self.thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.generate(callback=self._token)
+        finally:
+            self.logits = None
+            self.done.release()
+
+    def _token(self, result: Any) -> bool:
+        if not self.closed:
+            self.logits = _tensor(result.logits).flatten().clone()  # the next step writes there
+            self.done.release()
+            self.asked.acquire()
+        return self.closed
 
 
 RUNS: dict[type, Callable[[Path, Any, Inputs], Run]] = {

@@ -6,8 +6,10 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from benchmarks.common import compiled_apart
 from benchmarks.converted import converted
 from benchmarks.models import BASELINE, Way, measure, report, ways
 from benchmarks.peer import UnsupportedError, missing
+from benchmarks.peer_ctranslate2 import Steps
 from benchmarks.peers import PEERS
 from benchmarks.prepare import BACKENDS, rows
 from benchmarks.standing import ordinal, standings
@@ -207,6 +210,27 @@ def test_llama_cpp_says_what_it_does_not_take(subject: str, batch: int, reason: 
     model, inputs = replace(small, batch=batch).build({**sizes, **odd})
     with pytest.raises(UnsupportedError, match=re.escape(reason)):
         PEERS["llama.cpp Q8_0"].prepare(model, inputs)
+
+
+def test_a_generation_is_led_token_by_token() -> None:
+    """It computes none before it is asked for, but the first; nor any when it is closed."""
+    computed: list[int] = []
+
+    def generate(callback: Any) -> None:
+        for i in range(3):
+            computed.append(i)
+            if callback(SimpleNamespace(logits=numpy.full((1, 2), i, numpy.float32))):
+                return
+
+    steps = Steps(generate)
+    for i in range(3):
+        assert steps.next().tolist() == [i, i] and computed == list(range(i + 1))
+    with pytest.raises(RuntimeError, match="CTranslate2 has ended its generation"):
+        steps.next()
+    closed = Steps(generate)
+    closed.next()
+    closed.close()
+    assert computed == [0, 1, 2, 0]
 
 
 def test_a_model_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
