@@ -53,7 +53,6 @@ def llama_cpp_q8(model: nn.Module, inputs: Inputs) -> Run:
         n_threads=threads,
         n_threads_batch=threads,
         logits_all=True,
-        flash_attn=True,
         verbose=False,
     )
     if told:
