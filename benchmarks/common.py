@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -29,10 +29,17 @@ INT8_FLAGS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call."""
+    """Seconds a call; `spread` is the middle half of the samples, as a part of their median."""
 
     median: float
     best: float
+    spread: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        middle = median(samples)
+        low, _, high = quantiles(samples, n=4) if len(samples) > 1 else (middle,) * 3
+        return cls(middle, min(samples), (high - low) / middle)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ def interleaved(candidates: Mapping[str, Candidate], rounds: int) -> dict[str, T
     for _ in range(rounds):
         for name, candidate in candidates.items():
             samples[name].append(_sample(candidate, repeats[name]))
-    return {name: Timing(median(s), min(s)) for name, s in samples.items()}
+    return {name: Timing.of(s) for name, s in samples.items()}
 
 
 def _repeats(candidate: Candidate) -> int:
@@ -99,7 +106,10 @@ def machine() -> dict[str, Any]:
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
-        "family_model": [cpu.get("cpu family"), cpu.get("model")],
+        "family_model": [
+            cpu.get("cpu family") or cpu.get("CPU implementer"),
+            cpu.get("model") or cpu.get("CPU part"),
+        ],
         "flags": [f for f in INT8_FLAGS if f in flags],
         "cores": torch.multiprocessing.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -135,11 +145,20 @@ def result_path(benchmark: str) -> Path:
 
 def merge(benchmark: str, rows: list[dict[str, Any]], key: Sequence[str]) -> Path:
     """Saves `rows` beside those saved before, less the ones that agree with one of them on `key`.
-    The file's machine is the last writer's, so rows carry what may differ: commit and threads."""
+    A row that has a `reason` in place of figures removes none that has figures. The file's machine
+    is the last writer's, so rows carry what may differ: commit and threads."""
+
+    def keys(of: list[dict[str, Any]]) -> list[list[Any]]:
+        return [[row.get(k) for k in key] for row in of]
+
     path = result_path(benchmark)
     before = json.loads(path.read_text())["rows"] if path.exists() else []
-    new = [[row.get(k) for k in key] for row in rows]
-    return save(benchmark, [r for r in before if [r.get(k) for k in key] not in new] + rows)
+    measured = keys([row for row in before if "reason" not in row])
+    new = [
+        r for r, k in zip(rows, keys(rows), strict=True) if "reason" not in r or k not in measured
+    ]
+    kept = [r for r, k in zip(before, keys(before), strict=True) if k not in keys(new)]
+    return save(benchmark, kept + new)
 
 
 def save(benchmark: str, rows: list[dict[str, Any]]) -> Path:

@@ -1,8 +1,9 @@
-"""Whole models with random weights: float32, qfx, and the int8 peers that are installed.
+"""Whole models with random weights: float32, qfx, and the peers that are installed.
 
-All candidates of a model are timed in turns in one process. A peer that is missing or fails is a
-row with the reason. CPU seconds to prepare start from an empty Inductor cache; what a process pays
-once falls to its first candidate (`python -m benchmarks.prepare` gives each its own process).
+All candidates of a model are timed in turns in one process. A peer that is missing, that cannot
+take the model or that fails is a row with the reason. CPU seconds to prepare start from an empty
+Inductor cache, with what was converted for another program kept from the run before; what a process
+pays once falls to its first candidate (`python -m benchmarks.prepare` gives each its own process).
     python -m benchmarks.models [--models bert-1x128,...] [--threads 1] [--rounds 7] [--save]
 The peers: pip install -c constraints.txt --no-build-isolation -e '.[peers]'
 """
@@ -33,7 +34,9 @@ from benchmarks.common import (
     machine,
     merge,
 )
-from benchmarks.peers import PEERS, Prepare, Run
+from benchmarks.peer import Answers, Prepare, Run, UnsupportedError, missing
+from benchmarks.peers import PEERS
+from benchmarks.standing import standings
 from benchmarks.subjects import TABLE, Inputs, Outputs, Sizes, Subject
 from qfx.ops.single_tensors import sqnr
 
@@ -44,10 +47,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a model; `isa` is the one that qfx's kernels are set to, if they are used."""
+    """One way to run a model; `isa` is the one that qfx's kernels are set to, if they are used;
+    `packages` are those it needs, as pip knows them."""
 
     prepare: Prepare
     isa: str | None = None
+    packages: tuple[str, ...] = ()
 
     def set_isa(self) -> None:
         if self.isa:
@@ -57,7 +62,7 @@ class Way:
 @dataclass(frozen=True)
 class Prepared:
     run: Run
-    outputs: Outputs
+    outputs: Answers
     cpu_s: float
 
 
@@ -99,17 +104,25 @@ def ways() -> dict[str, Way]:
     }
     if "avx2" in others:
         own["qfx on AVX2"] = Way(partial(compiled, qfx.backend), "avx2")
-    return {**own, **{name: Way(prepare) for name, prepare in PEERS.items()}}
+    peers = {name: Way(p.prepare, packages=p.packages) for name, p in PEERS.items()}
+    return {**own, **peers}
 
 
-def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared:
-    """After the first call, from an empty Inductor cache."""
-    with fresh_cache():
-        way.set_isa()
-        start = cpu_seconds()
-        run = way.prepare(model, inputs)
-        outputs = run()
-        return Prepared(run, outputs, cpu_seconds() - start)
+def prepared(way: Way, model: nn.Module, inputs: Inputs) -> Prepared | str:
+    """After the first call, from an empty Inductor cache; or why it does not run."""
+    if lacking := missing(way.packages):
+        return lacking
+    with fresh_cache():  # which keeps its folder where an error passes through
+        try:
+            way.set_isa()
+            start = cpu_seconds()
+            run = way.prepare(model, inputs)
+            outputs = run()
+            return Prepared(run, outputs, cpu_seconds() - start)
+        except UnsupportedError as why:
+            return str(why)
+        except Exception as why:  # a peer may raise anything, and its row says what
+            return f"{type(why).__name__}: {why}".split("\n")[0]
 
 
 def measure(
@@ -117,15 +130,11 @@ def measure(
 ) -> list[Row]:
     """One row for each of `chosen`, the baseline among them, in its order."""
     model, inputs = subject.build(sizes)
-    ready: dict[str, Prepared] = {}
-    failed: dict[str, str] = {}
     best_isa = _C.isa()
     with torch.no_grad():
-        for name, way in chosen.items():
-            try:
-                ready[name] = prepared(way, model, inputs)
-            except Exception as why:  # a peer may raise anything, and its row says what
-                failed[name] = f"{type(why).__name__}: {why}".split("\n")[0]
+        found = {name: prepared(way, model, inputs) for name, way in chosen.items()}
+        ready = {name: p for name, p in found.items() if isinstance(p, Prepared)}
+        failed = {name: why for name, why in found.items() if isinstance(why, str)}
         runs = {name: Candidate(p.run, chosen[name].set_isa) for name, p in ready.items()}
         times = interleaved(runs, rounds)
     _C.set_isa(best_isa)
@@ -142,17 +151,18 @@ def measure(
 
 
 def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing]) -> Row:
-    """Milliseconds a call, speed against float32 eager, and how near the outputs are to its own:
-    of the hidden state, and of the logits where the model has them."""
+    """Milliseconds a call and their spread, speed against float32 eager, and how near the outputs
+    are to its own: of the hidden state, and of the logits where the model has them."""
     expected, found = ready[BASELINE].outputs, ready[name].outputs
     decibels = {
-        part: round(sqnr(e, f), 2)
+        part: round(sqnr(e, f.float()), 2)
         for part, e, f in zip(("sqnr_db", "logits_sqnr_db"), expected, found, strict=False)
-        if name != BASELINE
+        if name != BASELINE and e is not None and f is not None
     }
     return {
         "median_ms": round(times[name].median * 1e3, 3),
         "best_ms": round(times[name].best * 1e3, 3),
+        "spread": round(times[name].spread, 3),
         "ratio": round(times[BASELINE].median / times[name].median, 3),
         **decibels,
         "prepare_cpu_s": round(ready[name].cpu_s, 2),
@@ -160,10 +170,15 @@ def figures(name: str, ready: Mapping[str, Prepared], times: Mapping[str, Timing
 
 
 def report(rows: list[Row]) -> str:
-    """A table of what ran, then one line for each that did not."""
+    """Of one model: a table of what ran, a line for each that did not, then where qfx stands."""
     ran = [row for row in rows if "reason" not in row]
-    missing = [f"{r['model']}: no {r['candidate']}: {r['reason']}" for r in rows if "reason" in r]
-    return "\n".join([tabulate(ran, headers="keys"), *missing])
+    failed = [f"{r['model']}: no {r['candidate']}: {r['reason']}" for r in rows if "reason" in r]
+    places = [f"{rows[0]['model']}, {_threads(rows[0])}: {line}" for line in standings(rows)]
+    return "\n".join([tabulate(ran, headers="keys"), *failed, *places])
+
+
+def _threads(row: Row) -> str:
+    return f"{row['threads']} thread{'' if row['threads'] == 1 else 's'}"
 
 
 def names(text: str, known: Mapping[str, Any]) -> list[str]:

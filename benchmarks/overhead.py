@@ -14,7 +14,6 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -83,7 +82,7 @@ def once_cold(run: Function, other: torch.Tensor, rounds: int) -> Timing:
         start = time.perf_counter()
         run()
         samples.append(time.perf_counter() - start)
-    return Timing(median(samples), min(samples))
+    return Timing.of(samples)
 
 
 def beyond(time: Timing, below: Timing) -> dict[str, float]:

@@ -1,8 +1,4 @@
-"""Other ways to int8 on a CPU, for the whole-model benchmark; none of them is required.
-
-Each `prepare(model, inputs)` returns a call that runs the model on these inputs. It imports what it
-needs, so that a peer that is not installed fails like one that cannot run the model.
-"""
+"""Other ways to run a model fast on a CPU, for the whole-model benchmark; none is required."""
 
 from __future__ import annotations
 
@@ -17,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import compiled_apart
+from benchmarks.peer import Peer, Run
+from benchmarks.peer_ctranslate2 import ctranslate2_int8
+from benchmarks.peer_llama_cpp import llama_cpp_q8
 from benchmarks.subjects import Inputs, Outputs
 
-Run = Callable[[], Outputs]
-Prepare = Callable[[nn.Module, Inputs], Run]
 GROUP = 64  # activations that share a scale in OpenVINO: the fastest group, as exact as larger ones
 
 
@@ -33,7 +30,26 @@ def torch_dynamic(model: nn.Module, inputs: Inputs) -> Run:
     return lambda: quantized(*inputs)
 
 
-def torchao_compiled(model: nn.Module, inputs: Inputs) -> Run:
+def bfloat16(model: nn.Module, inputs: Inputs) -> Run:
+    """Under autocast, by Inductor with frozen weights: else it would convert them at each call."""
+    from torch._inductor import config
+
+    compiled = compiled_apart(model, "inductor")
+
+    def run() -> Outputs:
+        with torch.autocast("cpu", torch.bfloat16):
+            return compiled(*inputs)
+
+    with config.patch(freezing=True):
+        run()
+    return run
+
+
+# What torchao's documentation sets on CPUs beside freezing.
+RECIPE = {"cpp_wrapper": True, "max_autotune": True, "cpp.enable_concat_linear": True}
+
+
+def torchao_compiled(settings: dict[str, Any], model: nn.Module, inputs: Inputs) -> Run:
     """With frozen weights, as its documentation asks for on CPUs. `set_inductor_config` is meant
     for GPUs, and would change Inductor for every candidate."""
     from torch._inductor import config
@@ -42,7 +58,7 @@ def torchao_compiled(model: nn.Module, inputs: Inputs) -> Run:
     quantized = copy.deepcopy(model)
     quantize_(quantized, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
     compiled = compiled_apart(quantized, "inductor")
-    with config.patch(freezing=True):
+    with config.patch({"freezing": True, **settings}):
         compiled(*inputs)
     return lambda: compiled(*inputs)
 
@@ -139,13 +155,18 @@ def _tensors(arrays: Any) -> tuple[Tensor, ...]:
     return tuple(map(torch.from_numpy, arrays))
 
 
-PEERS: dict[str, Prepare] = {
-    "torch quantize_dynamic": torch_dynamic,
-    "torchao W8A8": torchao_compiled,
-    "ONNX Runtime float32": onnx_float,
-    "ONNX Runtime int8": partial(onnx_dynamic, "QInt8", False),
-    "ONNX Runtime 7-bit weights": partial(onnx_dynamic, "QInt8", True),
-    "ONNX Runtime uint8 weights": partial(onnx_dynamic, "QUInt8", False),
-    "OpenVINO float32": partial(openvino, as_it_is),
-    "OpenVINO int8": partial(openvino, int8_weights),
+ONNX = ("onnx", "onnxruntime", "onnxscript")
+PEERS: dict[str, Peer] = {
+    "bfloat16 Inductor": Peer(bfloat16),
+    "torch quantize_dynamic": Peer(torch_dynamic),
+    "torchao W8A8": Peer(partial(torchao_compiled, {}), ("torchao",)),
+    "torchao W8A8 by its recipe": Peer(partial(torchao_compiled, RECIPE), ("torchao",)),
+    "ONNX Runtime float32": Peer(onnx_float, ONNX),
+    "ONNX Runtime int8": Peer(partial(onnx_dynamic, "QInt8", False), ONNX),
+    "ONNX Runtime 7-bit weights": Peer(partial(onnx_dynamic, "QInt8", True), ONNX),
+    "ONNX Runtime uint8 weights": Peer(partial(onnx_dynamic, "QUInt8", False), ONNX),
+    "OpenVINO float32": Peer(partial(openvino, as_it_is), ("openvino",)),
+    "OpenVINO int8": Peer(partial(openvino, int8_weights), ("openvino",)),
+    "CTranslate2 int8": Peer(ctranslate2_int8, ("ctranslate2",)),
+    "llama.cpp Q8_0": Peer(llama_cpp_q8, ("gguf", "llama-cpp-python")),
 }

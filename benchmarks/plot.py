@@ -56,8 +56,8 @@ def _bars(axis: Any, panel: list[Row]) -> None:
 
 
 def _label(row: Row) -> str:
-    exactness = f", {row['sqnr_db']:.0f} dB" if "sqnr_db" in row else ""
-    return f"{row['ratio']:.2f}x{exactness}"
+    decibel = row.get("sqnr_db", row.get("logits_sqnr_db"))
+    return f"{row['ratio']:.2f}x" + (f", {decibel:.0f} dB" if decibel is not None else "")
 
 
 def main() -> None:

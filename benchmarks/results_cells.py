@@ -4,22 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.standing import standings
+
 Row = dict[str, Any]
 EXACT_DB = 100.0  # above it, a difference is that of two orders of float32 sums
 CLOSE = 0.2  # of a prediction, relative
 
 
 def model(row: Row, rows: list[Row]) -> dict[str, str]:
+    """One column a number of threads."""
+    return {_threads(row): "not run" if "reason" in row else speed(row, rows)}
+
+
+def speed(row: Row, rows: list[Row]) -> str:
     """Speed and SQNR; the baseline in ms; a star where the row has a baseline of its own run."""
-    if "reason" in row:
-        return {row["model"]: row["reason"]}
     if row["candidate"] == "float32 eager":
-        return {row["model"]: f"{row['median_ms']:.{0 if row['median_ms'] > 100 else 1}f} ms"}
-    turns = [r for r in rows if r["candidate"] == "float32 eager" and r["model"] == row["model"]]
-    star = "" if any(r["commit"] == row["commit"] for r in turns) else " *"
+        return f"{row['median_ms']:.{0 if row['median_ms'] > 100 else 1}f} ms"
+    keys = ("model", "threads", "commit")
+    run = [row[key] for key in keys]
+    turns = [r for r in rows if r["candidate"] == "float32 eager"]
+    star = "" if any([r[key] for key in keys] == run for r in turns) else " *"
+    return f"{row['ratio']:.2f}x{_exactness(row)}{star}"
+
+
+def _exactness(row: Row) -> str:
+    if "sqnr_db" not in row and "logits_sqnr_db" in row:
+        return f", {row['logits_sqnr_db']:.1f} dB of the logits"
     decibel = row.get("sqnr_db", EXACT_DB)
-    exactness = f", {decibel:.1f} dB" if decibel < EXACT_DB else ""
-    return {row["model"]: f"{row['ratio']:.2f}x{exactness}{star}"}
+    return f", {decibel:.1f} dB" if decibel < EXACT_DB else ""
+
+
+def _threads(row: Row) -> str:
+    return f"{row['threads']} thread{'' if row['threads'] == 1 else 's'}"
+
+
+def places(rows: list[Row]) -> list[str]:
+    """Of one model: where qfx stands for each number of threads, then what did not run and why."""
+    lines = []
+    for count in dict.fromkeys(_threads(row) for row in rows):
+        own = [row for row in rows if _threads(row) == count]
+        lines += [f"{count}: {line}." for line in standings(own)]
+        lines += [f"{count}: no {r['candidate']}: {r['reason']}" for r in own if "reason" in r]
+    return lines
 
 
 def own_first(row: Row) -> Any:

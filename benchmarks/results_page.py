@@ -10,12 +10,15 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from benchmarks.common import RESULTS, ROOT
+from benchmarks import results_cells as cells
+from benchmarks.common import RESULTS, ROOT, slug
 from benchmarks.results_sections import SECTIONS, Section
 from benchmarks.survey_page import table
 
@@ -63,22 +66,31 @@ def short_name(machine: Row) -> str:
     return " ".join([maker, "-".join(v for v in machine["family_model"] if v)]).strip()
 
 
+def long_name(machine: Row) -> str:
+    """All that the name of its files is made of."""
+    return " ".join([machine["cpu"], "-".join(v for v in machine["family_model"] if v)]).strip()
+
+
 def shows(section: Section, name: str) -> bool:
     """Whether it is a table of the file of that name."""
     return re.fullmatch(f"(.+?)-{section.benchmark}", name) is not None
 
 
-def read() -> list[Saved]:
-    """Every file of `benchmarks/results` but those with pages of their own."""
+def read(folder: Path = RESULTS) -> list[Saved]:
+    """Every file of the folder but those with pages of their own. Two processors have two names,
+    the longer ones where the short ones agree."""
     found = []
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in sorted(folder.glob("*.json")):
         if path.stem in ELSEWHERE:
             continue
         host, rows = (json.loads(path.read_text())[key] for key in ("machine", "rows"))
         if not any(shows(section, path.stem) for section in SECTIONS):
             raise ValueError(f"{path.name}: benchmarks/results_sections.py has no section for it")
         found.append(Saved(short_name(host), path.stem, host, rows))
-    return found
+    shared = Counter(short for short, _ in {(f.processor, slug(f.machine)) for f in found})
+    return [
+        replace(f, processor=long_name(f.machine)) if shared[f.processor] > 1 else f for f in found
+    ]
 
 
 def processors(files: Sequence[Saved]) -> str:
@@ -113,21 +125,46 @@ def sources(files: Sequence[Saved], section: Section) -> str:
     return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
-def grid(files: Sequence[Saved], section: Section) -> dict[str, dict[str, str]]:
-    """What was measured -> processor and way -> text, with every column in every row."""
-    cells: dict[str, dict[str, str]] = {}
-    for f in files:
-        for row in sorted(filter(section.only, f.rows), key=section.order):
-            found = {f"{f.processor}, {w}": t for w, t in section.cells(row, f.rows).items()}
-            cells.setdefault(section.row(row), {}).update(found)
-    columns = dict.fromkeys(column for found in cells.values() for column in found)
-    return {name: {c: found.get(c, "") for c in columns} for name, found in cells.items()}
+def grid(files: Sequence[Saved], section: Section, name: str = "") -> dict[str, dict[str, str]]:
+    """Of the section's table of that name: what was measured -> processor and way -> text, with
+    every column in every row, those of a processor side by side.
+
+    Raises ValueError where a figure would stand in the place of another."""
+    found: dict[str, dict[str, str]] = {}
+    columns: dict[str, dict[str, None]] = {f.processor: {} for f in files}
+    for f, row in _ordered(files, section, name):
+        own = {f"{f.processor}, {way}": text for way, text in section.cells(row, f.rows).items()}
+        there = found.setdefault(section.row(row), {})
+        if taken := [c for c in own if there.get(c, own[c]) != own[c]]:
+            places = "; ".join(f"{c}: {there[c]!r} and {own[c]!r}" for c in taken)
+            raise ValueError(f"{f.name}: two figures for {section.row(row)!r} of {places}")
+        there.update(own)
+        columns[f.processor].update(dict.fromkeys(own))
+    names = [column for own in columns.values() for column in own]
+    return {row: {c: own.get(c, "") for c in names} for row, own in found.items()}
 
 
-def pivot(files: Sequence[Saved], section: Section) -> str:
-    """A row for each thing measured, a column for each way of each processor."""
-    rows = [{section.head: name, **found} for name, found in grid(files, section).items()]
-    return table(rows) + "\n"
+def _ordered(files: Sequence[Saved], section: Section, name: str) -> list[tuple[Saved, Row]]:
+    rows = [(f, r) for f in files for r in filter(section.only, f.rows) if section.table(r) == name]
+    return sorted(rows, key=lambda found: section.order(found[1]))
+
+
+def tables(files: Sequence[Saved], section: Section) -> str:
+    """Of each a row for each thing measured, a column for each way of each processor, and below it
+    what the section says of each processor's rows."""
+    names = {section.table(row) for f in files for row in filter(section.only, f.rows)}
+    return "\n".join(_table(files, section, name) for name in sorted(names))
+
+
+def _table(files: Sequence[Saved], section: Section, name: str) -> str:
+    rows = [{section.head: row, **own} for row, own in grid(files, section, name).items()]
+    below = [
+        f"- {f.processor}, {line}"
+        for f in files
+        for line in section.below([r for r in f.rows if section.table(r) == name])
+    ]
+    heading = f"### {name}\n" if name else ""
+    return f"{heading}{table(rows)}\n" + ("\n" + "\n".join(below) + "\n" if below else "")
 
 
 def page(files: Sequence[Saved]) -> str:
@@ -139,20 +176,22 @@ def page(files: Sequence[Saved]) -> str:
             continue
         text += "\n" if section.title == title else f"\n## {section.title}\n"
         title = section.title
-        text += f"{fill(section.text, WIDTH)}\n\n{pivot(own, section)}\n{sources(own, section)}"
+        text += f"{fill(section.text, WIDTH)}\n\n{tables(own, section)}\n{sources(own, section)}"
     return text
 
 
 def figure(files: Sequence[Saved]) -> str:
-    """The README's: whole models on one processor, the ways that a newcomer chooses from."""
+    """The README's: whole models on one thread of one processor, the ways that a newcomer chooses
+    from."""
     section = next(s for s in SECTIONS if s.benchmark == "models")
-    own = [f for f in files if shows(section, f.name) and f.processor == FIGURE_OF]
-    found = grid(own, section)
-    rows = [
-        {"": name} | {column.partition(", ")[2]: text for column, text in found[name].items()}
-        for name in FIGURE_ROWS
-    ]
-    return table(rows) + "\n"
+    of = next(f for f in files if shows(section, f.name) and f.processor == FIGURE_OF)
+    own = [row for row in of.rows if row["threads"] == 1 and "reason" not in row]
+    found: dict[str, dict[str, str]] = {name: {"": name} for name in FIGURE_ROWS}
+    for row in sorted(own, key=section.order):
+        if row["candidate"] in found:
+            found[row["candidate"]][row["model"]] = cells.speed(row, of.rows)
+    models = dict.fromkeys(model for texts in found.values() for model in texts)
+    return table([{m: texts.get(m, "") for m in models} for texts in found.values()]) + "\n"
 
 
 def main() -> None:

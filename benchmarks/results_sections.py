@@ -14,7 +14,9 @@ from benchmarks.results_cells import Row
 class Section:
     """One table. `benchmark`: a pattern of how its files' names end. `head`: of the first column,
     filled by `row`. `cells`: columns of one processor and their text, of a row among all rows of
-    its file. `only`: which rows; `order`: a key to sort them by, else as they stand in the file."""
+    its file. `only`: which rows; `order`: a key to sort them by, else as they stand in the file.
+    `table`: the heading of a table of its own for some rows; `below`: lines under a table, of the
+    rows of one processor."""
 
     benchmark: str
     title: str
@@ -24,6 +26,8 @@ class Section:
     cells: Callable[[Row, list[Row]], dict[str, str]]
     only: Callable[[Row], bool] = lambda row: True
     order: Callable[[Row], Any] = lambda row: 0
+    table: Callable[[Row], str] = lambda row: ""
+    below: Callable[[list[Row]], list[str]] = lambda rows: []
 
 
 def _of(key: str) -> Callable[[Row], str]:
@@ -41,11 +45,14 @@ SECTIONS = (
         "Whole models",
         "Models with random weights: speed against float32 eager, and the SQNR of the last hidden "
         "state (left out where it is float32 too). A star: another run than that of the "
-        "others, against its own float32 eager.",
+        "others, against its own float32 eager. Below each table: where qfx stands among all that "
+        "ran and is not qfx, by these speeds.",
         "way",
         _of("candidate"),
         cells.model,
         order=cells.own_first,
+        table=_of("model"),
+        below=cells.places,
     ),
     Section("linear", "One linear", _LINEAR, "M x K x N", cells.shape, cells.linear),
     Section(

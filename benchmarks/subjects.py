@@ -1,7 +1,7 @@
 """The models of the whole-model benchmark: `transformers` at full size, weights random.
 
 Each takes tensors and returns tensors, so that every peer can capture or export it: first the last
-hidden state, by which candidates are compared.
+hidden state, by which candidates are compared, then the logits of a language model.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched: configuratio
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
 Sizes = dict[str, Any]
+Language = Callable[[Sizes], Any]
 PIXELS, PAST = 224, 256
+MINILM = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
+SMOLLM2 = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 1 / 24,
+    "tie_word_embeddings": True,
+}
 
 
 class Encoder(nn.Module):
@@ -50,11 +69,12 @@ class Decode(nn.Module):
     -> (hidden [B, 1, D], logits [B, 1, V], the longer keys and values...).
 
     A cache that grows and is no state: what every exporter can express, and the same work for all.
+    `told` [B][PAST], the tokens of the past, is for programs that keep a cache of their own.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, told: list[list[int]]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.told = model, told
 
     def forward(self, token: Tensor, *past: Tensor) -> Outputs:
         cache = _cache(past)
@@ -85,6 +105,11 @@ def bert(batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     return Encoder(model), (torch.randint(0, config.vocab_size, (batch, tokens)),)
 
 
+def minilm(batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
+    """The sizes of all-MiniLM-L6."""
+    return bert(batch, tokens, {**MINILM, **sizes})
+
+
 def vit(batch: int, pixels: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     from transformers import ViTConfig, ViTModel
 
@@ -93,27 +118,38 @@ def vit(batch: int, pixels: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     return Encoder(model), (torch.randn(batch, 3, pixels, pixels),)
 
 
-def opt_prefill(batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
-    model = _opt(sizes)
+def prefill(language: Language, batch: int, tokens: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
+    model = _own_head(language(sizes))
     return Prefill(model), (torch.randint(4, model.config.vocab_size, (batch, tokens)),)
 
 
-def opt_decode(batch: int, past: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
+def decode(language: Language, batch: int, past: int, sizes: Sizes) -> tuple[nn.Module, Inputs]:
     """The past is a real one, of random tokens."""
-    model = _opt(sizes)
+    model = _own_head(language(sizes))
     tokens = torch.randint(4, model.config.vocab_size, (batch, past + 1))
     with torch.no_grad():
         cache = model.eval()(tokens[:, :-1], use_cache=True).past_key_values
     keys_values = (t.clone() for layer in cache.layers for t in (layer.keys, layer.values))
-    return Decode(model), (tokens[:, -1:].clone(), *keys_values)
+    return Decode(model, tokens[:, :-1].tolist()), (tokens[:, -1:].clone(), *keys_values)
 
 
-def _opt(sizes: Sizes) -> Any:
-    """The defaults of OPTConfig are those of opt-125m. The head is its own copy of the embedding,
-    which exporters otherwise transpose and dequantize at each call."""
+def opt(sizes: Sizes) -> Any:
+    """The defaults of OPTConfig are those of opt-125m."""
     from transformers import OPTConfig, OPTForCausalLM
 
-    model = OPTForCausalLM(OPTConfig(**sizes))
+    return OPTForCausalLM(OPTConfig(**sizes))
+
+
+def smollm2(sizes: Sizes) -> Any:
+    """The sizes of SmolLM2-135M."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**{**SMOLLM2, **sizes}))
+
+
+def _own_head(model: Any) -> Any:
+    """The head is its own copy of the embedding, which exporters otherwise transpose and dequantize
+    at each call."""
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     return model
 
@@ -138,7 +174,10 @@ SUBJECTS = (
     Subject("bert-1x128", bert, 1, 128),
     Subject("bert-8x128", bert, 8, 128),
     Subject("vit-1x224", vit, 1, PIXELS),
-    Subject("opt-prefill-256", opt_prefill, 1, 256),
-    Subject("opt-token", opt_decode, 1, PAST),
+    Subject("minilm-32x128", minilm, 32, 128),
+    Subject("opt-prefill-256", partial(prefill, opt), 1, 256),
+    Subject("opt-token", partial(decode, opt), 1, PAST),
+    Subject("smollm2-prefill-128", partial(prefill, smollm2), 1, 128),
+    Subject("smollm2-token", partial(decode, smollm2), 1, 128),
 )
 TABLE = {subject.name: subject for subject in SUBJECTS}

@@ -1,0 +1,36 @@
+"""What the whole-model benchmark asks of a peer: another way to run a model, never required."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from benchmarks.subjects import Inputs
+
+# The hidden state, then the logits where the model has them; None for what a peer does not give.
+Answers = Sequence[Tensor | None]
+Run = Callable[[], Answers]
+Prepare = Callable[[nn.Module, Inputs], Run]
+MODULES = {"llama-cpp-python": "llama_cpp"}  # the others are imported by the name that pip knows
+
+
+class UnsupportedError(Exception):
+    """The peer is there and cannot take this model. The message says why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`prepare(model, inputs)` returns a call that runs the model on these inputs. It imports what
+    it needs of `packages`, which are named as pip knows them."""
+
+    prepare: Prepare
+    packages: tuple[str, ...] = ()
+
+
+def missing(packages: Sequence[str]) -> str | None:
+    """What to install, as a sentence; None where every package is there."""
+    lacks = [p for p in packages if importlib.util.find_spec(MODULES.get(p, p)) is None]
+    return f"Not installed: pip install {' '.join(lacks)}." if lacks else None
