@@ -33,7 +33,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Objects:
-    """What the extension was linked from."""
+    """What the extension that is installed was linked from."""
 
     for_isa: list[Path]  # compiled with flags of an instruction set
     for_all: list[Path]
@@ -41,7 +41,7 @@ class Objects:
 
 @pytest.fixture(scope="module")
 def objects() -> Objects:
-    trees = sorted(ROOT.glob("build/*/CMakeFiles/_C.dir"), key=lambda path: path.stat().st_mtime)
+    trees = sorted(ROOT.glob("build/cp*/CMakeFiles/_C.dir"), key=lambda path: path.stat().st_mtime)
     if not trees:
         pytest.skip("qfx was not built in this folder, so its object files are not here")
     commands = json.loads((trees[-1].parent.parent / "compile_commands.json").read_text())
