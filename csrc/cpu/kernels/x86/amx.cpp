@@ -26,7 +26,6 @@ inline void fetch_step(const int8_t* ahead) {
   for (int i = 0; i < kDepth * kPanel; i += 64) fetch<kHint>(ahead + i);
 }
 
-// One load stands between two products: with all loads first the products wait at every step.
 // GCC's tileloadd does not claim to read memory, so nothing here may write what it reads.
 template <bool kTall, Passing kPassing, int kHint>
 void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
@@ -44,16 +43,7 @@ void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const
   }
   for (int64_t k = 0; k < groups * kGroup; k += kDepth, a += kDepth, b += kDepth * kPanel) {
     fetch_step<kHint>(ahead + k * kPanel);
-    QFX_LOAD(6, b, kStride, kPassing == Passing::kWeights)
-    QFX_LOAD(4, a, lda, kPassing == Passing::kRows)
-    _tile_dpbssd(0, 4, 6);
-    QFX_LOAD(7, b + kStride / 2, kStride, kPassing == Passing::kWeights)
-    _tile_dpbssd(1, 4, 7);
-    if constexpr (kTall) {
-      QFX_LOAD(5, a + kRowsAtMost * lda, lda, kPassing == Passing::kRows)
-      _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
-    }
+    multiply_step<kTall, kPassing>(a, lda, b);
   }
   _tile_stored(0, out, kSumStride);
   _tile_stored(1, out + kHalf, kSumStride);

@@ -71,5 +71,21 @@ enum class Passing { kRows, kWeights };
     _tile_loadd(tile, from, stride);         \
   }
 
+// 64 k of a tile. One load stands between two products: with all loads first the products wait.
+template <bool kTall, Passing kPassing>
+inline __attribute__((always_inline)) void multiply_step(const uint8_t* a, int64_t lda,
+                                                         const int8_t* b) {
+  QFX_LOAD(6, b, kStride, kPassing == Passing::kWeights)
+  QFX_LOAD(4, a, lda, kPassing == Passing::kRows)
+  _tile_dpbssd(0, 4, 6);
+  QFX_LOAD(7, b + kStride / 2, kStride, kPassing == Passing::kWeights)
+  _tile_dpbssd(1, 4, 7);
+  if constexpr (kTall) {
+    QFX_LOAD(5, a + kRowsAtMost * lda, lda, kPassing == Passing::kRows)
+    _tile_dpbssd(2, 5, 6);
+    _tile_dpbssd(3, 5, 7);
+  }
+}
+
 }  // namespace
 }  // namespace qfx::cpu

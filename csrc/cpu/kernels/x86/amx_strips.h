@@ -44,16 +44,7 @@ void strip_behind(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups
   for (int64_t s = 1; s < steps; ++s) {
     a += kDepth;
     b += kDepth * kPanel;
-    QFX_LOAD(6, b, kStride, kPassing == Passing::kWeights)
-    QFX_LOAD(4, a, lda, kPassing == Passing::kRows)
-    _tile_dpbssd(0, 4, 6);
-    QFX_LOAD(7, b + kStride / 2, kStride, kPassing == Passing::kWeights)
-    _tile_dpbssd(1, 4, 7);
-    if constexpr (kTall) {
-      QFX_LOAD(5, a + kRowsAtMost * lda, lda, kPassing == Passing::kRows)
-      _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
-    }
+    multiply_step<kTall, kPassing>(a, lda, b);
     for (int64_t i = 0; i < at_once && lines.left() > 0; ++i) lines.line();
     for (int64_t i = 0; i < fetches; ++i, ahead += 64) fetch<kT1>(ahead);
   }

@@ -8,7 +8,9 @@
 namespace qfx::cpu {
 namespace {
 
-// What a line needs of its columns is kept in registers: tiles leave few loads that cost nothing.
+// What a line needs of its columns is kept in registers without an activation and with relu, as
+// tiles leave few loads that cost nothing; the constants of the others leave no room for it. Rows
+// have nothing to add, as the operand format is the codes themselves.
 template <Activation A>
 class Lines {
  public:
