@@ -1,4 +1,4 @@
-"""The Hopper kernels (csrc/cuda/sm90/gemm.cuh), which ran on an H100 too: on the emulator against
+"""The Hopper kernels (csrc/cuda/sm90/gemm.cuh), which an H100 ran too: on the emulator against
 exact sums; broken on purpose, which the emulator must see; compiled, their machine code read."""
 
 from __future__ import annotations

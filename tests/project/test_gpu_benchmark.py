@@ -1,4 +1,4 @@
-"""benchmarks.gpu, which needs a GPU, without one: every stage with tiny sizes on the CPU; its limits."""
+"""benchmarks.gpu where there is no GPU: every stage with tiny sizes on the CPU; its limits."""
 
 from __future__ import annotations
 
