@@ -12,6 +12,12 @@ inline constexpr int64_t kGroupMultiple = 64;  // elements of K that share a sca
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
 enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
+inline constexpr int kDtypes = 3, kOutputs = 5 * kDtypes;
+
+// A number below kOutputs.
+constexpr int output_of(Activation activation, Dtype dtype) {
+  return static_cast<int>(activation) * kDtypes + static_cast<int>(dtype);
+}
 
 // How floats become codes.
 struct CodeSpec {

@@ -23,11 +23,13 @@ set(QFX_CPU_SOURCES
   gemm/pack_floats.cpp
   gemm/product.cpp
   gemm/quantize.cpp
+  gemm/strips.cpp
   gemm/timing.cpp
   gemm/tuning.cpp
   kernels/dispatch.cpp
   kernels/ref.cpp
-  kernels/selfcheck.cpp)
+  kernels/selfcheck.cpp
+  kernels/selfcheck_strips.cpp)
 # What makes operators of it.
 set(QFX_CPU_OPERATORS
   ops/arguments.cpp
@@ -68,7 +70,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   qfx_isa(kernels/x86/avx512vnni.cpp -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl
           -mavx512dq -mavx512vnni -mprefer-vector-width=512 ${QUIET})
   qfx_isa(kernels/x86/amx.cpp -mamx-tile -mamx-int8 -mavx2 -mfma -mf16c -mavx512f -mavx512bw
-          -mavx512vl -mavx512dq -mprefer-vector-width=512 ${QUIET})
+          -mavx512vl -mavx512dq -mavx512bf16 -mprefer-vector-width=512 ${QUIET})
   qfx_isa(binary/avx2.cpp -mavx2)
   qfx_isa(binary/avx512.cpp -mavx512f -mavx512vpopcntdq ${QUIET})
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")

@@ -59,8 +59,16 @@ void strip_that_leaves_a_line(int rows, const uint8_t* a, int64_t lda, const int
                               int64_t groups, const int8_t* ahead, int64_t fetches,
                               const int32_t* sums, const Pending& before) {
   Pending less = before;
-  if (less.then.rows > 0) --less.then.rows;
+  if (less.then[0].rows > 0) --less.then[0].rows;
   real->strips->rows_pass[0](rows, a, lda, b, groups, ahead, fetches, sums, less);
+}
+
+void pair_that_forgets_the_second(int rows, const uint8_t* a, int64_t lda, const int8_t* b,
+                                  int64_t apart, int64_t groups, int64_t ahead, int hint,
+                                  const Pending& before) {
+  Pending less = before;
+  less.then[1].rows = 0;
+  real->strips->pairs[0](rows, a, lda, b, apart, groups, ahead, hint, less);
 }
 
 void without_a_finish(const Pending&) {}
@@ -124,18 +132,22 @@ void check_refusals_of_few_rows(Subject& subject, const Kernels& kernels, const 
 void check_refusals_of_strips(Subject& subject, const Kernels& kernels, const Format& format) {
   if (format.strips == nullptr) return;
   real = &format;
-  for (int bug = 0; bug < 3; ++bug) {
-    StripFn strips[5];
-    std::copy_n(format.strips->rows_pass, 5, strips);
+  for (int bug = 0; bug < 4; ++bug) {
+    StripFn strips[kOutputs];
+    StripPairFn pairs[kOutputs];
+    std::copy_n(format.strips->rows_pass, kOutputs, strips);
+    std::copy_n(format.strips->pairs, kOutputs, pairs);
     if (bug < 2) strips[0] = bug == 0 ? strip_that_forgets : strip_that_leaves_a_line;
+    if (bug == 2) pairs[0] = pair_that_forgets_the_second;
     Strips spoilt = *format.strips;
     spoilt.rows_pass = strips;
-    if (bug == 2) spoilt.finish = without_a_finish;
+    spoilt.pairs = pairs;
+    if (bug == 3) spoilt.finish = without_a_finish;
     Copy copy(kernels, format);
     copy.format.strips = &spoilt;
     subject.begin("a wrong strip");
     const std::string fault = fault_of(copy.kernels);
-    if (fault.find("_strips__") == std::string::npos) {
+    if (fault.find("_strip") == std::string::npos) {
       throw Failure("the self-check says '" + fault + "' of strips with bug " +
                     std::to_string(bug));
     }

@@ -39,7 +39,8 @@ bool has(unsigned subleaf, unsigned bits) {
 
 bool has_amx() {
   constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-  return has(0, kTile | kInt8) && may_use_tiles();
+  // Every processor with AMX rounds to bfloat16 by an instruction, which lines of its tiles use.
+  return has(0, kTile | kInt8) && __builtin_cpu_supports("avx512bf16") && may_use_tiles();
 }
 
 // By number: GCC knows the name from version 13 on.

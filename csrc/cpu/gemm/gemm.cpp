@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/core/parallel.h"
+#include "cpu/gemm/strips.h"
 
 namespace qfx::cpu {
 namespace {
@@ -13,12 +14,6 @@ constexpr int64_t kBlockMultiple = kKMultiple;  // of K, which every format's st
 // Rows of a block: whole tiles, so that a product has no more of them than its rows need.
 int64_t block_rows(const Format& format, const Tuning& tuning, int64_t rows) {
   return even_part(rows, tuning.block_rows, format.tile_rows);
-}
-
-// One row may pass by the second cache, where what runs between two calls, and the keys and values
-// of attention, then stay. Weights for several rows are wanted nearby.
-int64_t hint_for(const Tuning& tuning, int64_t rows) {
-  return tuning.hint == kNta && rows > 1 ? int64_t{kT0} : tuning.hint;
 }
 
 void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
@@ -55,87 +50,31 @@ void multiply_pair(const Rows& rows, const PackedWeight& w, const RowBlock& rows
                    w.panel(q) - w.panel(p), groups, rows.tuning.ahead, sums);
 }
 
-// The last tile of a thread, as strips leave it, and the columns that it and the next one need.
-struct Behind {
-  Pending tile;
-  Panel panels[2];
-  int turn = 0;
-};
-
-Behind& behind() {
-  thread_local Behind state;
-  return state;
-}
-
-// How many lines of the next panel's part to ask for with every 64 k: where the weight stays in the
-// second cache none, else so many that a block of strips spreads them evenly.
-int64_t fetches_for(const Rows& rows, const PackedWeight& w, const Passage& how, int64_t count) {
-  constexpr int64_t kLine = 64;
-  const int64_t steps = how.block / kKMultiple - 1, strips = (count + how.height - 1) / how.height;
-  if (w.panels() * how.depth * kPanel <= rows.tuning.near_bytes || strips * steps <= 0) return 0;
-  const int64_t lines = how.block * kPanel / kLine;
-  return (lines + strips * steps - 1) / (strips * steps);
-}
-
-// As run_panel, each tile finished while the next one is multiplied.
-void run_strips(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
-                int32_t* sums, const TileSink& sink) {
-  Behind& last = behind();
-  Panel& panel = last.panels[last.turn ^= 1];
-  sink.load_panel(p, &panel);
-  const Passage how = passage_of(rows, w, rows_here.rows());
-  const int64_t fetches = fetches_for(rows, w, how, rows_here.rows());
-  EpilogueArgs then;
-  sink.epilogue_of(sums, rows_here.begin, 0, p, panel, &then);
-  const Strips& strips = *rows.format->strips;
-  const bool alone = rows_here.rows() <= how.height;
-  const StripFn strip =
-      (alone ? strips.weights_pass : strips.rows_pass)[static_cast<int>(then.activation)];
-  for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
-    const int64_t part = std::min(how.block, how.depth - k);
-    const int8_t *b = w.panel(p) + k * kPanel, *ahead = b + part * kPanel;
-    for (int64_t m = rows_here.begin; m < rows_here.end; m += how.height) {
-      const int count = static_cast<int>(std::min(how.height, rows_here.end - m));
-      int32_t* tile = sums + (m - rows_here.begin) * kPanel;
-      const uint8_t* a = rows.a + m * rows.stride + k * rows.format->bytes_per_code;
-      strip(static_cast<int>(how.height), a, rows.stride, b, part / kGroup, ahead, fetches,
-            k > 0 ? tile : nullptr, last.tile);
-      ahead += (part / kKMultiple - 1) * fetches * 64;
-      last.tile.sums = tile;
-      sink.epilogue_of(tile, m, k + how.block >= how.depth ? count : 0, p, panel, &last.tile.then);
-    }
-  }
-}
-
 // Whole products, handed to a sink.
 class Products final : public PanelWork {
  public:
   Products(const Rows& rows, const PackedWeight& w, const TileSink& sink)
-      : rows_(rows), w_(w), sink_(sink) {
-    EpilogueArgs probe;
-    const bool finishes = sink.epilogue_of(nullptr, 0, 0, 0, Panel{}, &probe);
-    const Strips* strips = finishes ? rows.format->strips : nullptr;
-    strips_ = strips != nullptr && w.k > strips->least_depth ? strips : nullptr;
-  }
+      : rows_(rows), w_(w), sink_(sink), strips_(strips_for(rows, w, sink)) {}
 
   void run(const RowBlock& block, int64_t p) const override {
     int32_t* sums = sums_for(block.rows() + kMaxTileRows);
     if (strips_ != nullptr && block.rows() > strips_->least_rows) {
-      run_strips(rows_, w_, block, p, sums, sink_);
-    } else {
-      run_panel(rows_, w_, block, p, sums, sink_);
+      return run_strips({rows_, w_, sink_, *strips_}, block, p, sums);
     }
+    finish();
+    run_panel(rows_, w_, block, p, sums, sink_);
   }
 
   void finish() const override {
-    Pending& last = behind().tile;
-    if (last.sums != nullptr) strips_->finish(last);
-    last = {};
+    if (strips_ != nullptr) finish_strips(*strips_);
   }
 
   void run_pair(const RowBlock& block, int64_t p, int64_t q) const override {
     const int64_t count = block.rows();
     int32_t* sums = sums_for(2 * count);
+    if (strips_ != nullptr && count <= strips_->least_rows) {
+      return run_strip_pair({rows_, w_, sink_, *strips_}, block, p, q, sums);
+    }
     multiply_pair(rows_, w_, block, p, q, sums);
     for (int64_t panel : {p, q}) {
       Panel columns;
@@ -182,6 +121,12 @@ int64_t rows_of_part(int64_t rows, int64_t threads) {
 int64_t row_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
 }  // namespace
+
+// One row may pass by the second cache, where what runs between two calls, and the keys and values
+// of attention, then stay. Weights for several rows are wanted nearby.
+int64_t hint_for(const Tuning& tuning, int64_t rows) {
+  return tuning.hint == kNta && rows > 1 ? int64_t{kT0} : tuning.hint;
+}
 
 const Format& format_for(const Kernels& kernels, Operands operands, int64_t rows) {
   const Format* format = kernels.formats[static_cast<int>(operands)];

@@ -78,6 +78,9 @@ struct Passage {
   const TileFn* fetching_tiles;  // of 1, 2, ... rows
 };
 
+// The hint with which weights are fetched for a block of so many rows.
+int64_t hint_for(const Tuning& tuning, int64_t rows);
+
 Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count);
 
 // What is to be done with a block of rows and panel p, by several threads at once.

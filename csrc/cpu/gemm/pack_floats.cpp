@@ -24,7 +24,7 @@ void pack_rows(const Kernels& kernels, const StridedFloats& w, const CodeSpec& s
   RowCode codes[kRowsAtOnce];
   for (int64_t n = 0; n < w.n; n += kRowsAtOnce) {
     const int64_t count = std::min<int64_t>(kRowsAtOnce, w.n - n);
-    quantize_rows(kernels, rows, spec, nullptr, n, count, codes, q + n * w.k);
+    quantize_rows(kernels, rows, spec, nullptr, n, count, codes, q + n * w.k, w.k);
     for (int64_t r = 0; r < count; ++r) out.scale[n + r] = codes[r].scale;
   }
   pack_panel(q, w.n, w.k, w.k, 1, out.colsum, out.block);

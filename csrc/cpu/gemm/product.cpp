@@ -13,6 +13,15 @@ void load_colsum(const PackedWeight& w, int64_t p, Panel* panel) {
   std::memcpy(panel->colsum, w.colsum + p * kPanel, sizeof(panel->colsum));
 }
 
+void load_floats(const float* from, const PackedWeight& w, int64_t p, float (&to)[kPanel]) {
+  const int columns = columns_of(w, p);
+  if (columns == kPanel) {  // by a few instructions
+    std::memcpy(to, from + p * kPanel, sizeof(to));
+  } else {
+    std::fill(std::copy_n(from + p * kPanel, columns, to), to + kPanel, 0.f);
+  }
+}
+
 // Whether all codes lie in [-64, 63].
 bool all_narrow(const int8_t* q, int64_t count) {
   constexpr int64_t kBlock = 4096;  // wide codes show early
@@ -51,11 +60,8 @@ void IntegerSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
 void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel) {
   load_colsum(w, p, panel);
   panel->has_bias = to.bias != nullptr;
-  const int columns = columns_of(w, p);
-  for (int n = 0; n < kPanel; ++n) {
-    panel->scale[n] = n < columns ? to.w_scale[p * kPanel + n] : 0.f;
-    panel->bias[n] = n < columns && panel->has_bias ? to.bias[p * kPanel + n] : 0.f;
-  }
+  load_floats(to.w_scale, w, p, panel->scale);
+  if (panel->has_bias) load_floats(to.bias, w, p, panel->bias);
 }
 
 void FloatSink::load_panel(int64_t p, Panel* panel) const { load_columns(w, to, p, panel); }
@@ -115,13 +121,16 @@ FloatRows::FloatRows(const Kernels& kernels, const PackedWeight& w, const FloatM
 
 void FloatRows::fill(int64_t begin, int64_t end) const {
   thread_local Scratch scratch;
-  int8_t* q = scratch.get<int8_t>(kRowsAtOnce * w.k);
+  const bool in_place = rows.format->bytes_per_code == 1;
+  int8_t* apart = in_place ? nullptr : scratch.get<int8_t>(kRowsAtOnce * w.k);
+  const int64_t stride = in_place ? rows.stride : w.k;
   RowCode codes[kRowsAtOnce];
   for (int64_t m = begin; m < end; m += kRowsAtOnce) {
     const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
-    quantize_rows(kernels, x, spec, shared, m, count, codes, q);
+    int8_t* q = in_place ? reinterpret_cast<int8_t*>(rows.a + m * stride) : apart;
+    quantize_rows(kernels, x, spec, shared, m, count, codes, q, stride);
     for (int64_t r = 0; r < count; ++r) {
-      arrange_row(w, q + r * w.k, codes[r].zero_point, m + r, rows);
+      arrange_row(w, q + r * stride, codes[r].zero_point, m + r, rows);
       if (shared == nullptr) scales[m + r] = codes[r].scale;
     }
   }

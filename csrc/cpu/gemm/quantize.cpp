@@ -67,7 +67,7 @@ RowCode code_of(const Range& range, const CodeSpec& spec) {
   const float n = static_cast<float>(qmax - qmin);
   const float scale = std::max(high / n - low / n, kSmallestScale);  // (Q2)
   const float inverse = 1.f / scale;
-  const int32_t zero = qmin - static_cast<int32_t>(std::nearbyintf(low * inverse));
+  const int32_t zero = qmin - static_cast<int32_t>(std::lrint(low * inverse));
   return {scale, inverse, std::clamp(zero, qmin, qmax), qmin, qmax, true};
 }
 
@@ -85,7 +85,7 @@ RowCode choose_row_code(const Kernels& kernels, const FloatMatrix& x, const Code
 
 void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                    const TensorCode* shared, int64_t first, int64_t count, RowCode* codes,
-                   int8_t* q) {
+                   int8_t* q, int64_t stride) {
   thread_local Scratch scratch;
   float* memory = needs_memory(x) ? scratch.get<float>(kRowsAtOnce * x.columns) : nullptr;
   const int64_t step = memory == nullptr ? 0 : x.columns;
@@ -101,7 +101,7 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
     ::new (&codes[r]) RowCode(code_of(range, spec));  // a copy would wait for the stores
   }
   for (int64_t r = 0; r < count; ++r) {
-    kernels.row->quantize(rows[r], x.columns, &codes[r], q + r * x.columns);
+    kernels.row->quantize(rows[r], x.columns, &codes[r], q + r * stride);
   }
 }
 

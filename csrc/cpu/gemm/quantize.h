@@ -48,12 +48,12 @@ struct TensorCode {
   TensorCode part(int64_t first) const { return {code, scales + first}; }
 };
 
-// Rows first, first + 1, ... of a number up to kRowsAtOnce: q[r][columns], and codes[r] says how
-// they were made: as `spec` chooses from the row, or as `shared` says.
+// Rows first, first + 1, ... of a number up to kRowsAtOnce: q[r * stride + k], and codes[r] says
+// how they were made: as `spec` chooses from the row, or as `shared` says.
 inline constexpr int kRowsAtOnce = 8;  // scales are chosen before rows are quantized: they overlap
 void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
                    const TensorCode* shared, int64_t first, int64_t count, RowCode* codes,
-                   int8_t* q);
+                   int8_t* q, int64_t stride);
 
 // The code of a per-tensor scheme; the scales of x's rows go to scales[m].
 TensorCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,

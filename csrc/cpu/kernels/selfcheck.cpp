@@ -4,83 +4,13 @@
 #include <array>
 #include <bit>
 
+#include "cpu/kernels/selfcheck_problem.h"
+#include "cpu/kernels/selfcheck_strips.h"
 #include "cpu/kernels/tables/rows.h"
 #include "cpu/kernels/tables/sums.h"
 
 namespace qfx::cpu {
 namespace {
-
-constexpr int kDepth = 77;                    // of the products: whole steps and a tail
-constexpr int kPaddedDepth = 2 * kKMultiple;  // room for every k_multiple
-constexpr int kLines = 4;                     // kinds of rows
-
-// The least and greatest codes a product of this kind may hold.
-struct Limits {
-  int a_low, a_high, w_low, w_high;
-};
-
-Limits limits_of(Operands operands) {
-  const bool narrow_codes = operands == Operands::kNarrowCodes || operands == Operands::kNarrow;
-  const bool narrow_weight = operands == Operands::kNarrowWeight || operands == Operands::kNarrow;
-  return {narrow_codes ? -64 : -128, narrow_codes ? 63 : 127, narrow_weight ? -64 : -128,
-          narrow_weight ? 64 : 127};
-}
-
-// Line i of codes in [low, high]: all lowest, all highest, in turns, or mixed.
-int8_t code_at(int i, int k, int low, int high) {
-  switch (i % kLines) {
-    case 0:
-      return static_cast<int8_t>(low);
-    case 1:
-      return static_cast<int8_t>(high);
-    case 2:
-      return static_cast<int8_t>(k % 2 ? low : high);
-    default:
-      return static_cast<int8_t>(low + (i * 31 + k * 17) % (high - low + 1));
-  }
-}
-
-constexpr int kPanels = 2;                          // side by side
-constexpr int kPanelBytes = kPaddedDepth * kPanel;  // from one to the next
-
-// Operands, and the exact products of their codes.
-struct Problem {
-  int8_t q[kMaxTileRows][kDepth];
-  alignas(64) int8_t b[kPanels * kPanelBytes] = {};  // panel blocks, zero padded
-  int32_t colsum[kPanels * kPanel] = {};
-  int32_t expected[kMaxTileRows][kPanels * kPanel] = {};
-
-  explicit Problem(const Limits& limits) {
-    for (int k = 0; k < kDepth; ++k) {
-      int8_t w[kPanels * kPanel];
-      for (int n = 0; n < kPanels * kPanel; ++n) {
-        w[n] = code_at(n / 4 + n, k, limits.w_low, limits.w_high);
-        const int group = k / kGroup * kPanel + n % kPanel;
-        b[n / kPanel * kPanelBytes + group * kGroup + k % kGroup] = w[n];
-        colsum[n] += w[n];
-      }
-      for (int m = 0; m < kMaxTileRows; ++m) {
-        q[m][k] = code_at(m, k, limits.a_low, limits.a_high);
-        for (int n = 0; n < kPanels * kPanel; ++n) expected[m][n] += q[m][k] * w[n];
-      }
-    }
-  }
-};
-
-// Rows of a problem in a format.
-struct Arranged {
-  static constexpr int kStride = kPaddedDepth * kMaxBytesPerCode + 64;
-  alignas(64) uint8_t a[kMaxTileRows * kStride];
-  int32_t add[kMaxTileRows];
-  int depth;
-
-  Arranged(const Format& format, int rows, int begin, const Problem& problem)
-      : depth((kDepth + format.k_multiple - 1) / format.k_multiple * format.k_multiple) {
-    for (int m = 0; m < rows; ++m) {
-      add[m] = format.arrange(problem.q[begin + m], kDepth, depth, a + m * kStride);
-    }
-  }
-};
 
 // The first of the sums [panels][rows][32] that is wrong, as (row, column), or (rows, 0) if none
 // is.
@@ -150,76 +80,6 @@ int first_other(const float* found, const float* expected, int n) {
     return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
   };
   return static_cast<int>(std::mismatch(found, found + n, expected, same).first - found);
-}
-
-// Strips and what they become, of the tallest tile: all of K in two parts, then all of it at once.
-struct StripRun {
-  static constexpr int kRows = kMaxTileRows, kSize = kRows * kPanel;
-  alignas(64) int32_t sums[2][kSize], exact[kSize];
-  float out[2][kSize], expected[kSize], scale[kRows];
-  int32_t mul[kRows];
-  Panel panel = {};
-
-  StripRun(const Format& format, const Arranged& x, const Problem& problem) {
-    for (int n = 0; n < kPanel; ++n) {
-      panel.scale[n] = 1.f / static_cast<float>(1000 + n);
-      panel.bias[n] = static_cast<float>(n - kPanel / 2);
-      panel.colsum[n] = problem.colsum[n];
-    }
-    panel.has_bias = true;
-    for (int m = 0; m < kRows; ++m) {
-      scale[m] = 1.f / static_cast<float>(1 + m);
-      mul[m] = m - 3;
-      for (int n = 0; n < kPanel; ++n) {
-        exact[m * kPanel + n] =
-            problem.expected[m][n] - x.add[m] + format.mul_offset * problem.colsum[n];
-      }
-    }
-  }
-
-  EpilogueArgs becomes(const Arranged& x, const int32_t* tile, float* to, Activation activation) {
-    return {tile, kRows,  kPanel,     x.add,           mul, scale,
-            1,    &panel, activation, Dtype::kFloat32, to,  kPanel};
-  }
-
-  void run(const Format& format, StripFn strip, Activation activation, const Arranged& x,
-           const Problem& problem) {
-    const int first = format.k_multiple;
-    const auto multiply = [&](int begin, int end, const int32_t* from, const Pending& before) {
-      strip(kRows, x.a + begin * format.bytes_per_code, x.kStride, problem.b + begin * kPanel,
-            (end - begin) / kGroup, problem.b, 0, from, before);
-    };
-    Pending last;
-    multiply(0, first, nullptr, last);
-    last.sums = sums[0];
-    multiply(first, x.depth, sums[0], last);
-    last.then = becomes(x, sums[0], out[0], activation);
-    multiply(0, x.depth, nullptr, last);
-    last = {sums[1], becomes(x, sums[1], out[1], activation)};
-    format.strips->finish(last);
-    const EpilogueArgs wanted = becomes(x, exact, expected, activation);
-    kernels_ref().sums->epilogue(&wanted);
-  }
-};
-
-std::string fault_of_strips(const Kernels& kernels, const Format& format, const Problem& problem) {
-  if (format.strips == nullptr) return "";
-  const Arranged x(format, kMaxTileRows, 0, problem);
-  for (const StripFn* strips : {format.strips->rows_pass, format.strips->weights_pass}) {
-    for (int i = 0; i <= static_cast<int>(Activation::kSilu); ++i) {
-      StripRun of(format, x, problem);
-      of.run(format, strips[i], static_cast<Activation>(i), x, problem);
-      for (const float* out : of.out) {
-        const int at = first_other(out, of.expected, of.kSize);
-        if (at == of.kSize) continue;
-        return std::string("kernel ") + format.name + "_strips__" + kernels.isa +
-               " computes a wrong output on this processor (activation " + std::to_string(i) +
-               ", row " + std::to_string(at / kPanel) + ", column " + std::to_string(at % kPanel) +
-               ")";
-      }
-    }
-  }
-  return "";
 }
 
 std::string fault_of_format(const Kernels& kernels, const Format& format, const Problem& problem) {

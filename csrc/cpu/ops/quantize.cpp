@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
     for (int64_t m = begin; m < end; m += kRowsAtOnce) {
       const int64_t count = std::min<int64_t>(kRowsAtOnce, end - m);
       quantize_rows(kernels, matrix, spec, spec.per_tensor ? &shared : nullptr, m, count, row_codes,
-                    codes + m * size.columns);
+                    codes + m * size.columns, size.columns);
       for (int64_t r = 0; r < count; ++r) {
         scales[m + r] = row_codes[r].scale;
         zeros[m + r] = row_codes[r].zero_point;

@@ -7,10 +7,20 @@
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
 
+// `a` may be q.
 template <int kOffset>
 int32_t arrange_offset(const int8_t* q, int64_t k, int64_t padded_k, uint8_t* a) {
-  for (int64_t i = 0; i < k; ++i) a[i] = static_cast<uint8_t>(q[i] + kOffset);
-  for (int64_t i = k; i < padded_k; ++i) a[i] = 0;
+  using Bytes = uint8_t __attribute__((vector_size(32)));
+  constexpr int64_t kBytes = sizeof(Bytes);
+  int64_t i = kOffset == 0 && reinterpret_cast<const uint8_t*>(q) == a ? k : 0;
+  for (; i + kBytes <= k; i += kBytes) {
+    Bytes v;
+    __builtin_memcpy(&v, q + i, kBytes);
+    v += static_cast<uint8_t>(kOffset);
+    __builtin_memcpy(a + i, &v, kBytes);
+  }
+  for (; i < k; ++i) a[i] = static_cast<uint8_t>(q[i] + kOffset);
+  for (; i < padded_k; ++i) a[i] = 0;
   return 0;
 }
 

@@ -13,7 +13,11 @@ namespace {  // internal linkage: each instruction set compiles its own
 
 // rne(x * inverse) + zero_point of kBlock elements, clamped to [qmin, qmax]. kFar: x * inverse may
 // be anything and is first clamped to +-1024; else |x * inverse| <= qmax - qmin + 1.
+#if defined(__AVX512BW__)
+constexpr int kBlock = 64;
+#else
 constexpr int kBlock = 32;
+#endif
 
 template <bool kFar>
 inline float scaled(float x, float inverse) {
@@ -28,22 +32,30 @@ inline float scaled(float x, float inverse) {
 
 #if defined(__AVX512BW__)
 template <bool kFar>
-inline __m128i codes_of_16(const float* x, const RowCode& code) {
-  __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(code.inverse));
+inline __m512i integers_of_16(const float* x, __m512 inverse) {
+  __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x), inverse);
   if constexpr (kFar) {
     v = _mm512_max_ps(_mm512_set1_ps(-1024.f), v);
     v = _mm512_min_ps(_mm512_set1_ps(1024.f), v);
   }
-  const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(code.zero_point));
-  return _mm512_cvtsepi32_epi8(q);  // saturates, which clamps to 8 bits
+  return _mm512_cvtps_epi32(v);
 }
 
 template <bool kFar>
 inline void quantize_block(const float* x, const RowCode& code, int8_t* q) {
-  __m256i v = _mm256_set_m128i(codes_of_16<kFar>(x + 16, code), codes_of_16<kFar>(x, code));
-  v = _mm256_max_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmin)));
-  v = _mm256_min_epi8(v, _mm256_set1_epi8(static_cast<char>(code.qmax)));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), v);
+  const __m512 inverse = _mm512_set1_ps(code.inverse);
+  const __m512i zero = _mm512_set1_epi16(static_cast<int16_t>(code.zero_point));
+  const auto pair = [&](const float* from) {
+    const __m512i v = _mm512_packs_epi32(integers_of_16<kFar>(from, inverse),
+                                         integers_of_16<kFar>(from + 16, inverse));
+    return _mm512_add_epi16(v, zero);
+  };
+  // The packing instructions saturate, which clamps to 8 bits, and work in lanes of 16 bytes.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  __m512i v = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(pair(x), pair(x + 32)));
+  v = _mm512_max_epi8(v, _mm512_set1_epi8(static_cast<char>(code.qmin)));
+  v = _mm512_min_epi8(v, _mm512_set1_epi8(static_cast<char>(code.qmax)));
+  _mm512_storeu_si512(q, v);
 }
 #elif defined(__AVX2__)
 template <bool kFar>

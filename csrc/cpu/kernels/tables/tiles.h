@@ -30,11 +30,11 @@ using TileFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t 
 using PairFn = void (*)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
                         int64_t groups, int64_t ahead, int32_t* out);
 
-// A tile whose sums are where its products left them, in registers: where they go, and what becomes
-// of them then, rows = 0 where more of K follows.
+// Tiles whose sums are where their products left them, in registers: where they go, and what
+// becomes of them then; rows = 0 where more of K follows. A tile alone is the first one.
 struct Pending {
-  int32_t* sums = nullptr;  // null: there is none
-  EpilogueArgs then = {};
+  int32_t* sums = nullptr;  // null: there are none
+  EpilogueArgs then[2] = {};
 };
 
 // Multiplies `rows` rows as a TileFn does, but leaves the sums in registers; `sums`: what to add
@@ -44,12 +44,20 @@ using StripFn = void (*)(int rows, const uint8_t* a, int64_t lda, const int8_t* 
                          const int8_t* ahead, int64_t fetches, const int32_t* sums,
                          const Pending& before);
 
-// What an instruction set has that multiplies and finishes at once.
+// The same for two panels, `apart` bytes from one another, and whole products of few rows; its sums
+// are [2][rows][32]. Asks for what lies `ahead` bytes from what it reads of each, with that hint.
+using StripPairFn = void (*)(int rows, const uint8_t* a, int64_t lda, const int8_t* b,
+                             int64_t apart, int64_t groups, int64_t ahead, int hint,
+                             const Pending& before);
+
+// What an instruction set has that multiplies and finishes at once. Tables of functions are by
+// output_of.
 struct Strips {
   // Of a block of strips, and of K: more than these. A shallow tile has no time to finish another.
   int least_rows, least_depth;
-  const StripFn* rows_pass;     // by activation; for blocks of several strips
+  const StripFn* rows_pass;     // for blocks of several strips
   const StripFn* weights_pass;  // for blocks of one
+  const StripPairFn* pairs;     // up to least_rows rows
   void (*finish)(const Pending& last);
 };
 
@@ -70,7 +78,7 @@ inline constexpr int kOperandKinds = 4;
 struct Format {
   const char* name;     // bits of activations and weights that it is exact for: s8s8, s7s8, ...
   int tile_rows;        // the tallest tile
-  int bytes_per_code;   // of an arranged row; 1: it is the codes plus mul_offset
+  int bytes_per_code;   // of an arranged row; 1: it is the codes plus mul_offset, may be in place
   int k_multiple;       // rows are padded to this with what adds nothing; divides kKMultiple
   int32_t mul_offset;   // see above
   const TileFn* tiles;  // tiles[r - 1] handles r rows

@@ -18,14 +18,6 @@
 namespace qfx::cpu {
 namespace {
 
-// Asks for the 64 k of a panel at `ahead`.
-template <int kHint>
-inline void fetch_step(const int8_t* ahead) {
-  if constexpr (kHint == kNothing) return;
-#pragma GCC unroll 32
-  for (int i = 0; i < kDepth * kPanel; i += 64) fetch<kHint>(ahead + i);
-}
-
 // GCC's tileloadd does not claim to read memory, so nothing here may write what it reads.
 template <bool kTall, Passing kPassing, int kHint>
 void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const int8_t* ahead,
@@ -63,7 +55,6 @@ void tile(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const 
 template <int kHint>
 void strip_of_pair(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
                    int64_t groups, int64_t ahead, int32_t* out) {
-  const int8_t* c = b + apart;
   int32_t* right = out + rows * kPanel;
   _tile_zero(0);
   _tile_zero(1);
@@ -71,18 +62,9 @@ void strip_of_pair(int rows, const uint8_t* a, int64_t lda, const int8_t* b, int
   _tile_zero(3);
   for (int64_t k = 0; k < groups * kGroup; k += kDepth, a += kDepth) {
     fetch_step<kHint>(b + ahead);
-    fetch_step<kHint>(c + ahead);
-    _tile_loadd(4, a, lda);
-    _tile_stream_loadd(5, b, kStride);
-    _tile_dpbssd(0, 4, 5);
-    _tile_stream_loadd(6, b + kStride / 2, kStride);
-    _tile_dpbssd(1, 4, 6);
-    _tile_stream_loadd(7, c, kStride);
-    _tile_dpbssd(2, 4, 7);
-    _tile_stream_loadd(5, c + kStride / 2, kStride);
-    _tile_dpbssd(3, 4, 5);
+    fetch_step<kHint>(b + apart + ahead);
+    multiply_pair_step(a, lda, b, apart);
     b += kDepth * kPanel;
-    c += kDepth * kPanel;
   }
   _tile_stored(0, out, kSumStride);
   _tile_stored(1, out + kHalf, kSumStride);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/tables/panel.h"
 
 namespace qfx::cpu {
@@ -85,6 +86,28 @@ inline __attribute__((always_inline)) void multiply_step(const uint8_t* a, int64
     _tile_dpbssd(2, 5, 6);
     _tile_dpbssd(3, 5, 7);
   }
+}
+
+// 64 k of a pair.
+inline __attribute__((always_inline)) void multiply_pair_step(const uint8_t* a, int64_t lda,
+                                                              const int8_t* b, int64_t apart) {
+  _tile_loadd(4, a, lda);
+  _tile_stream_loadd(5, b, kStride);
+  _tile_dpbssd(0, 4, 5);
+  _tile_stream_loadd(6, b + kStride / 2, kStride);
+  _tile_dpbssd(1, 4, 6);
+  _tile_stream_loadd(7, b + apart, kStride);
+  _tile_dpbssd(2, 4, 7);
+  _tile_stream_loadd(5, b + apart + kStride / 2, kStride);
+  _tile_dpbssd(3, 4, 5);
+}
+
+// Asks for the 64 k of a panel at `ahead`.
+template <int kHint>
+inline void fetch_step(const int8_t* ahead) {
+  if constexpr (kHint == kNothing) return;
+#pragma GCC unroll 32
+  for (int i = 0; i < kDepth * kPanel; i += 64) fetch<kHint>(ahead + i);
 }
 
 }  // namespace

@@ -1,0 +1,93 @@
+#include "cpu/gemm/strips.h"
+
+#include <algorithm>
+
+namespace qfx::cpu {
+namespace {
+
+// What a thread's last call left undone, and the columns that it and the next one need.
+struct Behind {
+  Pending last;
+  Panel panels[2][2];
+  int turn = 0;
+};
+
+Behind& behind() {
+  thread_local Behind state;
+  return state;
+}
+
+// How many lines of the next panel's part to ask for with every 64 k: where the weight stays in the
+// second cache none, else so many that a block of strips spreads them evenly.
+int64_t fetches_for(const StripProduct& of, const Passage& how, int64_t count) {
+  constexpr int64_t kLine = 64;
+  const int64_t steps = how.block / kKMultiple - 1, strips = (count + how.height - 1) / how.height;
+  const bool near = of.w.panels() * how.depth * kPanel <= of.rows.tuning.near_bytes;
+  if (near || strips * steps <= 0) return 0;
+  const int64_t lines = how.block * kPanel / kLine;
+  return (lines + strips * steps - 1) / (strips * steps);
+}
+
+}  // namespace
+
+const Strips* strips_for(const Rows& rows, const PackedWeight& w, const TileSink& sink) {
+  EpilogueArgs probe;
+  const Strips* strips = rows.format->strips;
+  const bool deep = strips != nullptr && w.k > strips->least_depth;
+  return deep && sink.epilogue_of(nullptr, 0, 0, 0, Panel{}, &probe) ? strips : nullptr;
+}
+
+void run_strips(const StripProduct& of, const RowBlock& block, int64_t p, int32_t* sums) {
+  Behind& left = behind();
+  Panel& panel = left.panels[left.turn ^= 1][0];
+  of.sink.load_panel(p, &panel);
+  const Passage how = passage_of(of.rows, of.w, block.rows());
+  const int64_t fetches = fetches_for(of, how, block.rows());
+  EpilogueArgs then;
+  of.sink.epilogue_of(sums, block.begin, 0, p, panel, &then);
+  const bool alone = block.rows() <= how.height;
+  const StripFn strip = (alone ? of.strips.weights_pass
+                               : of.strips.rows_pass)[output_of(then.activation, then.dtype)];
+  left.last.then[1].rows = 0;
+  for (int64_t k = 0; k == 0 || k < how.depth; k += how.block) {
+    const int64_t part = std::min(how.block, how.depth - k);
+    const int8_t *b = of.w.panel(p) + k * kPanel, *ahead = b + part * kPanel;
+    for (int64_t m = block.begin; m < block.end; m += how.height) {
+      const int count = static_cast<int>(std::min(how.height, block.end - m));
+      int32_t* tile = sums + (m - block.begin) * kPanel;
+      const uint8_t* a = of.rows.a + m * of.rows.stride + k * of.rows.format->bytes_per_code;
+      strip(static_cast<int>(how.height), a, of.rows.stride, b, part / kGroup, ahead, fetches,
+            k > 0 ? tile : nullptr, left.last);
+      ahead += (part / kKMultiple - 1) * fetches * 64;
+      left.last.sums = tile;
+      of.sink.epilogue_of(tile, m, k + how.block >= how.depth ? count : 0, p, panel,
+                          &left.last.then[0]);
+    }
+  }
+}
+
+void run_strip_pair(const StripProduct& of, const RowBlock& block, int64_t p, int64_t q,
+                    int32_t* sums) {
+  Behind& left = behind();
+  Panel* panels = left.panels[left.turn ^= 1];
+  of.sink.load_panel(p, &panels[0]);
+  of.sink.load_panel(q, &panels[1]);
+  const int count = static_cast<int>(block.rows());
+  EpilogueArgs then[2];
+  of.sink.epilogue_of(sums, block.begin, count, p, panels[0], &then[0]);
+  of.sink.epilogue_of(sums + count * kPanel, block.begin, count, q, panels[1], &then[1]);
+  const int64_t groups = round_up(of.w.k, of.rows.format->k_multiple) / kGroup;
+  of.strips.pairs[output_of(then[0].activation, then[0].dtype)](
+      count, of.rows.a + block.begin * of.rows.stride, of.rows.stride, of.w.panel(p),
+      of.w.panel(q) - of.w.panel(p), groups, of.rows.tuning.ahead,
+      static_cast<int>(hint_for(of.rows.tuning, count)), left.last);
+  left.last = {sums, {then[0], then[1]}};
+}
+
+void finish_strips(const Strips& strips) {
+  Pending& last = behind().last;
+  if (last.sums != nullptr) strips.finish(last);
+  last = {};
+}
+
+}  // namespace qfx::cpu
