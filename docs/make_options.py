@@ -33,6 +33,8 @@ MEANINGS = {
     "names follow it, whatever the cost model says",
     "guard": "rows of activations (tokens) whose relative error in int8 may exceed this, as "
     "`0.05`, run in float",
+    "smoothing": "channels of a model that takes token ids are balanced between activation and "
+    "weight before both are rotated; see below",
 }
 # When one takes it: what the fields of a Scheme do not say.
 PURPOSES = {

@@ -19,6 +19,7 @@ from qfx.host.dynamo import uncompiled
 from qfx.host.frame import Frame, surroundings
 from qfx.match.apart import capture_apart
 from qfx.match.naming import name_nodes
+from qfx.match.smoothed import note_factors, tie_to_modules
 from qfx.weights.repacked import mark_repacked
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -49,6 +50,8 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
     graph, here = clone(gm), surroundings()
     mark_repacked(graph, here)
     name_nodes(graph, example_inputs, here)
+    if note_factors(graph, example_inputs, here):
+        tie_to_modules(here)
     capture_apart(graph)
     return torch.compiler.disable(_watched(graph, Frame(here.code, here.prefixes())))
 

@@ -25,6 +25,7 @@ from qfx.host.inductor import inductor
 from qfx.host.logs import trace_artifact
 from qfx.match.apart import compile_apart
 from qfx.match.naming import name_nodes
+from qfx.match.smoothed import note_factors, tie_to_modules
 from qfx.ops import FAKES
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Plan
@@ -89,10 +90,14 @@ def _int8(
     wanted = config.recipe_names
     mark_repacked(gm, here)
     name_nodes(gm, examples, here, wanted)
+    if config.smoothing:
+        note_factors(gm, examples, here)
 
     def decided(plan: Plan) -> Plan:
         tie_to_sizes(plan)
         compile_apart([entry.match for entry in plan.entries], config, here)
+        if config.recipe is None and any(entry.recipe for entry in plan.entries):
+            tie_to_modules(here)
         return plan
 
     provide = partial(as_placeholders, added=added)

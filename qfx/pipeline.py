@@ -20,6 +20,7 @@ from qfx.graph.decomposition import open_operators
 from qfx.match.base import Match
 from qfx.match.matching import match
 from qfx.match.naming import known_names
+from qfx.match.smoothed import factors_noted, note_own_factors
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from qfx.rewriting.canonical import rewrite as to_canonical
@@ -86,7 +87,8 @@ def _check_names(work: Work, context: Context) -> None:
 
 
 def _decide(work: Work, context: Context) -> None:
-    work.plan = context.decided(decide(work.matches, context.config, *context.costs))
+    factors = factors_noted(work.gm)
+    work.plan = context.decided(decide(work.matches, context.config, *context.costs, factors))
 
 
 def _to_canonical(work: Work, context: Context) -> None:
@@ -148,6 +150,9 @@ def rewrite(
     each site (docs/tour.md). Raises ValueError for a pattern of `config` that matches nothing and
     for a recipe of another model.
     """
-    context = Context(config or Config(), chosen_costs(), training=training)
-    work = run_passes(clone(gm), context, "canonical" if canonical else "fuse")
+    config, copy = config or Config(), clone(gm)
+    if config.smoothing:
+        note_own_factors(copy)
+    context = Context(config, chosen_costs(), training=training)
+    work = run_passes(copy, context, "canonical" if canonical else "fuse")
     return clone(work.gm), work.plan  # the clone leaves behind what the graph no longer uses

@@ -22,6 +22,7 @@ from qfx.weights.feed import with_packed_weights
 
 def quantized(model: Callable[..., Any], config: Config) -> Callable[..., Any]:
     """`model` with the sites of `config.recipe` in int8 and all else in float, for inference."""
+    config = replace(config, smoothing=False)
     made: dict[Any, Callable[..., Any]] = {}
 
     def run(gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:

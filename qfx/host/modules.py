@@ -44,6 +44,11 @@ def pre_hooks(module: nn.Module) -> Iterable[Any]:
     return module._forward_pre_hooks.values()
 
 
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether something runs before or behind its calls."""
+    return bool(module._forward_pre_hooks or module._forward_hooks)
+
+
 def has_old_backward_hook(module: nn.Module) -> bool:
     """Whether `register_backward_hook` gave it one, and not `register_full_backward_hook`."""
     return bool(module._backward_hooks and not module._is_full_backward_hook)

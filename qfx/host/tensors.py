@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 FakeMode: TypeAlias = FakeTensorMode
 
@@ -82,6 +82,17 @@ def weak_storage(tensor: Tensor) -> StorageWeakRef:
     """Refers to the memory of a tensor without keeping it, and `expired()` once nobody does; until
     then no other storage has its `storage_id`."""
     return StorageWeakRef(tensor.untyped_storage())
+
+
+class Watching(TorchDispatchMode):
+    """Inside, `see` is told of every operator before it runs."""
+
+    def see(self, operator: Any, args: tuple[Any, ...]) -> None:
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.see(func, args)
+        return func(*args, **(kwargs or {}))
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -8,9 +8,12 @@ from dataclasses import replace as changed
 
 from torch import nn
 
+from qfx.host.tensors import storage_id
 from qfx.nn.chosen import chosen, refuse
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
+from qfx.smoothing.factors import Factors, factors_of
+from qfx.smoothing.token_ids import part_taking_ids
 from qfx.values.config import Config
 from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import Scheme
@@ -43,7 +46,9 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     found = chosen(model, config, "quantize_", lambda linear: _left_float(decided(linear)))
     refuse(found, Linear.from_float)
     taken = [(m, decided(m)) for m in dict.fromkeys(found.taken.values())]
-    each = {m: Linear.from_float(m, how) for m, how in taken if how is not None}
+    factors = factors_of(part_taking_ids(model)) if config.smoothing else {}
+    made = [(m, _smoothed(m, how, factors)) for m, how in taken if how is not None]
+    each = {m: Linear.from_float(m, how) for m, how in made}
     return replace(found, {name: each[m] for name, m in found.taken.items()})
 
 
@@ -53,6 +58,15 @@ def _left_float(how: Scheme | SiteRecipe | None) -> str:
     if isinstance(how, Scheme) or how.scheme is not None:
         return ""
     return "the recipe leaves it float" + (f": {how.reason}" if how.reason else "")
+
+
+def _smoothed(linear: nn.Linear, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
+    """With the factor of its activation, where no recipe decides. (R4)"""
+    n, k = linear.weight.shape
+    factor = factors.get((storage_id(linear.weight) or 0, 1))
+    if factor is None or not isinstance(how, Scheme) or not how.at(k).smooths:
+        return how
+    return SiteRecipe("", 0, n, k, how.at(k), factor)
 
 
 def _decided(config: Config, names: Sequence[str]) -> Scheme | SiteRecipe | None:

@@ -5,7 +5,7 @@ The only place with policy; no kernel is needed to test it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import singledispatch
 from typing import NamedTuple
@@ -37,9 +37,10 @@ def decide(
     config: Config,
     cost: CostModel | None,
     gpu_costs: GpuCosts | None = None,
+    factors: Callable[[Site], tuple[float, ...] | None] = lambda site: None,
 ) -> Plan:
     """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
-    at hand, every legal site is int8."""
+    at hand, every legal site is int8. `factors`: of smoothing, where no recipe decides."""
     price, found = Costs(cost, gpu_costs), recipes(config.recipe, matches)
     products = pinned(config.recipe, matches)
 
@@ -47,7 +48,7 @@ def decide(
         recipe, product = found.get(match.node), products.get(match.node)
         with at(match.node):
             left = left_out(config, match.names)
-            return _entry(match, _Given(config, price, recipe, product, left))
+            return _entry(match, _Given(config, price, recipe, product, left, factors))
 
     return Plan(tuple(_guarded(decided(match), config) for match in matches))
 
@@ -60,6 +61,7 @@ class _Given(NamedTuple):
     recipe: SiteRecipe | None
     product: PinnedProduct | None
     left: str | None
+    factors: Callable[[Site], tuple[float, ...] | None]
 
     @property
     def pinned(self) -> bool:
@@ -91,7 +93,7 @@ def _(match: Site, given: _Given) -> Entry:
         return _by_recipe(match, given.recipe)
     if given.pinned:
         return Entry(match, None, _NOT_PINNED)
-    return _by_cost(match, given.config, given.costs)
+    return _smoothed(_by_cost(match, given.config, given.costs), match, given)
 
 
 @_entry.register
@@ -163,6 +165,19 @@ def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
             return Entry(site, None, f"{scheme} with outliers in float has no gradient")
         reason += f"; {len(recipe.outliers)} of {recipe.k} features in float"
     return Entry(site, scheme, reason, recipe=recipe)
+
+
+def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
+    """With the factor of the site's activation, where it is rotated, so that multiplying costs no
+    pass of its own. Not while gradients are recorded: then the weights may move."""
+    scheme = entry.scheme
+    if scheme is None or not given.config.smoothing or not scheme.smooths or site.trains:
+        return entry
+    factor = given.factors(site)
+    if factor is None or site.n is None:
+        return entry
+    recipe = SiteRecipe(site.name, 0, site.n, len(factor), scheme, factor)
+    return replace(entry, reason=f"{entry.reason}; smoothed", recipe=recipe)
 
 
 def _impossible(site: Site, scheme: Scheme) -> str | None:

@@ -38,7 +38,9 @@ class Config:
     time is at least this; 0 quantizes all. `inner`: the compiler of the rewritten graph.
     `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
     rounding. `guard`: rows of activations whose relative error in int8 may exceed this, by the
-    bound (B5) of docs/numerics.md, run in float; None never. Raises ValueError or TypeError.
+    bound (B5) of docs/numerics.md, run in float; None never. `smoothing`: of a model that takes
+    token ids, channels of activations and weights are balanced before both are rotated, by what
+    the model computes from seeded ids ((R4) there). Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -49,6 +51,7 @@ class Config:
     backward: str = "float"
     recipe: Recipe | None = None
     guard: float | None = None
+    smoothing: bool = True
 
     @property
     def recipe_names(self) -> frozenset[str]:
@@ -79,6 +82,8 @@ class Config:
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise UserError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
 
+        if not isinstance(self.smoothing, bool):
+            raise TypeError(f"option 'smoothing' is True or False, got {self.smoothing!r}")
         guard = self.guard
         if guard is not None and (
             isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6

@@ -105,6 +105,11 @@ class Scheme:
         return self.x is not None and self.x.static
 
     @property
+    def smooths(self) -> bool:
+        """Whether a factor of x costs no pass of its own: x is rotated, and scales are its own."""
+        return self.x is not None and not self.x.static and self.rotation != 0
+
+    @property
     def fits_activations(self) -> bool:
         """Whether products of two activations can be quantized alike, with scales per call."""
         plain = not self.w.grouped and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)

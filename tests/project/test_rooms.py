@@ -20,6 +20,7 @@ ROOMS = (
     "host",
     "values",
     "graph",
+    "smoothing",
     "ops",
     "match",
     "weights",

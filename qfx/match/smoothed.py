@@ -1,0 +1,101 @@
+"""The smoothing factors of the sites of a captured graph, where it is a module's only one.
+
+They are looked up by weight, so what `note_factors` leaves with a graph keeps no tensor alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from qfx.graph.capture import attribute
+from qfx.graph.views import View, apply
+from qfx.host.dynamo import local_source, tie_to_objects
+from qfx.host.frame import Surroundings
+from qfx.host.tensors import is_fake, storage_id
+from qfx.match.site import Site
+from qfx.smoothing.factors import factors_of
+from qfx.smoothing.token_ids import part_taking_ids, token_ids_of
+
+Factor = tuple[float, ...]
+_NOTE = "qfx_factors"
+
+
+@dataclass(frozen=True)
+class GraphFactors:
+    """Of a graph of `module`; `storages` of its inputs, by name."""
+
+    module: Callable[[], nn.Module | None]
+    storages: Mapping[str, int | None]
+
+    def of(self, site: Site) -> Factor | None:
+        """What x is multiplied and w divided by, [K]; None where nothing is known."""
+        weights = site.weights
+        if len(weights) != 1:
+            return None
+        storage, axis = self._storage(weights[0]), _axis_of_k(site.view)
+        if storage is None or axis is None:
+            return None
+        factor = factors_of(self.module()).get((storage, axis))
+        return factor if factor is not None and len(factor) == site.k else None
+
+    def _storage(self, weight: fx.Node) -> int | None:
+        held = weight.op == "get_attr"
+        return storage_id(attribute(weight)) if held else self.storages.get(weight.name)
+
+
+def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:
+    """Notes at the graph which factors its sites may have; whether there are any. Not for one of
+    several modules of a kind, whose graph Dynamo runs for all of them."""
+    module = _taking_ids(here)
+    if module is None:
+        return False
+    inputs = zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True)
+    tensors = {n.name: e for n, e in inputs if isinstance(e, Tensor) and not is_fake(e)}
+    storages = {name: storage_id(tensor) for name, tensor in tensors.items()}
+    gm.meta[_NOTE] = GraphFactors(weakref.ref(module), storages)
+    return True
+
+
+def note_own_factors(gm: fx.GraphModule) -> None:
+    """The same for a graph that holds its weights, as `qfx.rewrite` is given."""
+    if token_ids_of(gm) is not None:
+        gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {})
+
+
+def factors_noted(gm: fx.GraphModule) -> Callable[[Site], Factor | None]:
+    noted = gm.meta.get(_NOTE)
+    return noted.of if isinstance(noted, GraphFactors) else lambda site: None
+
+
+def tie_to_modules(here: Surroundings) -> None:
+    """Ties the graph that is compiled to the modules of its frame: another has other factors."""
+    tie_to_objects([local_source(name) for name in here.locals])
+
+
+def _taking_ids(here: Surroundings) -> nn.Module | None:
+    """Of the module of the graph, or else of the nearest one around it, the outermost part that
+    takes token ids."""
+    first = next(iter(here.locals.values()), None)
+    around = [m for m in here.running if m is not first] + ([] if first is None else [first])
+    if not around or sum(type(m) is type(around[-1]) for m in around[0].modules()) > 1:
+        return None
+    return part_taking_ids(*reversed(around))
+
+
+def _axis_of_k(view: View) -> int | None:
+    """Which axis of the constant becomes K, where the view is it or its transpose."""
+    whole = torch.empty(2, 3, device="meta")
+    try:
+        seen = apply(view, whole)
+    except (RuntimeError, IndexError):
+        return None
+    for axis, expected in ((1, whole), (0, whole.t())):
+        if (seen.shape, seen.stride()) == (expected.shape, expected.stride()):
+            return axis
+    return None

@@ -1,0 +1,97 @@
+"""What the weights of a module multiply while it runs: the root mean square of each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.host.tensors import Watching, storage_id, version, weak_storage
+
+aten = torch.ops.aten
+_PRODUCTS: dict[Any, tuple[int, int]] = {  # where x [M, K] and the weight [K, N] are
+    aten.mm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+}
+
+
+@dataclass
+class Read:
+    """A parameter [N, K], or [K, N] with `axis` 0, and what it multiplied."""
+
+    weight: Tensor
+    axis: int
+    inputs: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Reads:
+    """All of one run. `squares`: of each input the mean of x_k^2 over its rows, float32 [K]."""
+
+    found: dict[tuple[int, int], Read] = field(default_factory=dict)
+    squares: list[Tensor] = field(default_factory=list)
+    embedded: set[int] = field(default_factory=set)  # storages of what was looked up
+
+    def sets(self) -> Iterator[tuple[list[Read], Tensor]]:
+        """Reads that share an input, directly or by way of others, and the mean of x_k^2 over their
+        inputs."""
+        left = list(self.found.values())
+        while left:
+            joined, inputs = [left.pop(0)], set[int]()
+            while inputs != (inputs := set().union(*(r.inputs for r in joined))):
+                more = [r for r in left if r.inputs & inputs]
+                joined += more
+                left = [r for r in left if not r.inputs & inputs]
+            yield joined, torch.stack([self.squares[i] for i in sorted(inputs)]).mean(0)
+
+
+def reads_of(run: Callable[[], Any], parameters: Iterable[Tensor]) -> Reads:
+    """Runs and records the products of these parameters, without gradients."""
+    mode = _Watch({storage_id(p): p.detach() for p in parameters})
+    with torch.no_grad(), mode:
+        run()
+    return mode.reads
+
+
+class _Watch(Watching):
+    def __init__(self, parameters: dict[int | None, Tensor]) -> None:
+        super().__init__()
+        self.parameters, self.reads = parameters, Reads()
+        self.places: dict[Any, int] = {}
+        self.alive: list[Any] = []  # as long as something knows a storage, its identity is unused
+
+    def see(self, operator: Any, args: tuple[Any, ...]) -> None:
+        if operator is aten.embedding.default:
+            self.alive.append(weak_storage(args[1]))
+            self.reads.embedded.add(storage_id(args[1]) or 0)
+        if operator not in _PRODUCTS:
+            return
+        x, w_kn = (args[i] for i in _PRODUCTS[operator])
+        weight = self.parameters.get(storage_id(w_kn))
+        axis = None if weight is None else _axis_of_k(w_kn, weight)
+        if weight is None or axis is None or not x.numel():
+            return
+        key = (storage_id(weight) or 0, axis)
+        read = self.reads.found.setdefault(key, Read(weight, axis))
+        read.inputs.add(self._input(x))
+
+    def _input(self, x: Tensor) -> int:
+        place = (storage_id(x), x.storage_offset(), x.shape, x.stride(), version(x))
+        if place not in self.places:
+            self.alive.append(weak_storage(x))
+            self.places[place] = len(self.reads.squares)
+            self.reads.squares.append(x.float().square().mean(0))
+        return self.places[place]
+
+
+def _axis_of_k(w_kn: Tensor, weight: Tensor) -> int | None:
+    """Which axis of the parameter the K of a product is, if it is all of a matrix."""
+    if weight.dim() != 2 or w_kn.storage_offset() != weight.storage_offset():
+        return None
+    for axis, whole in ((1, weight.t()), (0, weight)):
+        if (w_kn.shape, w_kn.stride()) == (whole.shape, whole.stride()):
+            return axis
+    return None

@@ -1,0 +1,79 @@
+"""Factors: per weight what its activation is multiplied by before both are rotated and quantized.
+
+They depend on the module alone, so a model computes the same numbers in every process, whatever it
+was called with before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import qfx._C as _C
+from qfx.graph.unchanged import unchanged
+from qfx.host.tensors import has_values, storage_id, without_modes
+from qfx.smoothing.activations import Read, reads_of
+from qfx.smoothing.token_ids import hooked, token_ids_of
+
+_LARGEST = 2.0**6  # of a factor, and the inverse of the smallest: the ids do not reach all channels
+Factors = Mapping[tuple[int, int], tuple[float, ...]]  # by storage and axis of K
+
+
+class _Known(NamedTuple):
+    weights: _C.Snapshot
+    factors: Factors
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+
+
+def factors_of(module: nn.Module | None) -> Factors:
+    """Of the matrices that a module multiplies; empty for one that takes no token ids, that hooks
+    watch, or that fails on the ids. Runs it on 8 x 64 seeded ids (docs/numerics.md (R4)).
+
+    Kept while neither module nor weights change. What a run of it changes is put back.
+    """
+    if module is None:
+        return {}
+    weights = tuple(p for p in module.parameters() if has_values(p))
+    known = _known.get(module)
+    if known is None or not known.weights.unchanged(weights):
+        snapshot = _C.Snapshot(weights, list(range(len(weights))))
+        known = _known[module] = _Known(snapshot, _found(module))
+    return known.factors
+
+
+def _found(module: nn.Module) -> Factors:
+    ids = token_ids_of(module)
+    if ids is None or hooked(module):
+        return {}
+    looked_up: list[Tensor] = []
+    try:
+        with without_modes(), unchanged(module, "smoothing"):
+            reads = reads_of(lambda: looked_up.extend(ids.call(module)), module.parameters())
+    except Exception:  # whatever it takes, it is not token ids alone
+        return {}
+    if {storage_id(each) for each in looked_up} - reads.embedded:
+        return {}
+    found: dict[tuple[int, int], tuple[float, ...]] = {}
+    for joined, square in reads.sets():
+        factor = _factor(square, joined)
+        if factor is not None:
+            found |= {(storage_id(r.weight) or 0, r.axis): factor for r in joined}
+    return found
+
+
+def _factor(square: Tensor, reads: list[Read]) -> tuple[float, ...] | None:
+    """1 / z, z_k = (rms_k / max_n |w_nk|)^(1/2) over the geometric mean of all. (R4)"""
+    largest = torch.stack([r.weight.abs().amax(1 - r.axis).float() for r in reads]).amax(0)
+    if square.shape != largest.shape:
+        return None
+    log_z = (square.clamp_min(1e-30).log() / 2 - largest.clamp_min(1e-15).log()) / 2
+    if not bool(log_z.isfinite().all()):
+        return None
+    factor = (log_z.median() - log_z).exp().clamp(1 / _LARGEST, _LARGEST)
+    return tuple(factor.cpu().tolist())
