@@ -12,8 +12,8 @@ from qfx.nn.chosen import chosen, refuse
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
 from qfx.values.config import Config
-from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
