@@ -7,7 +7,7 @@ trained here on 8x8 digits: accuracy and negative log likelihood. Every linear i
 costs, and attention where it gains. Divergence resolves more than perplexity, of which 0.5 % are
 noise at this size.
     python -m benchmarks.accuracy [--models smollm,...] [--settings w8a8,...] [--save]
-    python -m benchmarks.accuracy --models smollm --calibrate w8a8,w7a7,w8a8-static
+    python -m benchmarks.accuracy --models smollm --calibrate w8a8,w7a7,w8a8-static,w8a8:gptq
     python -m benchmarks.accuracy --options '{"recipe": "smollm.json"}'    one more setting
 Once: pip install -c constraints.txt gguf
 """
@@ -68,10 +68,12 @@ def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
 
 
 @torch.no_grad()
-def calibrated(judged: Judged, scheme: str) -> tuple[dict[str, Any], Row]:
-    """Options with a recipe for this scheme, and the seconds it took."""
+def calibrated(judged: Judged, how: str) -> tuple[dict[str, Any], Row]:
+    """Options with a recipe for this scheme, with codes if a rounding stands behind a colon, and
+    the seconds it took."""
+    scheme, _, rounding = how.partition(":")
     config, started = qfx.Config(scheme=scheme, minimum_gain=0), time.perf_counter()
-    recipe = qfx.calibrate(judged.model, judged.batches, config)
+    recipe = qfx.calibrate(judged.model, judged.batches, config, rounding=rounding or "nearest")
     torch._dynamo.reset()  # or the shapes of the batches would be remembered
     return {"recipe": recipe}, {"calibration s": round(time.perf_counter() - started, 1)}
 
@@ -90,9 +92,9 @@ def measure(
     for setting, options in settings.items():
         rows.append({"model": name, "setting": setting, **figures(judged, options)})
         print(rows[-1], flush=True)
-    for scheme in calibrate:
-        options, spent = calibrated(judged, scheme)
-        setting = f"{scheme} calibrated"
+    for how in calibrate:
+        options, spent = calibrated(judged, how)
+        setting = " ".join([how.partition(":")[0], "calibrated", *how.split(":")[1:]])
         rows.append({"model": name, "setting": setting, **figures(judged, options), **spent})
         print(rows[-1], flush=True)
     return rows
@@ -105,7 +107,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--options", action="append", default=[], help="JSON: options of one more setting"
     )
-    parser.add_argument("--calibrate", default="", help="schemes, for models with texts to spare")
+    parser.add_argument(
+        "--calibrate",
+        default="",
+        help="schemes, as w8a8 or w8a8:gptq, for models with texts to spare",
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     return parser.parse_args()

@@ -120,9 +120,14 @@ def _task(rows: list[list[int]], given: list[int]) -> Task:
     return Task(tokens, places, pad_sequence(targets, batch_first=True, padding_value=-1))
 
 
+def news_texts() -> list[str]:
+    """300 of them."""
+    return _lines(NEWS)
+
+
 def news(tokenizer: PreTrainedTokenizerBase, texts: int, tokens: int) -> Task:
     """The first `texts` of 300 news texts, of each its first `tokens` tokens or fewer."""
-    lines = _lines(NEWS)[:texts]
+    lines = news_texts()[:texts]
     rows = [tokenizer(line, truncation=True, max_length=tokens).input_ids for line in lines]
     return _task(rows, [1] * len(rows))
 
@@ -132,7 +137,7 @@ def passages(
 ) -> list[tuple[Tensor, Tensor]]:
     """Inputs of a model: `count` stretches of `tokens` tokens of the news texts behind the first
     `skip`, of which every fourth token is followed."""
-    stream = [t for line in _lines(NEWS)[skip:] for t in tokenizer(line).input_ids]
+    stream = [t for line in news_texts()[skip:] for t in tokenizer(line).input_ids]
     rows = torch.tensor(stream[: count * tokens]).reshape(count, 1, tokens)
     return [(row, torch.arange(0, tokens, 4)[None]) for row in rows]
 

@@ -17,8 +17,10 @@ from qfx.ops.single_tensors import (
     sqnr,
 )
 from qfx.values.config import Config
-from qfx.values.recipe import PinnedProduct, Recipe, SiteRecipe
+from qfx.values.recipe import Recipe
+from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 from qfx.weights.cache import invalidate
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ __all__ = [
     "Quantized",
     "Recipe",
     "Report",
+    "Rounding",
     "Scheme",
     "SiteRecipe",
     "backend",

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from qfx.calibration.choose import Choice, by_error, by_metric
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import Session, SharedInput, SiteKey
+from qfx.calibration.rounding import NEAREST, ROUNDINGS, Chosen, rounded
 from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.with_recipe import quantized
 from qfx.captured_graphs import watch
@@ -23,15 +24,17 @@ from qfx.cost.chosen import chosen_costs
 from qfx.cost.machine import MachineCost
 from qfx.graph.unchanged import in_training, unchanged
 from qfx.values.config import Config
-from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.recipe import Recipe
 from qfx.values.scheme import PER_ROW, Scheme
 from qfx.values.select import check_names, left_out
+from qfx.values.site_recipe import SiteRecipe
 
 Model = Callable[..., Any]
 Found = Mapping[SiteKey, Sequence[Candidate]]
 At = tuple[SiteKey, int]  # a candidate: its group, and which it is there
 _SMALLEST_MEMORY = 2**24  # bytes
 _MEMORY = 0.125  # of the bytes of the model's parameters that samples may take
+_MOMENTS = 0.25  # and that the second moments of inputs may
 
 
 def calibrate(
@@ -40,6 +43,7 @@ def calibrate(
     config: Config | None = None,
     *,
     observer: str = "minmax",
+    rounding: str = NEAREST,
     max_sqnr_loss_db: float = 1.0,
     metric: Callable[[Model], float] | None = None,
     max_drop: float = 0.0,
@@ -50,8 +54,10 @@ def calibrate(
     `batches`: of inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
     `model(**batch)`. `config`: its `scheme` is tried with several strengths of smoothing, and with
     up to 8 outlying features in float; sites of a static preset may fall back to dynamic scales per
-    token. Static scales need batches that can be read twice. `observer`: how static ranges are
-    found: minmax, moving-average, percentile (99.99), mse or entropy.
+    token. `observer`: how static ranges are found: minmax, moving-average, percentile (99.99), mse
+    or entropy. `rounding`: how the weights of what is chosen become codes: "nearest", or "gptq",
+    which for the inputs that were seen loses less, at no cost in the kernels. Its codes belong to
+    these weights and no others. Static scales and "gptq" need batches that can be read twice.
 
     Without a `metric` the result is the fastest choice, by the cost model, whose error, summed over
     sites as noise power relative to signal, is at most `max_sqnr_loss_db` above that of the most
@@ -64,18 +70,23 @@ def calibrate(
     after `qfx.explain`.
 
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
-    rows an activation, and an eighth of the model or 16 MiB; the buffers once more. Raises
-    ValueError for no batches, for a pattern that fits nothing, for an unknown observer, and where
-    no graph was captured.
+    rows an activation, and an eighth of the model or 16 MiB; the buffers once more; for "gptq" the
+    codes, a quarter of the model beside them and some matrices [K, K] of the largest K. Raises
+    ValueError for no batches, for a pattern that fits nothing, for an unknown observer or rounding,
+    and where no graph was captured.
     """
     config = config or Config()
     if observer not in OBSERVERS:
         raise ValueError(f"unknown observer {observer!r}; choose from {', '.join(OBSERVERS)}")
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"unknown rounding {rounding!r}; choose from {', '.join(ROUNDINGS)}")
     ladder = _ladder(config)
-    if any(s.x is not None and s.x.static for s in ladder) and iter(batches) is batches:
+    again = "static ranges are observed" if any(s.calibrated for s in ladder) else ""
+    again = again or ("" if rounding == NEAREST else "codes are found")
+    if again and iter(batches) is batches:
         raise ValueError(
-            "calibrate: static ranges are observed in a second pass, but these batches can be read "
-            "only once; give a list or a DataLoader"
+            f"calibrate: {again} in a second pass, but these batches can be read only once; give a "
+            "list or a DataLoader"
         )
     if training := in_training(model):
         warnings.warn(
@@ -93,18 +104,23 @@ def calibrate(
     }
     ranges = _ranges(found, observer, session, observe)
 
-    def recipe_of(choice: Choice) -> Recipe:
-        return Recipe(tuple(_sites(groups, found, choice, ranges)))
+    def recipe_of(choice: Choice, method: str = NEAREST) -> Recipe:
+        chosen: Chosen = {key: found[key][i] for key, i in zip(found, choice, strict=True)}
+        steps = {key: ranges.get((key, i)) for key, i in zip(found, choice, strict=True)}
+        if method != NEAREST:
+            memory = max(_MOMENTS * _parameter_bytes(model), _SMALLEST_MEMORY)
+            chosen = rounded(groups, chosen, method, observer, session, observe, memory)
+        return Recipe(tuple(_sites(groups, chosen, steps)))
 
     if metric is None:
-        return recipe_of(by_error([*found.values()], max_sqnr_loss_db))
+        return recipe_of(by_error([*found.values()], max_sqnr_loss_db), rounding)
     measure = partial(_measured, metric, model)
     wanted = measure(model)
 
     def drop(choice: Choice) -> float:
         return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
 
-    return recipe_of(by_metric([*found.values()], drop, max_drop))
+    return recipe_of(by_metric([*found.values()], drop, max_drop), rounding)
 
 
 def _ladder(config: Config) -> tuple[Scheme, ...]:
@@ -196,17 +212,17 @@ def _ranges(
 
 def _sites(
     groups: Mapping[SiteKey, SharedInput],
-    found: Found,
-    choice: Choice,
-    ranges: Mapping[At, tuple[float, int]],
+    chosen: Chosen,
+    ranges: Mapping[SiteKey, tuple[float, int] | None],
 ) -> Iterator[SiteRecipe]:
-    for (key, group), i in zip(groups.items(), choice, strict=True):
-        candidate = found[key][i]
+    for key, group in groups.items():
+        candidate = chosen[key]
         scheme, factor = candidate.scheme, candidate.transform.factor
-        scale, zero_point = ranges.get((key, i), (None, None))
+        scale, zero_point = ranges[key] or (None, None)
         if scheme is None or scheme.x is None or scheme.x.symmetric:
             zero_point = None
-        for reader, error in zip(group.readers, candidate.errors, strict=True):
+        roundings = candidate.roundings or [None] * len(group.readers)
+        for reader, error, codes in zip(group.readers, candidate.errors, roundings, strict=True):
             n, k = reader.w_nk.shape
             yield SiteRecipe(
                 *reader.key,
@@ -219,4 +235,5 @@ def _sites(
                 sqnr_db=round(-10 * math.log10(error), 2) if error > 0 else None,  # nor of NaN
                 reason=candidate.reason,
                 outliers=candidate.transform.outliers,
+                rounding=codes,
             )

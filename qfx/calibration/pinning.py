@@ -23,7 +23,8 @@ from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import parse_options
 from qfx.values.errors import UserError
-from qfx.values.recipe import PinnedProduct, Recipe, SiteRecipe
+from qfx.values.recipe import Recipe
+from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 
 Value = TypeVar("Value", SiteRecipe, PinnedProduct)
 

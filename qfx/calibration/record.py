@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, fx
 
-from qfx.calibration.observers import Observer
 from qfx.graph.capture import attribute
 from qfx.graph.views import View, apply
 from qfx.match.base import Match, of_kind
@@ -24,6 +23,12 @@ from qfx.values.config import Config
 
 ROWS = 256  # of a sample, at most
 SiteKey = tuple[str, int]  # its name, and which of the sites of that name in the graph it is
+
+
+class Updated(Protocol):
+    """What takes a stream of activations."""
+
+    def update(self, x: Tensor) -> None: ...
 
 
 class Transform(NamedTuple):
@@ -162,7 +167,7 @@ class Session:
     room: int = ROWS
     groups: dict[SiteKey, SharedInput] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)  # what patterns may mean
-    observers: dict[SiteKey, list[tuple[Transform, Observer]]] | None = None  # of a second pass
+    observers: dict[SiteKey, list[tuple[Transform, Updated]]] | None = None  # of a further pass
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         """One call of a captured graph, its sites' inputs recorded."""

@@ -18,8 +18,9 @@ from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import SharedInput, Transform
 from qfx.cost.model import CostModel, Work
 from qfx.ops.single_tensors import dequantize, quantize
-from qfx.values.recipe import LEAST_INT8
+from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
+from qfx.values.site_recipe import LEAST_INT8
 
 STRENGTHS = (0.35, 0.5, 0.65, 0.8)  # of smoothing
 WEIGHT_ROWS = 2048
@@ -35,7 +36,8 @@ class Candidate:
     transform: Transform
     errors: tuple[float, ...]  # of each site
     seconds: float  # predicted, of all sites
-    reason: str = ""  # of float
+    reason: str = ""  # of float, or of the nearest codes
+    roundings: tuple[Rounding, ...] = ()  # of each site, where its codes are not the nearest
 
     @property
     def error(self) -> float:
@@ -55,21 +57,45 @@ class _Problem:
         """`per_row`: each row of a weight is quantized by itself, so that some stand for all."""
         weights = [reader.w_nk for reader in group.readers]
         if per_row:
-            weights = [w[:: -(-w.shape[0] // WEIGHT_ROWS)] for w in weights]
+            weights = [_some_rows(w) for w in weights]
         floats = tuple(w.float() for w in weights)
         return cls(group, floats, tuple(group.activation.sample @ w.t() for w in floats))
 
-    def errors(self, scheme: Scheme, transform: Transform, observer: str) -> tuple[float, ...]:
-        """Of each site."""
+    def errors(
+        self,
+        scheme: Scheme,
+        transform: Transform,
+        observer: str,
+        codes: Sequence[Tensor | None] | None = None,
+    ) -> tuple[float, ...]:
+        """Of each site; with its `codes` [N, K] in the place of the nearest, if they are given."""
         activation = self.group.activation
         x_hat, extreme = transform.of(activation.sample), transform.of(activation.extreme)
         if scheme.x is not None:
             x_hat = rounded_activation(x_hat, scheme.x, observer, extreme)
         return tuple(
             relative_error(exact, x_hat @ w_hat.t() + transform.in_float(activation.sample, w))
-            for w, exact in zip(self.weights, self.exact, strict=True)
-            for w_hat in [dequantize(quantize(transform.of_weight(w), scheme.w))]
+            for w, exact, given in zip(
+                self.weights, self.exact, codes or [None] * len(self.weights), strict=True
+            )
+            for near in [quantize(transform.of_weight(w), scheme.w)]
+            for w_hat in [dequantize(near if given is None else near._replace(codes=given))]
         )
+
+
+def _some_rows(w_nk: Tensor) -> Tensor:
+    return w_nk[:: max(-(-w_nk.shape[0] // WEIGHT_ROWS), 1)]
+
+
+def errors_with(
+    group: SharedInput, candidate: Candidate, observer: str, codes: Sequence[Tensor]
+) -> tuple[float, ...]:
+    """The errors of a candidate's sites with these codes, int8 [N, K] of each."""
+    assert candidate.scheme is not None
+    per_row = candidate.scheme.w.axes == PER_ROW
+    given = [_some_rows(c) for c in codes] if per_row else codes
+    problem = _Problem.of(group, per_row)
+    return problem.errors(candidate.scheme, candidate.transform, observer, given)
 
 
 def candidates(

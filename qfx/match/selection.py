@@ -13,8 +13,9 @@ from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.values.config import Config
 from qfx.values.errors import UserError
-from qfx.values.recipe import PinnedProduct, Recipe, SiteRecipe
+from qfx.values.recipe import Recipe
 from qfx.values.select import left_out
+from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 
 
 def decides_on_module(

@@ -18,8 +18,8 @@ from qfx.ops.forms import Form, form_of, of_scheme, quantizing
 from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import Quantized, dequantize
-from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import QSpec, Scheme
+from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.cache import pack
 
 ops = torch.ops.qfx
@@ -42,7 +42,8 @@ def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
     site = how if isinstance(how, SiteRecipe) else None
     scheme = _checked(weight, how).at(weight.shape[1])
     factor = site.factor if site else None
-    packed = pack(weight, (), Packing(scheme.w, factor, scheme.rotation))
+    packing = Packing(scheme.w, factor, scheme.rotation, rounding=site.rounding if site else None)
+    packed = pack(weight, (), packing)
     if factor is not None:
         packed = packed._replace(factor=_vector(factor, torch.float32, weight))
     x_scale = _vector(site and site.scale, torch.float32, weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, take
 from qfx.nn.loading import Checked, State, check_bias, check_place
 from qfx.nn.scheme_tensor import KEY
 from qfx.ops.storage import Storage
-from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
 
 _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
 
@@ -50,6 +51,8 @@ class Linear(Checked):
     ) -> None:
         """Initialised as nn.Linear is; mostly to be loaded into."""
         super().__init__()
+        if isinstance(scheme, SiteRecipe):
+            scheme = replace(scheme, rounding=None)  # its codes are those of another weight
         self._take(nn.Linear(in_features, out_features, bias), scheme)
 
     @classmethod
@@ -57,7 +60,8 @@ class Linear(Checked):
         """Quantizes the weight of `linear` and takes over its bias, the very parameter.
 
         `scheme`: `qfx.Scheme()` by default; a `SiteRecipe` brings static scales and a factor with
-        it. Raises ValueError for a scheme that needs a recipe, and a recipe of another shape.
+        it, and codes. Raises ValueError for a scheme that needs a recipe, and for a recipe of
+        another shape or weight.
         """
         module = cls.__new__(cls)
         nn.Module.__init__(module)

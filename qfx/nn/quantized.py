@@ -15,8 +15,8 @@ from qfx.nn.replace import replace
 from qfx.smoothing.factors import Factors, factors_of
 from qfx.smoothing.token_ids import part_taking_ids
 from qfx.values.config import Config
-from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:

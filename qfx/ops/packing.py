@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from qfx.ops.storage import storage_of
+from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, QSpec
 
 ops = torch.ops.qfx
@@ -34,13 +35,14 @@ class Constant(NamedTuple):
 @dataclass(frozen=True)
 class Packing:
     """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`; the
-    columns that are `outliers` apart, in float."""
+    columns that are `outliers` apart, in float. `rounding`: the codes, where not the nearest."""
 
     spec: QSpec
     factor: tuple[float, ...] | None = None
     rotation: int = 0
     outliers: tuple[int, ...] = ()
     guarded: bool = False  # with what the guard's bound (B5) needs
+    rounding: Rounding | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -54,7 +56,8 @@ class Packing:
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
         outliers = f"_o{len(self.outliers)}" if self.outliers else ""
-        return f"{self.spec}{transform}{outliers}{'_guarded' if self.guarded else ''}"
+        rounded = f"_{self.rounding.method}" if self.rounding else ""
+        return f"{self.spec}{transform}{outliers}{rounded}{'_guarded' if self.guarded else ''}"
 
     def constants(self) -> dict[str, Constant]:
         """What `parts_of` needs beside the weight."""
@@ -69,7 +72,10 @@ class Packing:
 def parts_of(
     w_nk: Any, packing: Packing, constants: dict[str, Any], k: int | None
 ) -> dict[str, Any]:
-    """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)"""
+    """The parts of a packed weight, from w_nk and the `Packing.constants`. (R1) (R3) (Q1)-(Q3)
+
+    With `codes` among these, int8 [N, K], they take the place of (Q3). (Q9)
+    """
     spec, found, given = packing.spec, {}, w_nk
     factor, outliers = constants.get("factor"), constants.get("outliers")
     if outliers is not None:
@@ -80,7 +86,8 @@ def parts_of(
         factor = found["factor"] = _column_factor(w_nk, spec.bits)
     if factor is not None:
         w_nk = torch.div(aten.to.dtype(w_nk, torch.float32), factor)
-    stored = storage_of(spec).quantized(w_nk, spec, packing.rotation, k)
+    codes = constants.get("codes")
+    stored = storage_of(spec).quantized(w_nk, spec, packing.rotation, k, codes)
     if packing.guarded:
         found["error"] = _error(given, w_nk, stored.triple, packing)
     return stored.parts | found

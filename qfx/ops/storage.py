@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 
 class Stored(NamedTuple):
-    """A quantized weight: its `blocks`, `scale` and perhaps `zero_point`, and what `quantize`
-    returned for it."""
+    """A quantized weight: its `blocks`, `scale` and perhaps `zero_point`, and codes, scale and zero
+    point as `quantize` returns them."""
 
     parts: dict[str, Any]
     triple: Any
@@ -27,29 +27,31 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Storage:
-    """`holds`: of which weights. `quantized(w_nk, spec, rotation, k)` makes them
-    from float; `pack(codes_nk, spec)` from codes, which `unpack(blocks, n, k)` gives back.
+    """`holds`: of which weights. `quantized(w_nk, spec, rotation, k, codes)` makes them from float,
+    with `codes` in the place of the nearest where they are not None; `pack(codes_nk, spec)` from
+    codes alone, which `unpack(blocks, n, k)` gives back.
     `scales(spec, n, k)`: the shape of the scale, and of the zero point where there is one."""
 
     name: str
     holds: Callable[[QSpec], bool]
-    quantized: Callable[[Any, QSpec, int, int | None], Stored]
+    quantized: Callable[[Any, QSpec, int, int | None, Any], Stored]
     pack: Callable[[Any, QSpec], Any]
     unpack: Callable[[Any, int, int], Any]
     scales: Callable[[QSpec, int, int], tuple[int, ...]]
     cuts_k: bool = False  # into groups, so K has to be known
 
 
-def _rows(w_nk: Any, spec: QSpec, rotation: int, k: int | None) -> Stored:
+def _rows(w_nk: Any, spec: QSpec, rotation: int, k: int | None, codes: Any) -> Stored:
     """One scale for each row, or for all. (Q1) (Q3)"""
     axes = list(PER_TENSOR if spec.axes == PER_COLUMN else spec.axes)
     turned = (None, rotation) if rotation else ()
     triple = ops.quantize.default(w_nk, axes, spec.bits, True, *turned)
+    triple = triple if codes is None else (codes, triple[1], triple[2])
     blocks, scale = ops.pack_weight.default(triple[0]), torch.reshape(triple[1], (-1,))
     return Stored({"blocks": blocks, "scale": scale}, triple)
 
 
-def _groups(w_nk: Any, spec: QSpec, rotation: int, k: int | None) -> Stored:
+def _groups(w_nk: Any, spec: QSpec, rotation: int, k: int | None, codes: Any) -> Stored:
     """One scale, and zero point, for each group of a row, [N, G] column by column. (E3)"""
     assert k is not None
     size = spec.group or k
@@ -59,7 +61,8 @@ def _groups(w_nk: Any, spec: QSpec, rotation: int, k: int | None) -> Stored:
     padded = aten.constant_pad_nd.default(w_nk, [0, padding])
     rows = torch.reshape(padded, (-1, size))
     triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)
-    codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
+    if codes is None:
+        codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
     names = ("scale",) if spec.symmetric else ("scale", "zero_point")
     parts = {"blocks": ops.pack_weight.default(codes, spec.group)}
     for i, name in enumerate(names, 1):

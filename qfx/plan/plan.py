@@ -12,8 +12,8 @@ from qfx.cost.model import Estimate
 from qfx.match.base import FLOAT, Kind, Match, of_kind
 from qfx.ops.guard_counts import Guard
 from qfx.values.printable import printable
-from qfx.values.recipe import SiteRecipe
 from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
 
 
 @dataclass(frozen=True)

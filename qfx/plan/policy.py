@@ -27,9 +27,9 @@ from qfx.ops.guard_counts import Guard
 from qfx.plan.breakeven import condition, holds_for_captured, why_untied
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import Config
-from qfx.values.recipe import PinnedProduct, SiteRecipe
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
+from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 
 
 def decide(
@@ -164,6 +164,10 @@ def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
         if site.trains:
             return Entry(site, None, f"{scheme} with outliers in float has no gradient")
         reason += f"; {len(recipe.outliers)} of {recipe.k} features in float"
+    if recipe.rounding and (why_not := _why_nearest(site)):
+        recipe, reason = replace(recipe, rounding=None), f"{reason}; {why_not}"
+    elif recipe.rounding:
+        reason += f"; {recipe.rounding}"
     return Entry(site, scheme, reason, recipe=recipe)
 
 
@@ -178,6 +182,12 @@ def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
         return entry
     recipe = SiteRecipe(site.name, 0, site.n, len(factor), scheme, factor)
     return replace(entry, reason=f"{entry.reason}; smoothed", recipe=recipe)
+
+
+def _why_nearest(site: Site) -> str | None:
+    """Why the codes of a recipe are not used, or None."""
+    why = "it trains" if site.weight_trains else site.repacked
+    return f"rounded to nearest, as its weight is packed at every call: {why}" if why else None
 
 
 def _impossible(site: Site, scheme: Scheme) -> str | None:

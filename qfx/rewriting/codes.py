@@ -87,7 +87,8 @@ def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
     assert scheme is not None
     rotation, given = scheme.block(site.k), recipe.factor if recipe else None
     columns = recipe.outliers if recipe else ()
-    packing = Packing(scheme.w, given, rotation, columns, guarded=entry.guard is not None)
+    rounding, guarded = recipe.rounding if recipe else None, entry.guard is not None
+    packing = Packing(scheme.w, given, rotation, columns, guarded, rounding)
     packed = provide.weight(site, packing)
     device = str(getattr(value(site.weight), "device", "cpu"))
 

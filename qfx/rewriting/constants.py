@@ -22,6 +22,7 @@ from qfx.host.nodes import mark_as_new_input
 from qfx.match.site import Site
 from qfx.ops.packing import Constant, Packing, parts_of
 from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
+from qfx.values.errors import UserError
 from qfx.weights.cache import pack
 
 
@@ -138,6 +139,11 @@ def _free_name(gm: fx.GraphModule, name: str) -> str:
 
 def in_graph(site: Site, packing: Packing, constant: ProvideConstant) -> PackedNodes:
     """Quantizes and packs at every call, just before the site that needs it first."""
+    if packing.rounding is not None:
+        raise UserError(
+            f"recipe of {site.name}: it was {packing.rounding}, but here its weight is an input of "
+            "the graph, or in it, and packed at every call. Give this graph a recipe without codes"
+        )
     graph = site.node.graph
     given = {
         name: constant(graph, value, f"{site.node.name}_{name}")

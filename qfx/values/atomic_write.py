@@ -1,5 +1,5 @@
-"""write_text: a file is written beside the old one and then moved, so that there always is a whole
-one: the new, or, if the disk is full or the process dies, the old."""
+"""write_text, write_bytes: a file is written beside the old one and then moved, so that there is
+always a whole one: the new, or, if the disk is full or the process dies, the old."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from pathlib import Path
 
 
 def write_text(path: str | Path, text: str, mode: int = 0o666) -> None:
-    """Replaces the file `path` by one that holds `text`, in UTF-8.
+    """`write_bytes` of `text` in UTF-8."""
+    write_bytes(path, text.encode("utf-8"), mode)
+
+
+def write_bytes(path: str | Path, data: bytes, mode: int = 0o666) -> None:
+    """Replaces the file `path` by one that holds `data`.
 
     The permissions of a file that is there stay; `mode`, less the umask, are those of a new one.
     What a link points to is replaced, not the link; what is no file, such as a pipe, is written to.
     Raises OSError, with nothing changed.
     """
-    data, target = text.encode("utf-8"), Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
         return

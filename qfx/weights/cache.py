@@ -21,6 +21,7 @@ from qfx.graph.views import View, apply
 from qfx.host.optimizers import after_each_step
 from qfx.host.tensors import is_fake, storage_id, weak_storage
 from qfx.ops.packing import Packing, parts_of
+from qfx.weights.given_codes import codes_of
 
 
 class Packed(NamedTuple):
@@ -43,10 +44,15 @@ class Packed(NamedTuple):
 
 
 def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
-    """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (R1) (Q1) (Q3)"""
+    """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (R1) (Q1) (Q3)
+
+    Raises ValueError for a weight that the codes of `packing` do not belong to.
+    """
     with torch.no_grad():
         w_nk, device = apply(view, weight.detach()), str(weight.device)
         given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
+        if packing.rounding is not None:
+            given["codes"] = codes_of(w_nk, packing, packing.rounding)
         parts = parts_of(w_nk, packing, given, w_nk.shape[1])
         return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
 

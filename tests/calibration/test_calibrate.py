@@ -94,13 +94,18 @@ def test_sites_of_one_input_share_its_codes() -> None:
     assert sites["gate"].factor == sites["up"].factor
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-static", "w7a7"])
-def test_the_error_of_a_site_is_what_it_says(scheme: str) -> None:
-    """One site, on the rows that were sampled: simulated error against that of the operators."""
+@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
+@pytest.mark.parametrize("sticks_out", [1, 60])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-static", "w7a7", "w4a8"])
+def test_the_error_of_a_site_is_what_it_says(scheme: str, sticks_out: int, rounding: str) -> None:
+    """One site, on the rows that were sampled: simulated error against that of the operators. One
+    feature may be so large that it stays float."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(K, 96, bias=False)).eval()
     given = batches(1, 32)
-    recipe = calibrated(model, given, replace(ALL, scheme=scheme))
+    given[0][:, 5] *= sticks_out
+    recipe = calibrated(model, given, replace(ALL, scheme=scheme), rounding=rounding)
+    assert (recipe.sites[0].rounding is None) == (rounding == "nearest")
     torch._dynamo.reset()
     with torch.no_grad():
         y, noisy = model(given[0]), compiled(model, recipe=recipe)(given[0])

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.values.recipe import Recipe, SiteRecipe
+from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
 from tests.fuzz.checking import counting
 from tests.lib.models import compiled
 from tests.match.test_names import ALL, K, X, in_turn, int8, linear, weight

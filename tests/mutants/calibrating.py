@@ -143,4 +143,41 @@ CALIBRATING = (
         new='weight, b = graph.get_attr("w"), None',
         tests=("test_explain_runs_the_same_operators", "test_block[explain]"),
     ),
+    Mutant(
+        "GPTQ leaves the codes in the order of the columns' powers",
+        old="codes_nk[:, order.columns] = codes_kn.t()",
+        new="codes_nk[:] = codes_kn.t()",
+        tests=("test_no_row_is_worse_than_rounded_to_nearest",),
+    ),
+    Mutant(
+        "GPTQ takes off what it should add",
+        old="aim = torch.addmm(w_kn[block], share[:start, block].t(), error_kn[:start])",
+        new="aim = torch.addmm(w_kn[block], share[:start, block].t(), error_kn[:start], alpha=-1)",
+        tests=("test_codes_are_the_nearest_to_what_is_left_to_them",),
+    ),
+    Mutant(
+        "GPTQ keeps rows that it has made worse",
+        old="torch.where(gains > 0, spread.codes",
+        new="torch.where(gains == gains, spread.codes",
+        tests=("test_no_row_is_worse_than_rounded_to_nearest",),
+    ),
+    Mutant(
+        "codes serve any weight",
+        old="if digest_for(w_nk, packing) != rounding.weight:",
+        new="if False:",
+        tests=("test_another_weight_is_refused", "test_codes_of_another_transform_are_refused"),
+    ),
+    Mutant(
+        "codes are written over a model",
+        old="if path.exists() and not _is_ours(path):",
+        new="if False:",
+        tests=("test_a_model_beside_the_recipe_is_not_written_over",),
+    ),
+    Mutant(
+        "the bound of a guarded site is that of the nearest codes",
+        old='return Stored({"blocks": blocks, "scale": scale}, triple)',
+        new='return Stored({"blocks": blocks, "scale": scale}, '
+        "ops.quantize.default(w_nk, axes, spec.bits, True, *turned))",
+        tests=("test_a_guard_bounds_the_error_of_these_codes",),
+    ),
 )

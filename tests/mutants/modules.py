@@ -19,8 +19,8 @@ MODULES = (
     ),
     Mutant(
         "a module's weight is packed without its factor",
-        old="packed = pack(weight, (), Packing(scheme.w, factor, scheme.rotation))",
-        new="packed = pack(weight, (), Packing(scheme.w, None, scheme.rotation))",
+        old="packing = Packing(scheme.w, factor, scheme.rotation,",
+        new="packing = Packing(scheme.w, None, scheme.rotation,",
         tests=("test_weight_is_within_a_step", "test_a_recipe_decides"),
     ),
     Mutant(

@@ -1,0 +1,109 @@
+"""GPTQ: codes of a weight that lose little on given inputs, column by column. (Q8)-(Q10)
+
+Frantar et al., GPTQ, 2023: the error of a column is made good by those that are not rounded yet.
+Here in the form of Babai's nearest plane: one Cholesky factor of H, no inverse.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import code_range
+from qfx.ops.single_tensors import Quantized, dequantize, quantize
+from qfx.values.scheme import QSpec
+
+LEAST_DAMPING = 0.01
+LARGEST_ROW = 2.0**96  # |x|^2; as many rows as fit into memory do not overflow
+_BLOCK = 128  # columns between two matmuls
+
+
+class Moments:
+    """H = sum_m x_m x_m^T over the rows of a stream [*, K], float32 [K, K], and how many there
+    were; without those with a NaN or an infinity, or too large for sums of squares. (Q8)"""
+
+    def __init__(self, k: int) -> None:
+        self.h_kk = torch.zeros(k, k)
+        self.rows = 0
+
+    def update(self, x: Tensor) -> None:
+        rows = x.reshape(x.shape[:-1].numel(), self.h_kk.shape[0]).float()
+        usable = rows.square().sum(1) < LARGEST_ROW
+        rows = rows if usable.all() else rows[usable]
+        self.h_kk.addmm_(rows.t(), rows)
+        self.rows += rows.shape[0]
+
+    @property
+    def damping(self) -> float:
+        """Added to the diagonal, relative to its mean: K / M, which a sample of M rows knows so
+        little of; at least 0.01 and at most 1."""
+        return min(max(self.h_kk.shape[0] / max(self.rows, 1), LEAST_DAMPING), 1.0)
+
+
+class Order(NamedTuple):
+    """In which order columns are rounded, and how much of each one's error goes to which."""
+
+    h_kk: Tensor  # as the columns are
+    columns: Tensor  # int64 [K]: the place of each in the weight
+    share_kk: Tensor  # [i, j]: of the error of i to j > i, in this order
+
+
+def ordered(moments: Moments) -> Order:
+    """The columns of most power first. (Q9)"""
+    h_kk = moments.h_kk
+    columns = h_kk.diagonal().argsort(descending=True, stable=True)
+    h = h_kk[columns][:, columns].double()
+    damping = moments.damping * h.diagonal().mean().item() if h.numel() else 0.0
+    upper, failed = _upper(h, damping or 1.0)
+    while failed:  # what float32 sums lose of a positive matrix is far below that in all but freaks
+        damping *= 10
+        upper, failed = _upper(h, damping)
+    return Order(h_kk, columns, (upper / upper.diagonal()).float())
+
+
+def _upper(h: Tensor, damping: float) -> tuple[Tensor, bool]:
+    """U, upper triangular, with U U^T = h + damping: a Cholesky factor of what is reversed."""
+    damped = h.flip(0, 1)
+    damped.diagonal().add_(damping)
+    lower, info = torch.linalg.cholesky_ex(damped)
+    return lower.flip(0, 1), bool(info)
+
+
+def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
+    """Codes int8 [N, K] for w float32 [N, K], under the scales that `spec` gives it. (Q9) (Q10)
+
+    Rows that would be worse than rounded to nearest, sum_kl d_k H_kl d_l of their errors d, are
+    that; so are rows with a NaN or an infinity.
+    """
+    nearest = quantize(w_nk, spec)
+    if not w_nk.numel():
+        return nearest.codes
+    spread = nearest._replace(codes=_spread(w_nk, nearest, order))
+    a, b = w_nk - dequantize(nearest), w_nk - dequantize(spread)
+    gains = ((a - b) @ order.h_kk).mul_(a.add_(b)).sum(1, keepdim=True)  # a H a^T - b H b^T
+    return torch.where(gains > 0, spread.codes, nearest.codes)  # NaN is not
+
+
+def _spread(w_nk: Tensor, nearest: Quantized, order: Order) -> Tensor:
+    """(Q9), with the columns in order as rows: what is read together lies together."""
+    _, scale, zero, spec = nearest
+    qmin, qmax = code_range(spec.bits, spec.symmetric)
+    group = order.columns // spec.group if spec.group else torch.zeros_like(order.columns)
+    w_kn, scale_gn, zero_gn = w_nk.t()[order.columns], scale.t(), zero.t().float()
+    inverse_gn = 1 / scale_gn
+    codes_kn, error_kn = torch.empty(w_kn.shape, dtype=torch.int8), torch.empty_like(w_kn)
+    groups, share = group.tolist(), order.share_kk
+    for start in range(0, w_kn.shape[0], _BLOCK):
+        block = slice(start, min(start + _BLOCK, w_kn.shape[0]))
+        aim = torch.addmm(w_kn[block], share[:start, block].t(), error_kn[:start])
+        for j in range(block.start, block.stop):
+            g, before = groups[j], slice(start, j)
+            wanted = torch.addmv(aim[j - start], error_kn[before].t(), share[before, j])
+            codes = (wanted * inverse_gn[g]).round_().add_(zero_gn[g]).clamp_(qmin, qmax)
+            codes_kn[j] = codes
+            error_kn[j] = w_kn[j] - codes.sub_(zero_gn[g]).mul_(scale_gn[g])
+    codes_nk = torch.empty(w_nk.shape, dtype=torch.int8)
+    codes_nk[:, order.columns] = codes_kn.t()
+    return codes_nk

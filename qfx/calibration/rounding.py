@@ -1,0 +1,107 @@
+"""Rounding: the codes of the sites that calibration has made int8, by what their inputs were.
+
+The second moments of all inputs would take as much memory as the model, so the batches are read
+several times, each time for as many sites as fit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from qfx.calibration.gptq import Moments, Order, ordered, rounded_codes
+from qfx.calibration.record import Session, SharedInput, SiteKey, Transform
+from qfx.calibration.search import Candidate, errors_with
+from qfx.ops.packing import Packing
+from qfx.values.rounding import METHODS, Rounding
+from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec
+from qfx.weights.given_codes import digest_for
+
+NEAREST = "nearest"
+ROUNDINGS = (NEAREST, *METHODS)
+_FLOAT32 = 4  # bytes
+_ROWS = 4096  # of a weight at once, where they are quantized each by itself
+Chosen = Mapping[SiteKey, Candidate]  # of each group
+
+
+def rounded(
+    groups: Mapping[SiteKey, SharedInput],
+    chosen: Chosen,
+    method: str,
+    observer: str,
+    session: Session,
+    observe: Callable[[str], None],
+    memory: float,
+) -> dict[SiteKey, Candidate]:
+    """The candidates with codes for each of their sites, or the reason why they have none.
+
+    `observe` runs the batches. `memory`: bytes that second moments may take at once, and at least
+    those of one activation do.
+    """
+    result = {key: _told(candidate) for key, candidate in chosen.items()}
+    wanted = [key for key, candidate in result.items() if candidate.scheme and not candidate.reason]
+    passes = [*_passes(wanted, groups, memory)]
+    for i, keys in enumerate(passes, 1):
+        moments = {key: Moments(groups[key].activation.k) for key in keys}
+        session.observers = defaultdict(list)
+        for key in keys:
+            session.observers[key].append((chosen[key].transform, moments[key]))
+        observe(f"rounding, {i} of {len(passes)}")
+        session.observers = defaultdict(list)
+        for key in keys:
+            given = (groups[key], chosen[key], moments.pop(key))
+            result[key] = _rounded(*given, method, observer)
+    return result
+
+
+def _told(candidate: Candidate) -> Candidate:
+    """The candidate, with the reason why its codes stay the nearest if there is one."""
+    scheme = candidate.scheme
+    if scheme is None or scheme.w.axes != PER_COLUMN:
+        return candidate
+    return replace(candidate, reason=f"rounded to nearest: {scheme} has a factor of its weight")
+
+
+def _passes(
+    keys: Sequence[SiteKey], groups: Mapping[SiteKey, SharedInput], memory: float
+) -> Iterator[list[SiteKey]]:
+    """The groups, in their order, as many at a time as fit."""
+    now, taken = list[SiteKey](), 0
+    for key in keys:
+        size = _FLOAT32 * groups[key].activation.k ** 2
+        if now and taken + size > memory:
+            yield now
+            now, taken = [], 0
+        now.append(key)
+        taken += size
+    if now:
+        yield now
+
+
+def _rounded(
+    group: SharedInput, candidate: Candidate, moments: Moments, method: str, observer: str
+) -> Candidate:
+    assert candidate.scheme is not None
+    order, (factor, rotation, outliers) = ordered(moments), candidate.transform
+    given = None if factor is None else tuple(factor.tolist())
+    packing, found = Packing(candidate.scheme.w, given, rotation, outliers), []
+    for reader in group.readers:
+        w_nk, (name, call) = reader.w_nk, reader.key
+        codes = _codes(w_nk, candidate.transform, packing.spec, order)
+        site = f"{name}[{call}]" if call else name
+        found.append(Rounding(site, method, digest_for(w_nk, packing), codes))
+    errors = errors_with(group, candidate, observer, [each.codes for each in found])
+    return replace(candidate, errors=errors, roundings=tuple(found))
+
+
+def _codes(w_nk: Tensor, transform: Transform, spec: QSpec, order: Order) -> Tensor:
+    """int8 [N, K]; little is in memory beside them, as of the head of a language model."""
+    codes = torch.empty(w_nk.shape, dtype=torch.int8)
+    rows = _ROWS if spec.axes == PER_ROW else max(w_nk.shape[0], 1)
+    for w, out in zip(w_nk.split(rows), codes.split(rows), strict=True):
+        out.copy_(rounded_codes(transform.of_weight(w), spec, order))
+    return codes

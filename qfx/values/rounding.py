@@ -1,0 +1,83 @@
+"""Rounding: codes that calibration has chosen for a weight, and which weight they belong to."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from qfx.values.errors import UserError
+
+METHODS = {"gptq": "GPTQ"}  # how codes may be found, and what people call it
+_CHUNK = 2**20  # elements
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """Codes that take the place of the nearest ones, by (Q9) in docs/numerics.md.
+
+    `site`: the matmul, as errors name it. `method`: one of `METHODS`. `weight`: `weight_digest` of
+    the float weight. `codes`: int8 [N, K] on the CPU, not to be written to. Two of one method and
+    of equal digests are equal. Raises ValueError.
+    """
+
+    site: str
+    method: str
+    weight: str
+    codes: Tensor = field(repr=False)
+    digest: str = field(init=False)  # of the codes
+
+    def __post_init__(self) -> None:
+        codes, of = self.codes, f"recipe of {self.site}"
+        if self.method not in METHODS:
+            raise UserError(f"{of}: rounded by {self.method!r}; there is {', '.join(METHODS)}")
+        if not isinstance(self.weight, str):
+            raise UserError(f"{of}: the digest {self.weight!r} of the weight is no text")
+        if codes.dtype != torch.int8 or codes.dim() != 2 or codes.device.type != "cpu":
+            raise UserError(
+                f"{of}: its codes are {codes.dtype} {list(codes.shape)} on {codes.device}, "
+                "expected int8 [N, K] on the CPU"
+            )
+        object.__setattr__(self, "digest", codes_digest(codes))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rounding) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __str__(self) -> str:
+        return f"rounded by {METHODS[self.method]}"
+
+    @property
+    def _identity(self) -> tuple[str, str, str]:
+        return self.method, self.weight, self.digest
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What the JSON of a recipe has of it."""
+        return {"method": self.method, "weight": self.weight, "codes": self.digest}
+
+
+def codes_digest(codes: Tensor) -> str:
+    return _digest(codes, f"codes {list(codes.shape)}", torch.int8)
+
+
+def weight_digest(w_nk: Tensor, how: str) -> str:
+    """SHA-256 of the values of a float weight [N, K], as float32, and of `how` it is transformed
+    and quantized: the same on every machine, whatever the weight's type, device and strides."""
+    return _digest(w_nk, f"weight {list(w_nk.shape)} {how}", torch.float32)
+
+
+def _digest(matrix: Tensor, head: str, dtype: torch.dtype) -> str:
+    total = hashlib.sha256(head.encode())
+    rows = max(_CHUNK // max(matrix.shape[1], 1), 1)
+    for part in matrix.detach().split(rows):
+        values = part.to("cpu", dtype).contiguous()
+        if values.numel():
+            size = values.numel() * values.element_size()
+            total.update((ctypes.c_char * size).from_address(values.data_ptr()))
+    return total.hexdigest()

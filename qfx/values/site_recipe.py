@@ -1,0 +1,169 @@
+"""What a recipe says of one matmul: SiteRecipe of one with a constant operand, PinnedProduct of one
+of two activations. Frozen; what does not fit together is refused when a value is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from qfx.values.errors import UserError
+from qfx.values.printable import printable
+from qfx.values.rounding import Rounding
+from qfx.values.scheme import PER_COLUMN, Scheme
+
+LEAST_INT8 = 4  # at most one column of so many may stay float
+_SMALLEST, _LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of float32
+_SMALLEST_SCALE = 2.0**-126  # kernels take no smaller one
+_SIZES = range(2**63)
+
+
+@dataclass(frozen=True)
+class SiteRecipe:
+    """What calibration decided for one matmul with a constant right operand.
+
+    `name`: as in a `Plan`; `call`: its place among the sites of that name in one graph. `n`, `k`:
+    out and in features. `scheme`: None when it stays float, and `reason` says why. `factor`: [K],
+    x is multiplied and w divided by it before both are quantized (docs/numerics.md (R1)). `scale`
+    and `zero_point`: of x, where `scheme.x` is static. `sqnr_db`: of the site's output, if
+    measured. `outliers`: the columns of K, in order and at most K / 4, that are multiplied in float
+    beside the others (R3). `rounding`: the codes of the weight, where they are not the nearest.
+    Raises ValueError where these do not fit together.
+    """
+
+    name: str
+    call: int
+    n: int
+    k: int
+    scheme: Scheme | None
+    factor: tuple[float, ...] | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    sqnr_db: float | None = None
+    reason: str = ""
+    outliers: tuple[int, ...] = ()
+    rounding: Rounding | None = None
+
+    def __post_init__(self) -> None:
+        fault = self._fault_of_types() or self._fault()
+        if fault:
+            raise UserError(f"recipe of {self}: {fault}")
+
+    def _fault_of_types(self) -> str | None:
+        if not (isinstance(self.name, str) and isinstance(self.reason, str)):
+            return f"the name {self.name!r} or the reason {self.reason!r} is no text"
+        for what, value in (("call", self.call), ("n", self.n), ("k", self.k)):
+            if type(value) is not int or value not in _SIZES:
+                return f"{what}={value!r} is no size"
+        if not isinstance(self.scheme, Scheme | None):
+            return f"the scheme {self.scheme!r} is none"
+        if not all(isinstance(values, tuple) for values in (self.factor or (), self.outliers)):
+            return "the factor or the outliers are no tuple"
+        if self.sqnr_db is not None and not _is_number(self.sqnr_db):
+            return f"the SQNR {self.sqnr_db!r} is no number"
+        if not isinstance(self.rounding, Rounding | None):
+            return f"the rounding {self.rounding!r} is none"
+        return None
+
+    def _fault(self) -> str | None:
+        scheme, x = self.scheme, self.scheme.x if self.scheme else None
+        if scheme is None and not (self.factor is self.scale is self.zero_point is None):
+            return "a factor, scale or zero point for a site that stays float"
+        if self.factor is not None and len(self.factor) != self.k:
+            return f"the factor has {len(self.factor)} elements for K={self.k}"
+        if not all(_is_number(f) and _SMALLEST <= f <= _LARGEST for f in self.factor or ()):
+            return "the factor has an element that is not positive and finite in float32"
+        if scheme and scheme.w.axes == PER_COLUMN and self.factor is not None:
+            return f"{scheme} takes its factor from the weight, not from a recipe"
+        if x and x.axes == PER_COLUMN and self.factor is None:
+            return f"{scheme} needs a factor"
+        if x and x.static and self.scale is None:
+            return f"{scheme} needs a static scale"
+        if self.scale is not None and not (x and x.static):
+            return f"a static scale for {scheme}"
+        if self.scale is not None and not _is_scale(self.scale):
+            return f"the scale {self.scale!r} is no normal positive float32"
+        if self.zero_point is not None and not (x and x.static and not x.symmetric):
+            return f"a zero point for {scheme}"
+        if self.zero_point is not None and x and not _is_code(self.zero_point, x.bits):
+            return f"the zero point {self.zero_point!r} is no code of {x.bits} bits"
+        if self.outliers and (fault := self._fault_of_outliers()):
+            return fault
+        return self._fault_of_rounding(self.rounding.codes) if self.rounding else None
+
+    def _fault_of_rounding(self, codes: Tensor) -> str | None:
+        if self.scheme is None:
+            return "codes for a site that stays float"
+        if self.scheme.w.axes == PER_COLUMN:
+            return f"{self.scheme} takes its factor from the weight, so its codes are the nearest"
+        if list(codes.shape) != [self.n, self.k]:
+            return f"codes of shape {list(codes.shape)} for N={self.n} K={self.k}"
+        top, w = 2 ** (self.scheme.w.bits - 1), self.scheme.w
+        low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
+        if low < -top + w.symmetric or high >= top:
+            return f"codes from {low} to {high} for {self.scheme}"
+        return None
+
+    def _fault_of_outliers(self) -> str | None:
+        if self.scheme is None:
+            return "outliers for a site that stays float"
+        if self.scheme.w.axes == PER_COLUMN:
+            return f"{self.scheme} takes its factor from the weight, which leaves no outliers apart"
+        if not all(type(i) is int and 0 <= i < self.k for i in self.outliers):
+            return f"the outliers {listed(self.outliers)} are no columns of K={self.k}"
+        if list(self.outliers) != sorted(set(self.outliers)):
+            return f"the outliers {listed(self.outliers)} are not in ascending order"
+        if len(self.outliers) * LEAST_INT8 > self.k:
+            return f"{len(self.outliers)} outliers are more than K/{LEAST_INT8} of K={self.k}"
+        return None
+
+    def __str__(self) -> str:
+        return printable(f"{self.name}[{self.call}]" if self.call else self.name)
+
+
+@dataclass(frozen=True)
+class PinnedProduct:
+    """What was decided of a matmul of two activations, or an attention: int8 under `scheme`, or
+    float, an attention of one query perhaps by `attention_decode`. `name`, `call`: as of a
+    `SiteRecipe`, among the products and attentions of a graph. Raises ValueError where these do not
+    fit together."""
+
+    name: str
+    call: int
+    scheme: Scheme | None = None
+    decodes: bool = False
+
+    def __post_init__(self) -> None:
+        numbered = type(self.call) is int and self.call in _SIZES
+        known = isinstance(self.scheme, Scheme | None) and isinstance(self.decodes, bool)
+        if not (isinstance(self.name, str) and numbered and known):
+            raise UserError(f"recipe: {self.name!r}, call {self.call!r}, is no pinned product")
+        if self.decodes and self.scheme is not None:
+            raise UserError(f"recipe of {self}: attention_decode is float, not {self.scheme}")
+        if self.scheme is not None and not self.scheme.fits_activations:
+            raise UserError(f"recipe of {self}: {self.scheme} does not serve two activations")
+
+    def __str__(self) -> str:
+        return printable(f"{self.name}[{self.call}]" if self.call else self.name)
+
+
+def _is_number(value: Any) -> bool:
+    """NaN is none, nor is an integer that no float is near to."""
+    if type(value) is int:
+        return value in _SIZES or -value in _SIZES
+    return isinstance(value, float) and value == value
+
+
+def _is_scale(value: Any) -> bool:
+    return _is_number(value) and _SMALLEST_SCALE <= value <= _LARGEST
+
+
+def _is_code(value: Any, bits: int) -> bool:
+    return type(value) is int and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+
+
+def listed(columns: Sequence[int]) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, columns[:4])) + (", ..." if len(columns) > 4 else "")

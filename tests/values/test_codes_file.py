@@ -1,0 +1,143 @@
+"""The codes of a recipe: what they are, and the file beside it that has them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import qfx
+from qfx import PER_COLUMN, QSpec, Recipe, Rounding, Scheme
+from tests.conftest import same_bits
+from tests.lib.rounded import Net, batches, calibrated, nearest, run
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def recipe(net: Net) -> Recipe:
+    return calibrated(net)
+
+
+def test_a_recipe_and_its_codes_come_back(tmp_path: Path, net: Net, recipe: Recipe) -> None:
+    path = tmp_path / "recipe.json"
+    recipe.save(path)
+    assert {p.name for p in tmp_path.iterdir()} == {"recipe.json", "recipe.safetensors"}
+    again, x = Recipe.load(path), batches()[0]
+    assert again == recipe and hash(again) == hash(recipe)
+    assert same_bits(run(net, path, x), run(net, recipe, x))  # type: ignore[arg-type]
+    recipe.save(path)  # over its own files
+    recipe.save(tmp_path / "other.v2")
+    assert Recipe.load(tmp_path / "other.v2") == recipe
+    assert (tmp_path / "other.v2.safetensors").exists()
+
+
+def _truncated(folder: Path, recipe: Recipe) -> None:
+    data = (folder / "recipe.safetensors").read_bytes()
+    (folder / "recipe.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def _of_a_model(folder: Path, recipe: Recipe) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a[0]": torch.ones(2)}, folder / "recipe.safetensors")
+
+
+def _other_codes(folder: Path, recipe: Recipe) -> None:
+    first, *rest = recipe.sites
+    assert first.rounding
+    other = replace(first.rounding, codes=-first.rounding.codes)
+    Recipe((replace(first, rounding=other), *rest)).save(folder / "other.json")
+    (folder / "other.safetensors").replace(folder / "recipe.safetensors")
+
+
+def _fewer_codes(folder: Path, recipe: Recipe) -> None:
+    Recipe(recipe.sites[1:]).save(folder / "other.json")
+    (folder / "other.safetensors").replace(folder / "recipe.safetensors")
+
+
+def _edited(folder: Path, recipe: Recipe) -> None:
+    raw = json.loads((folder / "recipe.json").read_text())
+    raw["sites"][0]["rounding"]["method"] = "best"
+    (folder / "recipe.json").write_text(json.dumps(raw))
+
+
+DAMAGES: dict[str, Callable[[Path, Recipe], Any]] = {
+    "recipe.safetensors, which is not there": lambda f, r: (f / "recipe.safetensors").unlink(),
+    "recipe.safetensors is no whole file of a recipe's codes": _truncated,
+    "recipe.safetensors is no file of a recipe's codes": _of_a_model,
+    "recipe of a: the codes beside it are not those it was saved with": _other_codes,
+    "recipe of a: its codes are not in the file beside it": _fewer_codes,
+    "recipe of a: rounded by 'best'; there is gptq": _edited,
+}
+
+
+@pytest.mark.parametrize("phrase", DAMAGES)
+def test_other_files_are_refused(phrase: str, tmp_path: Path, recipe: Recipe) -> None:
+    recipe.save(tmp_path / "recipe.json")
+    DAMAGES[phrase](tmp_path, recipe)
+    with pytest.raises(ValueError, match=phrase):
+        Recipe.load(tmp_path / "recipe.json")
+
+
+def test_a_model_beside_the_recipe_is_not_written_over(tmp_path: Path, recipe: Recipe) -> None:
+    _of_a_model(tmp_path, recipe)
+    before = (tmp_path / "recipe.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="is there and is no file of a recipe's codes"):
+        recipe.save(tmp_path / "recipe.json")
+    assert [p.name for p in tmp_path.iterdir()] == ["recipe.safetensors"]
+    assert (tmp_path / "recipe.safetensors").read_bytes() == before
+
+
+def test_json_alone_has_no_codes(recipe: Recipe) -> None:
+    with pytest.raises(ValueError, match=r"codes in a file beside it: Recipe\.load reads both"):
+        Recipe.from_json(recipe.to_json())
+
+
+def test_only_codes_need_safetensors(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plain = tmp_path / "recipe.json", nearest(recipe)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    plain.save(path)
+    assert Recipe.load(path) == plain
+    with pytest.raises(ImportError, match=r"pip install \"qfx\[rounding\]\""):
+        recipe.save(path)
+    assert Recipe.load(path) == plain
+    asked = "import sys, qfx; sys.exit('safetensors' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked]).returncode == 0
+
+
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "codes for a site that stays float": {"scheme": None},
+    "so its codes are the nearest": {"scheme": Scheme(w=QSpec(axes=PER_COLUMN))},
+    r"codes of shape \[1, 2\] for N=1 K=3": {"k": 3},
+    "codes from -8 to 7 for xs8r_ws4r": {"scheme": Scheme(w=QSpec(bits=4))},
+    "codes from -8 to 7 for xs8r_wa3r": {"scheme": Scheme(w=QSpec(bits=3, symmetric=False))},
+}
+
+
+@pytest.mark.parametrize("phrase", IMPOSSIBLE)
+def test_codes_that_do_not_fit(phrase: str) -> None:
+    rounding = Rounding("a", "gptq", "", torch.tensor([[-8, 7]], dtype=torch.int8))
+    good: dict[str, Any] = {"name": "a", "call": 0, "n": 1, "k": 2, "scheme": Scheme()}
+    qfx.SiteRecipe(**good, rounding=rounding)
+    with pytest.raises(ValueError, match=f"recipe of a: .*{phrase}"):
+        qfx.SiteRecipe(**{**good, **IMPOSSIBLE[phrase]}, rounding=rounding)
+
+
+@pytest.mark.parametrize("codes", [torch.ones(2, 2), torch.ones(2, dtype=torch.int8)], ids=str)
+def test_codes_are_a_matrix_of_int8(codes: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"expected int8 \[N, K\] on the CPU"):
+        Rounding("a", "gptq", "", codes)
