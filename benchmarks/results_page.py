@@ -23,14 +23,16 @@ from benchmarks.results_sections import SECTIONS, Section
 from benchmarks.survey_page import table
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
-FIGURE_OF, FIGURE = "AMD 26-2", re.compile(r"(?<=<!-- figure -->\n).*?(?=<!-- end -->)", re.S)
+FIGURE_OF, FIGURE = "Intel 6-167", re.compile(r"(?<=<!-- figure -->\n).*?(?=<!-- end -->)", re.S)
 FIGURE_ROWS = (
     "float32 eager",
     "float32 Inductor",
+    "bfloat16 Inductor",
     "qfx",
-    "qfx on AVX2",
+    "qfx exported",
     "torch quantize_dynamic",
     "torchao W8A8",
+    "CTranslate2 int8",
     "ONNX Runtime int8",
     "OpenVINO int8",
 )
