@@ -42,7 +42,7 @@ def watch_recording(
     model: Callable[..., Any], watcher: Watcher, *inputs: Any, **keyword_inputs: Any
 ) -> Any:
     """The same while autograd records what runs, between the graphs too."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         return _run(model, watcher, None, inputs, keyword_inputs)
 
 

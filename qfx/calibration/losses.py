@@ -47,7 +47,7 @@ LOSSES: dict[str, Callable[[Any, torch.Generator], Tensor]] = {
 
 def losses_of(output: Any, loss: Loss | None, random: torch.Generator) -> Tensor:
     """One loss of each prediction. By default `labels` of an output that calls something logits."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         if not (loss is None or isinstance(loss, str)):
             return _checked(loss(output))
         return LOSSES[loss or ("labels" if _named(output) is not None else "direction")](

@@ -7,7 +7,8 @@ kept meet the gradients there, so that no more than one batch is in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,8 @@ from qfx.calibration.record import SharedInput, SiteKey
 from qfx.calibration.search import Candidate, costs_of_errors
 from qfx.calibration.sensitivity import Gradients
 from qfx.captured_graphs import watch_recording
-from qfx.graph.unchanged import unchanged
+from qfx.graph.unchanged import module_of, unchanged
+from qfx.values.errors import UserError
 
 
 def predicted(
@@ -34,7 +36,7 @@ def predicted(
     """The candidates with the divergence of each of their sites: NaN where no gradient was seen."""
     random, predictions = torch.Generator().manual_seed(0), 0
     totals: dict[SiteKey, Tensor] = {}  # [candidates, sites]
-    with unchanged(model, "calibrate"):
+    with unchanged(model, "calibrate"), _constant_parameters(model):
         for batch in batches:
             gradients, (inputs, keywords) = Gradients(random), arguments_of(batch)
             output = watch_recording(model, gradients.run, *inputs, **keywords)
@@ -45,11 +47,28 @@ def predicted(
             for key in gradients.calls.keys() & groups.keys():
                 added = costs_of_errors(groups[key], found[key], observer, gradients.calls[key])
                 totals[key] = totals.get(key, 0.0) + added
+    if not predictions:
+        raise UserError("calibrate: the batches that are held out have no prediction in them")
     unseen = torch.tensor([[torch.nan]])
     return {
         key: _told(each, totals.get(key, unseen).clamp_min(0) / (2 * predictions), groups[key])
         for key, each in found.items()
     }
+
+
+@contextmanager
+def _constant_parameters(model: Callable[..., Any]) -> Iterator[None]:
+    """What trains is a constant to autograd inside: then modules run as they do without gradients,
+    torch.nn's encoders their fast way, and nothing is kept for gradients of weights."""
+    module = module_of(model)
+    trained = [p for p in module.parameters() if p.requires_grad] if module else []
+    try:
+        for p in trained:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
 
 
 def _told(each: Sequence[Candidate], divergences: Tensor, group: SharedInput) -> list[Candidate]:

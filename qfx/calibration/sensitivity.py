@@ -45,13 +45,18 @@ class Gradients:
 
     def back(self, losses: Tensor) -> None:
         """From the losses of what ran. Gradients of parameters and inputs are not computed."""
+        if not losses.numel():
+            return
         if not losses.requires_grad:
             raise UserError(
                 "calibrate: no gradient reaches a matmul from the loss: the model turns gradients "
                 "off, or detaches what it returns; do without max_divergence"
             )
-        with torch.enable_grad():
-            losses.sum().backward(inputs=self.leaves)
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                losses.sum().backward(inputs=self.leaves)
+        except RuntimeError as why:  # as where the model writes in place what a gradient needs
+            raise UserError(f"calibrate: the model has no gradients: {why}") from why
 
     def draw(self, x_mk: Tensor) -> tuple[Tensor, int]:
         """Which rows are kept, and of how many: those without a NaN or an infinity."""

@@ -162,6 +162,35 @@ def test_a_graph_module_is_calibrated_too() -> None:
     assert site.divergence == pytest.approx(wanted, rel=1e-2)
 
 
+class Encoder(nn.Module):
+    """Of torch.nn, which takes another way where parameters train and gradients are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        layer = nn.TransformerEncoderLayer(K, 2, 64, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.c = nn.Linear(K, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.layers(x))
+
+
+def test_encoders_of_torch_have_predictions() -> None:
+    model = Encoder().eval()
+    recipe = calibrated(model, batches())
+    assert all(site.divergence for site in recipe.sites) and len(recipe.sites) == 5
+
+
+def test_inference_mode_has_predictions() -> None:
+    model = Net().eval()
+    wanted = divergences(calibrated(model, batches()))
+    given = batches()
+    with torch.inference_mode():
+        found = divergences(calibrated(model, given))
+    assert found == pytest.approx(wanted, rel=1e-2)
+
+
 @pytest.mark.parametrize(("total", "kept"), [(1, 1), (7, 7), (900, 256), (5, 1)])
 def test_the_rows_that_are_kept_stand_for_all(total: int, kept: int) -> None:
     pairs = _pairs(total, kept)
@@ -239,8 +268,22 @@ def test_sites_without_gradients_stay_float() -> None:
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    """Also with gradients, parameters that do not train, and where gradients are off."""
-    model = Net().eval()
+    """Also with gradients, parameters that do not train, some that only code outside of graphs
+    reads, and where gradients are off."""
+
+    class Gained(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outside(super().forward(x))
+
+        @torch._dynamo.disable
+        def outside(self, y: Tensor) -> Tensor:
+            return y * self.gain
+
+    model = Gained().eval()
     model.a.weight.requires_grad_(False)
     model.c.weight.grad = torch.ones_like(model.c.weight)
     hooked = []
@@ -374,6 +417,11 @@ class Detached(Pooled):
         return super().forward(x).detach()
 
 
+class Written(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(F.relu(self.a(x)).mul_(self.b(x)).add_(1))
+
+
 class Counted(Pooled):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).argmax(-1)
@@ -389,6 +437,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": lambda y: 3}, "the loss returned a int, not a tensor of floats"),
     ({"model": Detached()}, "no gradient reaches a matmul from the loss"),
     ({"model": Counted(), "loss": None}, "returns no tensor of floats"),
+    ({"model": Written()}, "the model has no gradients: .* modified by an inplace operation"),
+    ({"given": batches(2) + batches(1, 0, 5)}, "that are held out have no prediction"),
 ]
 
 
