@@ -289,8 +289,10 @@ def test_the_model_is_left_as_it_was() -> None:
     hooked = []
     model.b.weight.register_hook(hooked.append)
     before, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    given = [x.requires_grad_() for x in batches()]
     with torch.no_grad():
-        calibrated(model, batches(), loss="labels", rounding="gptq")
+        calibrated(model, given, loss="labels", rounding="gptq")
+    assert all(x.grad is None for x in given)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
     trains = {name: p.requires_grad for name, p in model.named_parameters()}

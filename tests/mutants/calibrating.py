@@ -211,7 +211,13 @@ CALIBRATING = (
         tests=("test_rounding_does_not_see_the_batches_of_predictions",),
     ),
     Mutant(
-        "parameters get gradients",
+        "parameters do not train any more",
+        old="            p.requires_grad_(True)",
+        new="            pass",
+        tests=("test_the_model_is_left_as_it_was",),
+    ),
+    Mutant(
+        "inputs get gradients",
         old="losses.sum().backward(inputs=self.leaves)",
         new="losses.sum().backward()",
         tests=("test_the_model_is_left_as_it_was",),
