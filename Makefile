@@ -28,7 +28,7 @@ test: lint $(VENV)/.triton
 quick: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal @tests/quick.txt
 
-# Plants each defect of tests/mutants in a copy, where its tests must fail. All of them, 246 of
+# Plants each defect of tests/mutants in a copy, where its tests must fail. All of them, 252 of
 # qfx/ and more of csrc/, take half an hour.
 # `make mutants MUTANTS="pack attention"`: those with one of the words in their name or file.
 mutants: setup

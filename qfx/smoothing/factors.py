@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import qfx._C as _C
 from qfx.graph.unchanged import unchanged
-from qfx.host.tensors import has_values, storage_id, without_modes
+from qfx.host.tensors import has_values, storage_id, without_modes, wraps_tensors
 from qfx.smoothing.activations import Read, reads_of
 from qfx.smoothing.token_ids import hooked, token_ids_of
 
@@ -33,11 +33,12 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 
 def factors_of(module: nn.Module | None) -> Factors:
     """Of the matrices that a module multiplies; empty for one that takes no token ids, that hooks
-    watch, or that fails on the ids. Runs it on 8 x 64 seeded ids (docs/numerics.md (R4)).
+    watch, with parameters that wrap others, or that fails on the ids. Runs it on 8 x 64 seeded ids
+    (docs/numerics.md (R4)).
 
     Kept while neither module nor weights change. What a run of it changes is put back.
     """
-    if module is None:
+    if module is None or any(map(wraps_tensors, module.parameters())):
         return {}
     weights = tuple(p for p in module.parameters() if has_values(p))
     known = _known.get(module)

@@ -18,6 +18,12 @@ ATTENDING = (
         tests=("test_kernel_equals_reference[int8_attention]",),
     ),
     Mutant(
+        "of a mask that hides nothing only some elements are looked at",
+        old="for (int64_t n = i; n < end; ++n) every &= plain(elements[n]);",
+        new="for (int64_t n = i; n < end; n += 2) every &= plain(elements[n]);",
+        tests=("test_a_mask_that_hides_nothing_is_none_and_one_that_hides_a_key_is_not",),
+    ),
+    Mutant(
         "a query has the mask of the one before",
         old="const bool again = i > 0 && mask.row_stride == 0 && keys == keys_[r - 1];",
         new="const bool again = i > 0 && keys == keys_[r - 1];",

@@ -254,4 +254,43 @@ PLANNING = (
             "test_schemes_without_a_guard_say_so",
         ),
     ),
+    Mutant(
+        "token ids of smoothing are other ones in each process",
+        old="generator = torch.Generator().manual_seed(0)\n        for _ in range",
+        new="generator = torch.default_generator\n        for _ in range",
+        tests=(
+            "test_factors_are_those_of_the_equation",
+            "test_the_model_and_the_generators_are_left_as_they_were",
+        ),
+    ),
+    Mutant(
+        "weights that share an input have factors of their own",
+        old="more = [r for r in left if r.inputs & inputs]",
+        new="more = [r for r in left if r.inputs & inputs and False]",
+        tests=("test_factors_are_those_of_the_equation",),
+    ),
+    Mutant(
+        "smoothing forgets that weights changed",
+        old="if known is None or not known.weights.unchanged(weights):",
+        new="if known is None:",
+        tests=("test_a_changed_weight_has_new_factors_when_it_is_compiled_again",),
+    ),
+    Mutant(
+        "another model runs with the factors of the first one",
+        old="if config.recipe is None and any(entry.recipe for entry in plan.entries):",
+        new="if False:",
+        tests=("test_another_model_of_the_class_has_factors_of_its_own",),
+    ),
+    Mutant(
+        "layers that share a graph are smoothed",
+        old="if not around or sum(type(m) is type(around[-1]) for m in around[0].modules()) > 1:",
+        new="if not around:",
+        tests=("test_layers_that_are_compiled_one_by_one_share_a_graph_and_are_not_smoothed",),
+    ),
+    Mutant(
+        "hooks see the token ids",
+        old="if ids is None or hooked(module):",
+        new="if ids is None:",
+        tests=("test_where_nothing_is_smoothed",),
+    ),
 )

@@ -136,7 +136,12 @@ std::vector<int64_t> sizes();
 
 // Parameters far from the default ones: small blocks, no stream, one or two of them.
 inline constexpr Tuning kTunings[] = {
-    {.block_depth = 64, .block_rows = 1, .stream_rows = 0, .near_bytes = 0, .serial_steps = 0},
+    {.block_depth = 64,
+     .block_rows = 1,
+     .stream_rows = 0,
+     .near_bytes = 0,
+     .far_bytes = 0,
+     .serial_steps = 0},
     {.block_depth = 100, .block_rows = 7, .stream_rows = 1, .hint = kT0, .serial_steps = 0},
     {.block_depth = 1 << 20, .block_rows = 1 << 14, .stream_rows = 64, .hint = kNta, .streams = 2},
     {.block_depth = 300, .block_rows = 50, .stream_rows = 64, .ahead = 0, .streams = 2}};

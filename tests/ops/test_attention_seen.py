@@ -250,3 +250,41 @@ def test_twelve_heads_keep_all_threads_busy(threads: int, causal: bool) -> None:
         [b - a for a, b in pairwise(cuts)]
     )])  # fmt: skip
     assert work.max() <= 1.02 * work.mean()
+
+
+# Of 2 sequences, 3 heads, 40 queries and 70 keys: what a mask [2, 1 or 3, 40, 70] may look like.
+WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "of each head": lambda t: t.expand(2, 3, 40, 70).contiguous(),
+    "keys first": lambda t: t.mT.contiguous().mT,
+    "slice": lambda t: F.pad(t, (3, 2, 1, 0))[..., 1:, 3:-2],
+    "backwards in sequences": lambda t: torch.stack([t[1], t[0]])[[1, 0]],
+}
+
+
+@pytest.mark.parametrize("layout", WHOLE)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_mask_that_hides_nothing_is_none_and_one_that_hides_a_key_is_not(
+    kind: str, layout: str
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 40, 32), torch.randn(2, 3, 70, 32), torch.randn(2, 3, 70, 32)
+    shown, hidden = (True, False) if kind == "bool" else (0.0, -math.inf)
+    plain = torch.full((2, 1, 40, 70), shown)
+    none = Case(q, k, v, None, False).run()
+    assert same_bits(Case(q, k, v, WHOLE[layout](plain), False).run(), none)
+    for place in ((0, 0, 0, 0), (1, 0, 39, 69), (0, 0, 39, 0), (1, 0, 0, 69), (1, 0, 17, 33)):
+        one = plain.clone()
+        one[place] = hidden
+        y = Case(q, k, v, WHOLE[layout](one), False).run()
+        assert not same_bits(y[place[0], :, place[2]], none[place[0], :, place[2]])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (40, 1), (1, 70), (2, 1, 1, 1), (2, 1, 40, 1)])
+def test_an_expanded_mask_is_read_where_it_lies(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 40, 32), torch.randn(2, 3, 70, 32), torch.randn(2, 3, 70, 32)
+    for mask in (torch.ones(shape, dtype=torch.bool), torch.zeros(shape), torch.randn(shape)):
+        wide = mask.expand(2, 3, 40, 70)
+        found = Case(q, k, v, wide, False).run()
+        assert same_bits(found, Case(q, k, v, wide.contiguous(), False).run())

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import qfx
 from qfx.ops.single_tensors import sqnr
@@ -227,6 +228,12 @@ def test_the_model_and_the_generators_are_left_as_they_were() -> None:
     state = torch.get_rng_state()
     assert factors_of(model)
     assert model.calls == 0 and torch.equal(torch.get_rng_state(), state)
+
+
+def test_parameters_that_wrap_others_are_left_to_whoever_made_them() -> None:
+    model = language()
+    model.head.weight = nn.Parameter(TwoTensor(model.head.weight.data, model.head.weight.data))
+    assert factors_of(model) == {}
 
 
 def test_a_module_inside_another_is_found() -> None:

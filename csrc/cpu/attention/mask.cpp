@@ -18,13 +18,44 @@ const char* contiguous_row(const Mask& mask, int64_t m, int64_t keys) {
   if (mask.column_stride == element) return mask.row(m);
   thread_local Scratch scratch;
   char* out = scratch.get<char>(keys * element);
-  for (int64_t n = 0; n < keys; ++n) {
-    std::memcpy(out + n * element, mask.row(m) + n * mask.column_stride, element);
+  const char* from = mask.row(m);
+  if (element == 1) {
+    for (int64_t n = 0; n < keys; ++n) out[n] = from[n * mask.column_stride];
+  } else {
+    for (int64_t n = 0; n < keys; ++n) {
+      std::memcpy(out + n * sizeof(float), from + n * mask.column_stride, sizeof(float));
+    }
   }
   return out;
 }
 
 bool hidden(float added) { return added == -std::numeric_limits<float>::infinity(); }
+
+template <typename T>
+bool plain(T element) {
+  if constexpr (sizeof(T) == 1) return element != 0;
+  return element == 0;  // -0 too
+}
+
+// Of the axes from this one on, the last of which has the least stride.
+template <typename T>
+bool all_plain(const char* data, const MaskAxis* axis, const MaskAxis* last) {
+  bool every = true;
+  if (axis == last && axis->stride == sizeof(T)) {
+    constexpr int64_t kAtOnce = 1024;
+    const T* elements = reinterpret_cast<const T*>(data);
+    for (int64_t i = 0; i < axis->size && every; i += kAtOnce) {
+      const int64_t end = std::min(i + kAtOnce, axis->size);
+      for (int64_t n = i; n < end; ++n) every &= plain(elements[n]);
+    }
+    return every;
+  }
+  for (int64_t i = 0; i < axis->size && every; ++i, data += axis->stride) {
+    every = axis == last ? plain(*reinterpret_cast<const T*>(data))
+                         : all_plain<T>(data, axis + 1, last);
+  }
+  return every;
+}
 
 // Whether the row is byte for byte the one before it.
 bool repeats(const Mask& mask, int64_t m, int64_t keys) {
@@ -36,6 +67,17 @@ bool repeats(const Mask& mask, int64_t m, int64_t keys) {
 }
 
 }  // namespace
+
+bool changes_nothing(Mask::Kind kind, const char* data, std::vector<MaskAxis> axes) {
+  if (kind == Mask::Kind::kNone) return true;
+  std::erase_if(axes, [](const MaskAxis& axis) { return axis.size == 1 || axis.stride == 0; });
+  std::sort(axes.begin(), axes.end(),
+            [](const MaskAxis& a, const MaskAxis& b) { return a.stride > b.stride; });
+  if (axes.empty()) axes.push_back({1, 0});
+  const MaskAxis *first = axes.data(), *last = first + axes.size() - 1;
+  return kind == Mask::Kind::kBool ? all_plain<uint8_t>(data, first, last)
+                                   : all_plain<float>(data, first, last);
+}
 
 void load_mask(const Kernels& kernels, const Mask& mask, int64_t m, int64_t keys, float* out) {
   const char* row = contiguous_row(mask, m, keys);

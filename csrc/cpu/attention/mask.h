@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cpu/kernels/tables/kernels.h"
 
@@ -15,6 +16,15 @@ struct Mask {
 
   const char* row(int64_t m) const { return data + m * row_stride; }
 };
+
+// An axis of a mask, its stride in bytes.
+struct MaskAxis {
+  int64_t size, stride;
+};
+
+// Whether a mask of this kind leaves every score as it is: all keys count, or zeros are added.
+// Reads each element once, up to the first that does not.
+bool changes_nothing(Mask::Kind kind, const char* data, std::vector<MaskAxis> axes);
 
 // Row m of a mask for the first `keys` keys in float32: what is added, and minus infinity for a key
 // that the row does not see.

@@ -73,12 +73,30 @@ void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
   kernels.sums->epilogue(&args);
 }
 
+// Whole lines only.
+bool FloatSink::past_caches() const {
+  constexpr int64_t kLine = 64;
+  return to.bytes >= rows.tuning.far_bytes && w.n * to.element() % kLine == 0 &&
+         reinterpret_cast<uintptr_t>(to.data) % kLine == 0;
+}
+
 bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
                             EpilogueArgs* args) const {
   char* out = to.data + ((first + m) * w.n + p * kPanel) * to.element();
   const float* scale = row_scale + (first + m) * scale_stride;
-  *args = {raw,          count,  columns_of(w, p), rows.add + m, rows.mul + m, scale,
-           scale_stride, &panel, to.activation,    to.dtype,     out,          w.n};
+  *args = {raw,
+           count,
+           columns_of(w, p),
+           rows.add + m,
+           rows.mul + m,
+           scale,
+           scale_stride,
+           &panel,
+           to.activation,
+           to.dtype,
+           out,
+           w.n,
+           columns_of(w, p) == kPanel && past_caches()};
   return true;
 }
 

@@ -27,7 +27,8 @@ struct FloatOutput {
   const float* bias;  // or null
   Activation activation;
   Dtype dtype;
-  char* data;  // [M, N]
+  char* data;         // [M, N]
+  int64_t bytes = 0;  // of all of it, where that is known
 
   int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
 };
@@ -58,6 +59,9 @@ struct FloatSink final : TileSink {
   void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
   bool epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
                    EpilogueArgs* args) const override;
+
+ private:
+  bool past_caches() const;
 };
 
 // The columns of panel p that the weight has.

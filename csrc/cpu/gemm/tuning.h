@@ -24,6 +24,7 @@ inline constexpr TuningField kTuningFields[] = {
     {"streams", &Tuning::streams, 1, 2},
     {"minimum_rows", &Tuning::minimum_rows, 0, 1 << 20},
     {"near_bytes", &Tuning::near_bytes, 0, int64_t{1} << 40},
+    {"far_bytes", &Tuning::far_bytes, 0, int64_t{1} << 40},
     {"serial_steps", &Tuning::serial_steps, 0, int64_t{1} << 40}};
 inline constexpr const char* kHintNames[kHints] = {"t0", "t1", "nta"};
 

@@ -99,6 +99,15 @@ Axis offset_of(const std::vector<Axis>& axes, int64_t i) {
   return offset;
 }
 
+bool shows_all(const Tensor& mask) {
+  if (mask.numel() == 0) return false;
+  std::vector<MaskAxis> axes;
+  for (int64_t i = 0; i < mask.dim(); ++i) axes.push_back({mask.size(i), step(mask, i)});
+  const bool flags = mask.scalar_type() == ScalarType::Bool;
+  return changes_nothing(flags ? Mask::Kind::kBool : Mask::Kind::kFloat,
+                         static_cast<const char*>(mask.const_data_ptr()), std::move(axes));
+}
+
 }  // namespace
 
 std::vector<int64_t> attention_shape(const char* op, const AttentionOperands& a) {
@@ -124,7 +133,11 @@ std::vector<int64_t> attention_shape(const char* op, const AttentionOperands& a)
   return shape;
 }
 
-Attention attention_of(const char* op, const AttentionOperands& a, const Tensor& y) {
+Attention attention_of(const char* op, const AttentionOperands& given, const Tensor& y) {
+  const std::optional<Tensor> none;
+  const bool masked = given.mask.has_value() && !shows_all(*given.mask);
+  const AttentionOperands a = {given.q,     given.k,     given.v, masked ? given.mask : none,
+                               given.scale, given.causal};
   const int64_t dim = y.dim();
   Attention made = {sizes_of(op, a.q),
                     sizes_of(op, a.k),

@@ -62,6 +62,7 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   if (y.numel() == 0) return y;
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());
+  to.bytes = y.numel() * to.element();
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   const int64_t step = stride_of(zero_point);
@@ -121,6 +122,7 @@ Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear
   Tensor y = empty_on_cpu(with_last(x, w.n), how.out_dtype);
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());
+  to.bytes = y.numel() * to.element();
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, how.rotation);
   if (y.numel() == 0) return y;
   const Kernels& kernels = kernels_of(current_isa());

@@ -33,6 +33,9 @@ struct Tuning {
   int64_t minimum_rows = 0;
   // Weights of up to so many bytes stay in the second cache by themselves: strips fetch none ahead.
   int64_t near_bytes = 1280 << 10;
+  // Outputs of so many bytes or more leave the caches before they are read: strips store them past
+  // these, without reading what was there.
+  int64_t far_bytes = int64_t{1} << 40;
   // Multiply-accumulates for which other threads are not woken: about 5 microseconds.
   int64_t serial_steps = 1 << 19;
 };

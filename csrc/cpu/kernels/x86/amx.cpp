@@ -142,6 +142,7 @@ const Kernels& kernels_amx() {
                  .stream_rows = kTallest,
                  .streams = 2,
                  .minimum_rows = 3,
+                 .far_bytes = 1 << 20,
                  .serial_steps = 1 << 21},
       .below = avx512.formats[0]};
   static const Kernels kernels = {

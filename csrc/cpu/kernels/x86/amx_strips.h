@@ -126,6 +126,7 @@ void finish_strip(const Pending& last) {
   for (const EpilogueArgs& then : last.then) {
     if (then.rows > 0) epilogue(&then);
   }
+  _mm_sfence();  // what went past the caches is there before another thread reads it
 }
 
 template <Passing kPassing>

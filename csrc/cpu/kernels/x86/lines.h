@@ -82,6 +82,7 @@ class Lines {
     if (left_ == 0) return;
     raw_ = e.tile, mul_ = e.row_mul, scale_of_row_ = e.row_scale, scale_stride_ = e.scale_stride;
     out_ = static_cast<char*>(e.out), step_ = e.ldo * (D == Dtype::kFloat32 ? 4 : 2);
+    past_caches_ = e.past_caches;
     columns_ = e.columns == kPanel ? ~0u : (1u << e.columns) - 1;
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
@@ -105,12 +106,21 @@ class Lines {
 
   QFX_INLINE void store(char* out, const Floats16 (&y)[2]) const {
     if constexpr (D == Dtype::kFloat32) {
+      if (past_caches_) {
+        _mm512_stream_ps(reinterpret_cast<float*>(out), y[0].v);
+        _mm512_stream_ps(reinterpret_cast<float*>(out) + kHalf, y[1].v);
+        return;
+      }
       _mm512_mask_storeu_ps(out, static_cast<__mmask16>(columns_), y[0].v);
       _mm512_mask_storeu_ps(out + 4 * kHalf, static_cast<__mmask16>(columns_ >> kHalf), y[1].v);
-    } else if constexpr (D == Dtype::kBFloat16) {
-      _mm512_mask_storeu_epi16(out, columns_, bfloat16_of(y[0], y[1]));
     } else {
-      _mm512_mask_storeu_epi16(out, columns_, float16_of(y[0], y[1]));
+      const __m512i halves =
+          D == Dtype::kBFloat16 ? bfloat16_of(y[0], y[1]) : float16_of(y[0], y[1]);
+      if (past_caches_) {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(out), halves);
+      } else {
+        _mm512_mask_storeu_epi16(out, columns_, halves);
+      }
     }
   }
 
@@ -121,6 +131,7 @@ class Lines {
   char* out_;
   int64_t step_;
   int left_;
+  bool past_caches_;
   __mmask32 columns_;
   Floats16 scale_[2], bias_[2];
   __m512i colsum_[2];
