@@ -15,10 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.calibration import calibrating, losses, sensitivity
-from qfx.calibration.batches import arguments_of, parted
-from qfx.calibration.losses import LOSSES, losses_of
-from qfx.calibration.sensitivity import _pairs
+from qfx.calibration import calibrating
 from qfx.calibration.with_recipe import quantized
 from tests.lib.rounded import codes_of
 
@@ -191,38 +188,6 @@ def test_inference_mode_has_predictions() -> None:
     assert found == pytest.approx(wanted, rel=1e-2)
 
 
-@pytest.mark.parametrize(("total", "kept"), [(1, 1), (7, 7), (900, 256), (5, 1)])
-def test_the_rows_that_are_kept_stand_for_all(total: int, kept: int) -> None:
-    pairs = _pairs(total, kept)
-    assert pairs.diagonal().sum() == pytest.approx(total)
-    if kept > 1:
-        assert pairs.double().sum().item() == pytest.approx(total**2, rel=1e-5)
-    if kept == total:
-        assert torch.equal(pairs, torch.ones(kept, kept))
-
-
-def test_a_part_of_the_rows_gives_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mean over many draws is the whole: within five of its standard errors."""
-    torch.manual_seed(0)
-    d, g = torch.randn(40, 8).double(), torch.randn(40, 8).double()
-    whole = (d @ d.t() * (g @ g.t())).sum()
-    monkeypatch.setattr(sensitivity, "ROWS", 10)
-    probing, found = sensitivity.Gradients(torch.Generator().manual_seed(0)), []
-    for _ in range(2000):
-        kept, total = probing.draw(d)
-        assert (len(kept), total) == (10, 40)
-        found.append((d[kept] @ d[kept].t() * (g[kept] @ g[kept].t()) * _pairs(40, 10)).sum())
-    error = torch.stack(found).std() / len(found) ** 0.5
-    assert abs(torch.stack(found).mean() - whole) < 5 * error
-
-
-def test_faulty_rows_are_not_kept() -> None:
-    x = torch.randn(6, K)
-    x[1, 3], x[4, 0] = torch.nan, torch.inf
-    kept, total = sensitivity.Gradients(torch.Generator()).draw(x)
-    assert (kept.tolist(), total) == ([0, 2, 3, 5], 4)
-
-
 def test_the_order_of_batches_changes_nothing() -> None:
     """Within those that are for rounding, and those that are held out; up to the third digit."""
     model, given = Net().eval(), batches()
@@ -322,70 +287,6 @@ def test_rounding_does_not_see_the_batches_of_predictions(monkeypatch: pytest.Mo
     assert (len(first), rounded) == (8, first[:6])
 
 
-@pytest.mark.parametrize(
-    ("count", "seen", "held"), [(1, 1, 1), (2, 1, 1), (4, 3, 1), (9, 7, 2), (64, 56, 8)]
-)
-def test_batches_are_parted(count: int, seen: int, held: int) -> None:
-    first, last = parted(range(count), count)
-    assert (len(first), len(last)) == (seen, held) == (len([*first]), len([*last]))
-    assert [*first, *last] == [*range(count)] or count == 1
-
-
-def test_batches_are_given_as_they_are_meant() -> None:
-    x = torch.ones(1)
-    assert [arguments_of(b) for b in (x, (x, 2), {"a": x})] == [
-        ((x,), {}),
-        ((x, 2), {}),
-        ((), {"a": x}),
-    ]
-
-
-# --- losses ---
-
-
-class Named(dict[str, Tensor]):
-    @property
-    def logits(self) -> Tensor:
-        return self["logits"]
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def test_labels_are_drawn_from_the_logits() -> None:
-    """The gradient is p - y, so y is as often each label as p says: in 20000 rows within five of
-    its standard deviations."""
-    p = torch.tensor([0.5, 0.3, 0.2, 0.0])
-    logits = p.log().repeat(20000, 1).requires_grad_()
-    losses.labels(logits, generator()).sum().backward()
-    assert logits.grad is not None
-    drawn = (p - logits.grad).mean(0)
-    assert ((drawn - p).abs() <= 5 * (p * (1 - p) / 20000).sqrt() + 1e-6).all()
-
-
-def test_rows_of_logits_with_a_nan_do_not_count() -> None:
-    logits = torch.randn(2, 3, 5)
-    logits[1, 1, 4] = torch.nan
-    assert losses.labels(logits, generator()).shape == (5,)
-    with pytest.raises(ValueError, match="have no row without a NaN"):
-        losses.labels(logits[1, 1], generator())
-
-
-@pytest.mark.parametrize("output", [Named(logits=torch.ones(2, 3)), {"logits": torch.ones(2, 3)}])
-def test_what_is_called_logits_has_labels(output: Any) -> None:
-    wanted = losses.labels(torch.ones(2, 3), generator())
-    assert torch.equal(losses_of(output, None, generator()), wanted)
-
-
-@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: (t, 1), lambda t: {"hidden": t}])
-def test_other_outputs_have_a_direction(wrap: Any) -> None:
-    y = torch.randn(2, 3, 5)
-    wanted = LOSSES["direction"](y, generator())
-    assert wanted.shape == (6,)
-    assert torch.equal(losses_of(wrap(y), None, generator()), wanted)
-
-
 def test_a_direction_measures_relative_to_the_output() -> None:
     given = batches()
 
@@ -395,16 +296,6 @@ def test_a_direction_measures_relative_to_the_output() -> None:
 
     pair = [divergences(calibrated(m().eval(), given, loss=None)) for m in (Pooled, Scaled)]
     assert pair[0] == pytest.approx(pair[1], rel=1e-2)
-
-
-def test_directions_have_the_length_of_the_output() -> None:
-    """So that 1/2 (g d)^2 is on average half of |d|^2 / |y|^2: the mean of 160000 squares of normal
-    numbers, within five of its standard deviations."""
-    y = (torch.randn(20000, 8) * torch.logspace(-3, 3, 20000)[:, None]).requires_grad_()
-    losses.direction(y, generator()).sum().backward()
-    assert y.grad is not None
-    squares = (y.grad * y.detach().norm(dim=1, keepdim=True)).square()
-    assert abs(squares.mean().item() - 1) < 5 * (2 / squares.numel()) ** 0.5
 
 
 # --- what is refused ---
