@@ -34,13 +34,31 @@ def watch(
     **keyword_inputs: Any,
 ) -> Any:
     """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph."""
+    with torch.no_grad():
+        return _run(model, watcher, dynamic, inputs, keyword_inputs)
+
+
+def watch_recording(
+    model: Callable[..., Any], watcher: Watcher, *inputs: Any, **keyword_inputs: Any
+) -> Any:
+    """The same while autograd records what runs, between the graphs too."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return _run(model, watcher, None, inputs, keyword_inputs)
+
+
+def _run(
+    model: Callable[..., Any],
+    watcher: Watcher,
+    dynamic: bool | None,
+    inputs: Sequence[Any],
+    keyword_inputs: Mapping[str, Any],
+) -> Any:
     token = _WATCHER.set(watcher)
     try:
-        with torch.no_grad():
-            if isinstance(model, fx.GraphModule):
-                return _watched(trace(model, *inputs), Frame())(*inputs)
-            plain = uncompiled(model)
-            return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
+        if isinstance(model, fx.GraphModule):
+            return _watched(trace(model, *inputs), Frame())(*inputs)
+        plain = uncompiled(model)
+        return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
     finally:
         _WATCHER.reset(token)
 

@@ -13,10 +13,14 @@ from typing import Any
 from torch import nn
 from tqdm import tqdm
 
+from qfx.calibration.batches import arguments_of, parted
+from qfx.calibration.budget import by_divergence
 from qfx.calibration.choose import Choice, by_error, by_metric
+from qfx.calibration.losses import LOSSES, Loss
 from qfx.calibration.observers import OBSERVERS, step_of
+from qfx.calibration.predicting import predicted
 from qfx.calibration.record import Session, SharedInput, SiteKey
-from qfx.calibration.rounding import NEAREST, ROUNDINGS, Chosen, rounded
+from qfx.calibration.rounding import NEAREST, ROUNDINGS, Chosen, all_rounded, rounded
 from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.with_recipe import quantized
 from qfx.captured_graphs import watch
@@ -47,6 +51,8 @@ def calibrate(
     max_sqnr_loss_db: float = 1.0,
     metric: Callable[[Model], float] | None = None,
     max_drop: float = 0.0,
+    max_divergence: float | None = None,
+    loss: Loss | None = None,
     progress: bool = True,
 ) -> Recipe:
     """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each site.
@@ -59,10 +65,21 @@ def calibrate(
     which for the inputs that were seen loses less, at no cost in the kernels. Its codes belong to
     these weights and no others. Static scales and "gptq" need batches that can be read twice.
 
-    Without a `metric` the result is the fastest choice, by the cost model, whose error, summed over
-    sites as noise power relative to signal, is at most `max_sqnr_loss_db` above that of the most
-    accurate one. With `metric(quantized_model) -> float`, higher being better, it is the fastest
-    whose metric is at most `max_drop` below that of `model`; sites may then stay float.
+    Three ways to choose. By default the result is the fastest choice, by the cost model, whose
+    error, summed over sites as noise power relative to signal, is at most `max_sqnr_loss_db` above
+    that of the most accurate one. With `metric(quantized_model) -> float`, higher being better, it
+    is the fastest whose metric is at most `max_drop` below that of `model`; sites may then stay
+    float.
+
+    With `max_divergence` it is a fast one whose sites are predicted to change what the model
+    returns by no more than that, all together (docs/numerics.md (D1)); sites may stay float. The
+    prediction takes gradients of a `loss`: "labels", drawn from the distribution that the logits
+    are, for a divergence in nats of a prediction; "direction", a random one for each row of the
+    output, for half of its squared relative error, which is 1 - cosine; or a function of what the
+    model returns to the loss of each prediction, whose labels should be the model's own. The
+    default is "labels" where the model calls something it returns `logits`. Gradients are those of
+    the last quarter of the batches, at most 8, which "gptq" then does not see; they are read again.
+    Parameters, their gradients and whether they have some stay as they are.
 
     The model runs in the mode that it is in: in training mode what dropout and the statistics of
     batches do to activations is recorded, with a warning. Batches see what earlier ones left; after
@@ -71,18 +88,18 @@ def calibrate(
 
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
     rows an activation, and an eighth of the model or 16 MiB; the buffers once more; for "gptq" the
-    codes, a quarter of the model beside them and some matrices [K, K] of the largest K. Raises
-    ValueError for no batches, for a pattern that fits nothing, for an unknown observer or rounding,
-    and where no graph was captured.
+    codes, a quarter of the model beside them and some matrices [K, K] of the largest K; for
+    `max_divergence` what one batch keeps for its gradients, and for "gptq" the codes of every
+    candidate. Raises ValueError for no batches, for a pattern that fits nothing, for an unknown
+    observer, rounding or loss, where no graph was captured, and where no gradient reaches a matmul.
     """
     config = config or Config()
-    if observer not in OBSERVERS:
-        raise ValueError(f"unknown observer {observer!r}; choose from {', '.join(OBSERVERS)}")
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"unknown rounding {rounding!r}; choose from {', '.join(ROUNDINGS)}")
+    _check_names(("observer", observer, OBSERVERS), ("rounding", rounding, ROUNDINGS))
+    _check_budget(max_divergence, loss, metric)
     ladder = _ladder(config)
     again = "static ranges are observed" if any(s.calibrated for s in ladder) else ""
     again = again or ("" if rounding == NEAREST else "codes are found")
+    again = again or ("" if max_divergence is None else "gradients are taken")
     if again and iter(batches) is batches:
         raise ValueError(
             f"calibrate: {again} in a second pass, but these batches can be read only once; give a "
@@ -94,9 +111,9 @@ def calibrate(
             "in what is recorded; call model.eval() first for a recipe for inference",
             stacklevel=2,
         )
-    session = Session()
+    session, memory = Session(), max(_MOMENTS * _parameter_bytes(model), _SMALLEST_MEMORY)
     observe = partial(_observe, model, batches, session, progress)
-    observe("calibrating")
+    count = observe("calibrating")
     groups, cost = _wanted(session, config), chosen_costs().cpu or MachineCost()
     found = {
         key: candidates(group, ladder, observer, cost, config.minimum_gain)
@@ -104,23 +121,49 @@ def calibrate(
     }
     ranges = _ranges(found, observer, session, observe)
 
-    def recipe_of(choice: Choice, method: str = NEAREST) -> Recipe:
-        chosen: Chosen = {key: found[key][i] for key, i in zip(found, choice, strict=True)}
+    def with_codes(chosen: Chosen, seen: Iterable[Any] = batches) -> Chosen:
+        if rounding == NEAREST:
+            return chosen
+        watching = partial(_observe, model, seen, session, progress)
+        return rounded(groups, chosen, rounding, observer, session, watching, memory)
+
+    def recipe_of(choice: Choice, finish: Callable[[Chosen], Chosen] = dict) -> Recipe:
+        chosen = finish({key: found[key][i] for key, i in zip(found, choice, strict=True)})
         steps = {key: ranges.get((key, i)) for key, i in zip(found, choice, strict=True)}
-        if method != NEAREST:
-            memory = max(_MOMENTS * _parameter_bytes(model), _SMALLEST_MEMORY)
-            chosen = rounded(groups, chosen, method, observer, session, observe, memory)
         return Recipe(tuple(_sites(groups, chosen, steps)))
 
+    if max_divergence is not None:
+        seen, held = parted(batches, count)
+        found = all_rounded(found, partial(with_codes, seen=seen))
+        shown = tqdm(held, "gradients", total=len(held), disable=not progress)
+        found = predicted(model, shown, loss, groups, found, observer)
+        return recipe_of(by_divergence([*found.values()], max_divergence))
     if metric is None:
-        return recipe_of(by_error([*found.values()], max_sqnr_loss_db), rounding)
+        return recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes)
     measure = partial(_measured, metric, model)
     wanted = measure(model)
 
     def drop(choice: Choice) -> float:
         return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
 
-    return recipe_of(by_metric([*found.values()], drop, max_drop), rounding)
+    return recipe_of(by_metric([*found.values()], drop, max_drop), with_codes)
+
+
+def _check_names(*given: tuple[str, str, Iterable[str]]) -> None:
+    for what, name, known in given:
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
+
+
+def _check_budget(budget: float | None, loss: Loss | None, metric: Any) -> None:
+    if isinstance(loss, str):
+        _check_names(("loss", loss, LOSSES))
+    if budget is None and loss is not None:
+        raise ValueError("calibrate: a loss serves max_divergence, which is not given")
+    if budget is not None and metric is not None:
+        raise ValueError("calibrate: give a metric or max_divergence, not both")
+    if budget is not None and not budget >= 0:
+        raise ValueError(f"calibrate: max_divergence={budget} is not at least 0")
 
 
 def _ladder(config: Config) -> tuple[Scheme, ...]:
@@ -139,13 +182,14 @@ def _measured(metric: Callable[[Model], float], model: Model, tried: Model) -> f
 
 def _observe(
     model: Model, batches: Iterable[Any], session: Session, progress: bool, what: str
-) -> None:
-    """Runs the batches; Ctrl-C ends it, unless nothing was seen."""
+) -> int:
+    """Runs the batches, and says how many; Ctrl-C ends it, unless nothing was seen."""
     memory, count = max(_MEMORY * _parameter_bytes(model), _SMALLEST_MEMORY), 0
     with unchanged(model, "calibrate"):
         for batch in tqdm(batches, what, disable=not progress):
             try:
-                _run(model, batch, session)
+                inputs, keywords = arguments_of(batch)
+                watch(model, session.run, *inputs, **keywords)
             except KeyboardInterrupt:
                 if not count:
                     raise
@@ -159,15 +203,7 @@ def _observe(
         raise ValueError(
             f"calibrate: {count} batches ran, but no matmul with a constant operand was captured"
         )
-
-
-def _run(model: Model, batch: Any, session: Session) -> None:
-    if isinstance(batch, Mapping):
-        watch(model, session.run, **batch)
-    elif isinstance(batch, list | tuple):
-        watch(model, session.run, *batch)
-    else:
-        watch(model, session.run, batch)
+    return count
 
 
 def _parameter_bytes(model: Model) -> int:
@@ -189,7 +225,7 @@ def _wanted(session: Session, config: Config) -> dict[SiteKey, SharedInput]:
 
 
 def _ranges(
-    found: Found, observer: str, session: Session, observe: Callable[[str], None]
+    found: Found, observer: str, session: Session, observe: Callable[[str], object]
 ) -> dict[At, tuple[float, int]]:
     """(scale, zero point) of each static candidate's activation, observed as it is transformed."""
     static = {
@@ -221,8 +257,10 @@ def _sites(
         scale, zero_point = ranges[key] or (None, None)
         if scheme is None or scheme.x is None or scheme.x.symmetric:
             zero_point = None
-        roundings = candidate.roundings or [None] * len(group.readers)
-        for reader, error, codes in zip(group.readers, candidate.errors, roundings, strict=True):
+        none = [None] * len(group.readers)
+        codes, divergences = candidate.roundings or none, candidate.divergences if scheme else none
+        for i, reader in enumerate(group.readers):
+            error, divergence = candidate.errors[i], (divergences or none)[i]
             n, k = reader.w_nk.shape
             yield SiteRecipe(
                 *reader.key,
@@ -235,5 +273,6 @@ def _sites(
                 sqnr_db=round(-10 * math.log10(error), 2) if error > 0 else None,  # nor of NaN
                 reason=candidate.reason,
                 outliers=candidate.transform.outliers,
-                rounding=codes,
+                rounding=codes[i],
+                divergence=None if divergence is None else float(f"{divergence:.3g}"),
             )

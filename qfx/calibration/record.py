@@ -171,10 +171,9 @@ class Session:
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         """One call of a captured graph, its sites' inputs recorded."""
-        context = Context(Config(), prefixes=prefixes, around=None)
-        matches = run_passes(gm, context, "match").matches
+        matches = matches_of(gm, prefixes)
         self.names.update(name for m in matches for name in m.names)
-        return _Recorder(gm, keyed_sites(matches), self).run(*arguments)
+        return _Inputs(gm, keyed_sites(matches), self).run(*arguments)
 
     def record(self, key: SiteKey, x: Tensor) -> None:
         if self.observers is None:
@@ -191,6 +190,11 @@ class Session:
             group.activation.shrink(self.room)
 
 
+def matches_of(gm: fx.GraphModule, prefixes: Mapping[str, str]) -> Sequence[Match]:
+    context = Context(Config(), prefixes=prefixes, around=None)
+    return run_passes(gm, context, "match").matches
+
+
 def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
     """The sites with what tells them apart."""
     counts, found = Counter[str](), []
@@ -200,41 +204,57 @@ def keyed_sites(matches: Sequence[Match]) -> list[tuple[SiteKey, Site]]:
     return found
 
 
-class _Recorder(fx.Interpreter):
-    """Runs a graph and records what its sites read."""
+class Recorder(fx.Interpreter):
+    """Runs a graph and shows `saw` what its sites read: those of one activation together."""
 
-    def __init__(
-        self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], session: Session
-    ) -> None:
+    def __init__(self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]]) -> None:
         super().__init__(gm)
-        self.session = session
         shared: dict[tuple[fx.Node, View], list[tuple[SiteKey, Site]]] = {}
         for key, site in sites:
             if site.node.graph is gm.graph:
                 shared.setdefault((site.x, site.x_view), []).append((key, site))
         self.first = {sites[0][1].node: sites for sites in shared.values()}
+        self._keep({site.weight for _, site in sites})
+
+    def _keep(self, weights: set[fx.Node]) -> None:
+        """What is read through a view is kept until the site is there."""
+        for node, read in self.user_to_last_uses.items():
+            self.user_to_last_uses[node] = [n for n in read if n not in weights]
 
     def run_node(self, n: fx.Node) -> Any:
         if n in self.first:
-            self._record(self.first[n])
+            sites = self.first[n]
+            x = apply(sites[0][1].x_view, self.env[sites[0][1].x])
+            if x.numel() and x.is_floating_point():
+                self.saw(sites, x)
         return super().run_node(n)
 
-    def _record(self, sites: list[tuple[SiteKey, Site]]) -> None:
+    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+        raise NotImplementedError
+
+    def weight(self, site: Site) -> Tensor:
+        found = self.env.get(site.weight)  # not there yet if it stands later in the graph
+        return attribute(site.weight) if found is None else found
+
+
+class _Inputs(Recorder):
+    """Records them in a session."""
+
+    def __init__(
+        self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], session: Session
+    ) -> None:
+        super().__init__(gm, sites)
+        self.session = session
+
+    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         (key, first), *_ = sites
-        x = apply(first.x_view, self.env[first.x])
-        if not x.numel() or not x.is_floating_point():
-            return
         if x.device.type != "cpu":
             raise ValueError(
                 f"calibrate: {first.name} is on {x.device.type}; calibrate the model on the CPU, "
                 "its recipe serves every device"
             )
         if key not in self.session.groups:
-            readers = tuple(Reader(k, s.names, self._weight(s), s.view) for k, s in sites)
+            readers = tuple(Reader(k, s.names, self.weight(s), s.view) for k, s in sites)
             made = Activation(x.shape[-1], self.session.room)
             self.session.groups[key] = SharedInput(made, readers, x.dtype)
         self.session.record(key, x)
-
-    def _weight(self, site: Site) -> Tensor:
-        found = self.env.get(site.weight)  # not there yet if it stands later in the graph
-        return attribute(site.weight) if found is None else found

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qfx.calibration.gptq import Moments, Order, ordered, rounded_codes
 from qfx.calibration.record import Session, SharedInput, SiteKey, Transform
-from qfx.calibration.search import Candidate, errors_with
+from qfx.calibration.search import Candidate, errors_of
 from qfx.ops.packing import Packing
 from qfx.values.rounding import METHODS, Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec
@@ -34,7 +34,7 @@ def rounded(
     method: str,
     observer: str,
     session: Session,
-    observe: Callable[[str], None],
+    observe: Callable[[str], object],
     memory: float,
 ) -> dict[SiteKey, Candidate]:
     """The candidates with codes for each of their sites, or the reason why they have none.
@@ -55,6 +55,18 @@ def rounded(
         for key in keys:
             given = (groups[key], chosen[key], moments.pop(key))
             result[key] = _rounded(*given, method, observer)
+    return result
+
+
+def all_rounded(
+    found: Mapping[SiteKey, Sequence[Candidate]], rounded_of: Callable[[Chosen], Chosen]
+) -> dict[SiteKey, list[Candidate]]:
+    """Each candidate of each group as `rounded_of` makes those of a choice."""
+    result: dict[SiteKey, list[Candidate]] = {key: [] for key in found}
+    for i in range(max(map(len, found.values()), default=0)):
+        chosen = rounded_of({key: each[i] for key, each in found.items() if i < len(each)})
+        for key, candidate in chosen.items():
+            result[key].append(candidate)
     return result
 
 
@@ -94,8 +106,8 @@ def _rounded(
         codes = _codes(w_nk, candidate.transform, packing.spec, order)
         site = f"{name}[{call}]" if call else name
         found.append(Rounding(site, method, digest_for(w_nk, packing), codes))
-    errors = errors_with(group, candidate, observer, [each.codes for each in found])
-    return replace(candidate, errors=errors, roundings=tuple(found))
+    candidate = replace(candidate, roundings=tuple(found))
+    return replace(candidate, errors=errors_of(group, candidate, observer))
 
 
 def _codes(w_nk: Tensor, transform: Transform, spec: QSpec, order: Order) -> Tensor:

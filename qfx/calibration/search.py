@@ -8,6 +8,7 @@ rotation leaves; chosen by |y - y'|^2 / |y|^2 it takes a third.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import SharedInput, Transform
+from qfx.calibration.sensitivity import Call
 from qfx.cost.model import CostModel, Work
 from qfx.ops.single_tensors import dequantize, quantize
 from qfx.values.rounding import Rounding
@@ -38,64 +40,94 @@ class Candidate:
     seconds: float  # predicted, of all sites
     reason: str = ""  # of float, or of the nearest codes
     roundings: tuple[Rounding, ...] = ()  # of each site, where its codes are not the nearest
+    divergences: tuple[float, ...] = ()  # predicted, of each site, where they were asked for
 
     @property
     def error(self) -> float:
         return sum(self.errors)
 
+    @property
+    def divergence(self) -> float:
+        """Infinite where it is not known."""
+        total = sum(self.divergences) if self.divergences else math.inf
+        return total if total == total else math.inf
+
 
 @dataclass(frozen=True)
 class _Problem:
-    """A group's weights, of large ones `WEIGHT_ROWS` rows, and its outputs on the sampled rows."""
+    """A group's weights, of large ones `WEIGHT_ROWS` rows, and its outputs on rows x."""
 
     group: SharedInput
+    x: Tensor
     weights: tuple[Tensor, ...]
     exact: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, group: SharedInput, per_row: bool) -> _Problem:
-        """`per_row`: each row of a weight is quantized by itself, so that some stand for all."""
+    def of(cls, group: SharedInput, per_row: bool, x: Tensor | None = None) -> _Problem:
+        """`per_row`: each row of a weight is quantized by itself, so that some stand for all. `x`:
+        the sampled rows unless others are given."""
         weights = [reader.w_nk for reader in group.readers]
         if per_row:
             weights = [_some_rows(w) for w in weights]
         floats = tuple(w.float() for w in weights)
-        return cls(group, floats, tuple(group.activation.sample @ w.t() for w in floats))
+        x = group.activation.sample if x is None else x
+        return cls(group, x, floats, tuple(x @ w.t() for w in floats))
 
-    def errors(
-        self,
-        scheme: Scheme,
-        transform: Transform,
-        observer: str,
-        codes: Sequence[Tensor | None] | None = None,
-    ) -> tuple[float, ...]:
-        """Of each site; with its `codes` [N, K] in the place of the nearest, if they are given."""
-        activation = self.group.activation
-        x_hat, extreme = transform.of(activation.sample), transform.of(activation.extreme)
+    def errors(self, scheme: Scheme, transform: Transform, observer: str) -> tuple[float, ...]:
+        return self.errors_of(Candidate(scheme, transform, (), 0.0), observer)
+
+    def errors_of(self, candidate: Candidate, observer: str) -> tuple[float, ...]:
+        """Of each site."""
+        noisy = self.noisy(candidate, observer)
+        return tuple(map(relative_error, self.exact, noisy))
+
+    def noisy(self, candidate: Candidate, observer: str) -> Iterator[Tensor]:
+        """The outputs of each site in int8; with its codes if the candidate has some."""
+        scheme, transform, activation = candidate.scheme, candidate.transform, self.group.activation
+        assert scheme is not None
+        x_hat = transform.of(self.x)
         if scheme.x is not None:
-            x_hat = rounded_activation(x_hat, scheme.x, observer, extreme)
-        return tuple(
-            relative_error(exact, x_hat @ w_hat.t() + transform.in_float(activation.sample, w))
-            for w, exact, given in zip(
-                self.weights, self.exact, codes or [None] * len(self.weights), strict=True
-            )
-            for near in [quantize(transform.of_weight(w), scheme.w)]
-            for w_hat in [dequantize(near if given is None else near._replace(codes=given))]
-        )
+            seen = transform.of(torch.cat([activation.sample, activation.extreme]))
+            x_hat = rounded_activation(x_hat, scheme.x, observer, seen)
+        given = candidate.roundings or [None] * len(self.weights)
+        for w, rounding in zip(self.weights, given, strict=True):
+            stored = quantize(transform.of_weight(w), scheme.w)
+            if rounding is not None:
+                codes = rounding.codes
+                codes = _some_rows(codes) if scheme.w.axes == PER_ROW else codes
+                stored = stored._replace(codes=codes)
+            yield x_hat @ dequantize(stored).t() + transform.in_float(self.x, w)
 
 
 def _some_rows(w_nk: Tensor) -> Tensor:
     return w_nk[:: max(-(-w_nk.shape[0] // WEIGHT_ROWS), 1)]
 
 
-def errors_with(
-    group: SharedInput, candidate: Candidate, observer: str, codes: Sequence[Tensor]
-) -> tuple[float, ...]:
-    """The errors of a candidate's sites with these codes, int8 [N, K] of each."""
+def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[float, ...]:
+    """The errors of a candidate's sites, with their codes."""
     assert candidate.scheme is not None
     per_row = candidate.scheme.w.axes == PER_ROW
-    given = [_some_rows(c) for c in codes] if per_row else codes
-    problem = _Problem.of(group, per_row)
-    return problem.errors(candidate.scheme, candidate.transform, observer, given)
+    return _Problem.of(group, per_row).errors_of(candidate, observer)
+
+
+def costs_of_errors(
+    group: SharedInput, candidates: Sequence[Candidate], observer: str, calls: Sequence[Call]
+) -> Tensor:
+    """sum_tu (d_t d_u) price_tu over rows t and u of these calls, float64 [candidates, sites]: d_t
+    the error in the output of a site at row t. 0 in float. (D1)"""
+    result = torch.zeros(len(candidates), len(group.readers), dtype=torch.float64)
+    int8 = [(i, c) for i, c in enumerate(candidates) if c.scheme]
+    per_row = all(c.scheme.w.axes == PER_ROW for _, c in int8 if c.scheme)
+    for call in calls if int8 else ():
+        problem = _Problem.of(group, per_row, call.x)
+        for i, candidate in int8:
+            noisy = problem.noisy(candidate, observer)
+            for j, (reader, other) in enumerate(zip(group.readers, noisy, strict=True)):
+                d = (problem.exact[j] - other).double()
+                rows = reader.w_nk.shape[0] / max(d.shape[1], 1)  # each stands for so many
+                price = call.price.get(reader.key)
+                result[i, j] += torch.nan if price is None else rows * ((d @ d.t()) * price).sum()
+    return result
 
 
 def candidates(
@@ -195,12 +227,12 @@ def relative_error(exact: Tensor, noisy: Tensor) -> float:
     return (noise / allowed).mean().item() if power.numel() else 0.0
 
 
-def rounded_activation(x: Tensor, spec: QSpec, observer: str, extreme: Tensor) -> Tensor:
-    """The values that the codes of x stand for; a static range is that of x and `extreme`."""
+def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> Tensor:
+    """The values that the codes of x stand for; a static range is that of the rows `seen`."""
     if not spec.static:
         return dequantize(quantize(x, spec))
     watch = OBSERVERS[observer](spec.bits, spec.symmetric)
-    watch.update(torch.cat([x, extreme]))
+    watch.update(seen)
     scale, zero_point = step_of(*watch.range(), spec.bits, spec.symmetric)
     steps = torch.tensor([scale]), torch.tensor([zero_point], dtype=torch.int32)
     return dequantize(quantize(x, spec, *steps))

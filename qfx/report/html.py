@@ -65,7 +65,7 @@ _COLUMNS = (
     Column("scheme", "how x and w become codes; R64 rotates K in blocks, factor scales it", False),
     Column("max/rms", "greatest element of the input relative to its root mean square"),
     Column("SQNR dB", "signal to quantization noise of this output alone, its input being exact"),
-    Column("share", "of the noise relative to signal, summed over all matmuls"),
+    Column("share", "of the divergence that the recipe predicts, else of noise relative to signal"),
     Column("float rows", "rows of the call that the guard ran in float, of all"),
     Column("float µs", "of one call; ~ predicted by the cost model, else measured"),
     Column("int8 µs", "of one call; ~ predicted by the cost model, else measured"),

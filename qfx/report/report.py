@@ -51,8 +51,9 @@ class Report:
 
     @property
     def shares(self) -> tuple[float | None, ...]:
-        """For each row its share of the total error: noise power relative to signal, summed over
-        the sites that ran in int8. None where it is unknown."""
+        """For each row its share of the total error, summed over the sites that ran in int8: of the
+        divergence that a recipe predicts, else of noise power relative to signal. None where it is
+        unknown."""
         return shares(self.rows)
 
     @property

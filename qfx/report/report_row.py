@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 import qfx._C as _C
@@ -25,7 +24,8 @@ class Row:
     `sqnr_db`: signal to quantization noise of this site's output alone, its input being exact.
     `transform`: of K before quantization, docs/numerics.md (R1): `factor`, `R64` or `factor+R64`.
     `input_max`, `input_rms`: greatest absolute value and root mean square of its left operand in
-    the call. `guarded`: what the guard found in the call, None without one.
+    the call. `guarded`: what the guard found in the call, None without one. `divergence`: what the
+    recipe predicts that this site changes at the model's output (D1), if it does.
     """
 
     module: str
@@ -42,6 +42,7 @@ class Row:
     input_max: float | None = None
     input_rms: float | None = None
     guarded: GuardCount | None = None
+    divergence: float | None = None
 
     @property
     def outlier_ratio(self) -> float | None:
@@ -79,15 +80,20 @@ def range_of(x: Tensor) -> Range:
 
 
 def shares(rows: Sequence[Row]) -> tuple[float | None, ...]:
-    """For each row its part of the rows' noise power relative to signal, 0 to 1; None if unknown.
+    """For each row its part of the rows' error, 0 to 1; None if unknown.
 
-    Relative noise adds up through a network of linears to first order, so the greatest share is
-    the site that costs most accuracy.
+    That is of their divergence where a recipe predicts it, or else of their noise power relative to
+    signal. Only the former says which site costs most at the model's output.
     """
-    levels = [-row.sqnr_db for row in rows if row.sqnr_db is not None]
-    noise = (10 ** (torch.tensor(levels, dtype=torch.float64) / 10)).clamp(max=1e300)
-    parts = iter((noise / noise.sum().clamp_min(1e-300)).tolist())
-    return tuple(None if row.sqnr_db is None else next(parts) for row in rows)
+    predicted = any(row.divergence is not None for row in rows)
+    parts = [row.divergence if predicted else _noise(row) for row in rows]
+    total = max(sum(part for part in parts if part is not None), 1e-300)
+    return tuple(None if part is None else part / total for part in parts)
+
+
+def _noise(row: Row) -> float | None:
+    """Relative to signal, the noisiest of all at most so that they add up."""
+    return None if row.sqnr_db is None else 10 ** min(-row.sqnr_db / 10, 300)
 
 
 def float_rows(row: Row) -> str:
@@ -113,6 +119,7 @@ def row_of(entry: Entry, seen: Range | None, measured: Measured | None) -> Row:
         measured=measured is not None,
         transform=_transform(entry),
         guarded=guarded,
+        divergence=entry.recipe.divergence if entry.recipe and entry.scheme else None,
         **(seen._asdict() if seen else {}),
     )
 

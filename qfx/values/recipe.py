@@ -23,7 +23,9 @@ from qfx.values.scheme import QSpec, Scheme
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed
 
 VERSION = 1  # of the JSON
-_HEAD = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB", "reason")
+_FOUND = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB")
+_HEAD = (*_FOUND, "divergence", "reason")
+_LATER = ("rounding", "divergence")  # fields that are written where they are there
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class Recipe:
 
     def __str__(self) -> str:
         lines = [*map(_line, self.sites), *map(_pinned_line, self.pinned or ())]
-        return tabulate(lines, _HEAD, disable_numparse=True)
+        known = any(site.divergence is not None for site in self.sites)
+        shown = [i for i, head in enumerate(_HEAD) if known or head != "divergence"]
+        table = [[line[i] for i in shown] for line in lines]
+        return tabulate(table, [_HEAD[i] for i in shown], disable_numparse=True)
 
     def to_json(self) -> str:
         """JSON text with a version, a line for each site; `from_json` gives an equal recipe."""
@@ -118,6 +123,7 @@ def _line(site: SiteRecipe) -> Sequence[str]:
         "" if scale is None else f"{scale:.4g}{zero}",
         listed(site.outliers),
         "" if site.sqnr_db is None else f"{site.sqnr_db:.1f}",
+        "" if site.divergence is None else f"{site.divergence:.2g}",
         printable("; ".join(filter(None, [site.reason, str(site.rounding or "")]))),
     )
 
@@ -137,7 +143,9 @@ def _raw(value: SiteRecipe | PinnedProduct) -> dict[str, Any]:
     if isinstance(value, PinnedProduct):
         return asdict(value)
     raw = asdict(replace(value, rounding=None))
-    del raw["rounding"]  # without codes it is a recipe that earlier builds read
+    for name in _LATER:
+        if raw[name] is None:  # so it is a recipe that earlier builds read
+            del raw[name]
     return raw if value.rounding is None else {**raw, "rounding": value.rounding.said}
 
 

@@ -30,6 +30,7 @@ class SiteRecipe:
     and `zero_point`: of x, where `scheme.x` is static. `sqnr_db`: of the site's output, if
     measured. `outliers`: the columns of K, in order and at most K / 4, that are multiplied in float
     beside the others (R3). `rounding`: the codes of the weight, where they are not the nearest.
+    `divergence`: what the site alone was predicted to change at the model's output (D1), if it was.
     Raises ValueError where these do not fit together.
     """
 
@@ -45,6 +46,7 @@ class SiteRecipe:
     reason: str = ""
     outliers: tuple[int, ...] = ()
     rounding: Rounding | None = None
+    divergence: float | None = None
 
     def __post_init__(self) -> None:
         fault = self._fault_of_types() or self._fault()
@@ -63,6 +65,8 @@ class SiteRecipe:
             return "the factor or the outliers are no tuple"
         if self.sqnr_db is not None and not _is_number(self.sqnr_db):
             return f"the SQNR {self.sqnr_db!r} is no number"
+        if self.divergence is not None and not _is_positive(self.divergence):
+            return f"the divergence {self.divergence!r} is no finite number of at least 0"
         if not isinstance(self.rounding, Rounding | None):
             return f"the rounding {self.rounding!r} is none"
         return None
@@ -154,6 +158,11 @@ def _is_number(value: Any) -> bool:
     if type(value) is int:
         return value in _SIZES or -value in _SIZES
     return isinstance(value, float) and value == value
+
+
+def _is_positive(value: Any) -> bool:
+    """Or zero."""
+    return _is_number(value) and 0 <= value <= _LARGEST
 
 
 def _is_scale(value: Any) -> bool:

@@ -239,6 +239,17 @@ def test_batches_are_tensors_tuples_or_mappings(wrap: Any) -> None:
     assert len(calibrated(model, [wrap(x) for x in batches()]).sites) == 1
 
 
+def test_a_weight_that_is_read_through_a_view_is_calibrated() -> None:
+    """Nothing else reads it when the matmul runs."""
+
+    class Viewed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.t() + self.bias
+
+    (site,) = calibrated(Viewed(K, 8).eval(), batches()).sites
+    assert site.scheme and (site.n, site.k) == (8, K)
+
+
 def test_batches_of_many_lengths_all_count() -> None:
     """More lengths than Dynamo would compile one by one."""
     model, session = nn.Sequential(nn.Linear(K, 8)).eval(), Session()

@@ -73,7 +73,7 @@ CALIBRATING = (
     ),
     Mutant(
         "a static range forgets the largest rows",
-        old="watch.update(torch.cat([x, extreme]))",
+        old="watch.update(seen)",
         new="watch.update(x)",
         tests=("test_a_static_error_is_that_of_the_range_of_all_rows",),
     ),
@@ -109,8 +109,8 @@ CALIBRATING = (
     ),
     Mutant(
         "the share of a site grows with its accuracy",
-        old="levels = [-row.sqnr_db for",
-        new="levels = [row.sqnr_db for",
+        old="10 ** min(-row.sqnr_db / 10, 300)",
+        new="10 ** min(row.sqnr_db / 10, 300)",
         tests=("test_shares_are_noise_relative_to_signal",),
     ),
     Mutant(
@@ -179,5 +179,83 @@ CALIBRATING = (
         new='return Stored({"blocks": blocks, "scale": scale}, '
         "ops.quantize.default(w_nk, axes, spec.bits, True, *turned))",
         tests=("test_a_guard_bounds_the_error_of_these_codes",),
+    ),
+    Mutant(
+        "rows count by themselves, not in pairs",
+        old="rows * ((d @ d.t()) * price).sum()",
+        new="rows * ((d @ d.t()) * price).diagonal().sum()",
+        tests=("test_a_prediction_is_the_formula", "test_errors_that_rows_share_add_up"),
+    ),
+    Mutant(
+        "rows that are kept stand for themselves alone",
+        old=".fill_diagonal_(total / max(kept, 1))",
+        new=".fill_diagonal_(1.0)",
+        tests=("test_the_rows_that_are_kept_stand_for_all",),
+    ),
+    Mutant(
+        "a divergence is twice itself",
+        old=".clamp_min(0) / (2 * predictions)",
+        new=".clamp_min(0) / predictions",
+        tests=("test_a_prediction_is_the_formula",),
+    ),
+    Mutant(
+        "predictions are of the nearest codes",
+        old="stored = stored._replace(codes=codes)",
+        new="pass",
+        tests=("test_a_prediction_is_the_formula[gptq]",),
+    ),
+    Mutant(
+        "rounding sees the batches of predictions",
+        old="return Part(batches, 0, at or count), Part(batches, at, count)",
+        new="return Part(batches, 0, count), Part(batches, at, count)",
+        tests=("test_rounding_does_not_see_the_batches_of_predictions",),
+    ),
+    Mutant(
+        "parameters do not train any more",
+        old="            p.requires_grad_(True)",
+        new="            pass",
+        tests=("test_the_model_is_left_as_it_was",),
+    ),
+    Mutant(
+        "inputs get gradients",
+        old="losses.sum().backward(inputs=self.leaves)",
+        new="losses.sum().backward()",
+        tests=("test_the_model_is_left_as_it_was",),
+    ),
+    Mutant(
+        "what has no gradient costs nothing",
+        old="probe.price.fill_(torch.nan)",
+        new="probe.price.fill_(0.0)",
+        tests=("test_sites_without_gradients_stay_float",),
+    ),
+    Mutant(
+        "labels are the likeliest",
+        old="drawn = chances.multinomial(1, generator=random).squeeze(1)",
+        new="drawn = chances.argmax(-1)",
+        tests=("test_labels_are_drawn_from_the_logits",),
+    ),
+    Mutant(
+        "a direction is as long as the output is",
+        old="return (rows * towards).sum(-1) / lengths",
+        new="return (rows * towards).sum(-1)",
+        tests=("test_directions_have_the_length_of_the_output",),
+    ),
+    Mutant(
+        "a budget is for each step",
+        old="            spent += step.divergence\n",
+        new="            spent = step.divergence\n",
+        tests=("test_the_most_time_for_the_divergence_comes_first",),
+    ),
+    Mutant(
+        "a large step bars the small ones",
+        old="    limits = sorted({c.divergence for group in groups for c in group})",
+        new="    limits = [float('inf')]",
+        tests=("test_a_large_step_does_not_bar_the_small_ones",),
+    ),
+    Mutant(
+        "weights that are read through a view are gone",
+        old="self.user_to_last_uses[node] = [n for n in read if n not in weights]",
+        new="pass",
+        tests=("test_a_weight_that_is_read_through_a_view_is_calibrated",),
     ),
 )

@@ -91,7 +91,7 @@ def test_cited_equations_exist() -> None:
     cited = {
         (_name(path), equation)
         for path in [*SOURCES, *DOCUMENTS]
-        for equation in re.findall(r"\(([QGEBTWHARF]\d+)\)", path.read_text())
+        for equation in re.findall(r"\(([QGEBTWHARFD]\d+)\)", path.read_text())
     }
     assert {c for c in cited if c[1] not in defined} == set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,6 +198,21 @@ def _row(sqnr_db: float | None) -> Row:
 def test_shares_are_noise_relative_to_signal(levels: Any, shares: Any) -> None:
     found = qfx.Report(tuple(map(_row, levels)), 1).shares
     assert found == pytest.approx(shares)
+
+
+def test_shares_are_of_the_predicted_divergence_where_it_is_known() -> None:
+    rows = [replace(_row(30.0), divergence=d) for d in (0.003, None, 0.001, 0.0)]
+    assert qfx.Report(tuple(rows), 1).shares == pytest.approx((0.75, None, 0.25, 0.0))
+
+
+def test_a_recipe_says_what_its_sites_cost() -> None:
+    model, given = Block(), [X]
+    options = {"progress": False, "max_divergence": 1.0, "loss": "direction"}
+    recipe = qfx.calibrate(model.eval(), given, qfx.Config(minimum_gain=0), **options)
+    report = qfx.explain(model, X, options={"recipe": recipe, "minimum_gain": 0})
+    wanted = [site.divergence for site in recipe.sites]
+    assert [r.divergence for r in report.rows if r.divergence is not None] == wanted
+    assert report.shares[0] == pytest.approx((wanted[0] or 0) / sum(d or 0 for d in wanted))
 
 
 def test_shares_of_a_model_sum_to_one() -> None:

@@ -53,6 +53,7 @@ def site_recipes(draw: st.DrawFn) -> SiteRecipe:
         sqnr_db=draw(st.none() | st.floats(-10, 100)),
         reason=draw(st.text(max_size=5)),
         outliers=tuple(sorted(draw(columns))) if scheme else (),
+        divergence=draw(st.none() | st.floats(0, 10)),
     )
 
 
@@ -69,6 +70,7 @@ def test_a_recipe_without_outliers_is_read() -> None:
     recipe = chain_recipe(Scheme(rotation=64), None)
     raw = json.loads(recipe.to_json())
     for site in raw["sites"]:
+        assert not {"rounding", "divergence"} & site.keys()  # which later ones added
         del site["outliers"]
     assert Recipe.from_json(json.dumps(raw)) == recipe
 
@@ -107,6 +109,9 @@ IMPOSSIBLE = {
     },
     "the SQNR 'high' is no number": {"scheme": Scheme(), "sqnr_db": "high"},
     "the SQNR nan is no number": {"scheme": Scheme(), "sqnr_db": float("nan")},
+    "the divergence -0.5 is no finite number of at least 0": {"scheme": None, "divergence": -0.5},
+    "the divergence inf is no finite number": {"scheme": None, "divergence": float("inf")},
+    "the divergence nan is no finite number": {"scheme": None, "divergence": float("nan")},
     "n=-1 is no size": {"scheme": Scheme(), "n": -1},
     "the scale inf is no normal positive": {"scheme": STATIC_SCHEME, "scale": float("inf")},
     "a zero point for xs8T_ws8r": {"scheme": STATIC_SCHEME, "scale": 1.0, "zero_point": 3},
@@ -132,6 +137,13 @@ IMPOSSIBLE = {
         "scale": 1.0,
     },
 }
+
+
+def test_a_predicted_divergence_is_shown() -> None:
+    """In a column that is there where a site has one."""
+    site = SiteRecipe("a", 0, 2, 2, Scheme(), divergence=0.00125)
+    assert "divergence" in (text := str(Recipe((site,)))) and "0.0013" in text.splitlines()[-1]
+    assert "divergence" not in str(Recipe((replace(site, divergence=None),)))
 
 
 @pytest.mark.parametrize("phrase", IMPOSSIBLE)

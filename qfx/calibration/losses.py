@@ -1,0 +1,89 @@
+"""Losses of a model's output whose gradients say what a change of it costs. (D2) (D3)
+
+Each gives a loss for every prediction, a row of the output. Seeded: the same each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.host.tensors import tree_leaves
+from qfx.values.errors import UserError
+
+Loss = str | Callable[[Any], Tensor]  # a name of `LOSSES`, or a function of what the model returns
+
+
+def labels(output: Any, random: torch.Generator) -> Tensor:
+    """The cross entropy of logits [..., V] with labels drawn from the distribution that they are.
+    Rows with a NaN do not count. (D2)"""
+    rows = _rows(_logits_of(output))
+    chances = rows.detach().softmax(-1)
+    usable = chances.isfinite().all(-1)
+    rows, chances = rows[usable], chances[usable]
+    if not rows.numel():
+        raise UserError("calibrate: the logits of a batch have no row without a NaN")
+    drawn = chances.multinomial(1, generator=random).squeeze(1)
+    return F.cross_entropy(rows, drawn, reduction="none")
+
+
+def direction(output: Any, random: torch.Generator) -> Tensor:
+    """The product of each row of the output with a random direction, over its length. (D3)"""
+    rows = _rows(_first(output))
+    lengths = rows.detach().norm(dim=-1).clamp_min(1e-30)
+    towards = torch.randn(rows.shape, generator=random)
+    return (rows * towards).sum(-1) / lengths
+
+
+LOSSES: dict[str, Callable[[Any, torch.Generator], Tensor]] = {
+    "labels": labels,
+    "direction": direction,
+}
+
+
+def losses_of(output: Any, loss: Loss | None, random: torch.Generator) -> Tensor:
+    """One loss of each prediction. By default `labels` of an output that calls something logits."""
+    with torch.inference_mode(False), torch.enable_grad():
+        if not (loss is None or isinstance(loss, str)):
+            return _checked(loss(output))
+        return LOSSES[loss or ("labels" if _named(output) is not None else "direction")](
+            output, random
+        )
+
+
+def _checked(losses: Any) -> Tensor:
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        raise UserError(
+            f"calibrate: the loss returned a {type(losses).__name__}, not a tensor of floats with "
+            "the loss of each prediction"
+        )
+    return losses
+
+
+def _rows(output: Tensor) -> Tensor:
+    return output.reshape(-1, output.shape[-1] if output.dim() else 1).float()
+
+
+def _named(output: Any) -> Tensor | None:
+    """What the output calls logits."""
+    found = output.get("logits") if isinstance(output, Mapping) else None
+    found = getattr(output, "logits", None) if found is None else found
+    return found if isinstance(found, Tensor) else None
+
+
+def _logits_of(output: Any) -> Tensor:
+    found = _named(output)
+    return _first(output) if found is None else found
+
+
+def _first(output: Any) -> Tensor:
+    """The first tensor of floats in what a model returns."""
+    leaves = (t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
+    found = next(leaves, None)
+    if found is None:
+        raise UserError("calibrate: the model returns no tensor of floats to take gradients from")
+    return found

@@ -1,0 +1,88 @@
+"""Predicting: what each candidate would change at the model's output. (D1)
+
+A few batches run forward and back. Behind each, the errors of every candidate on the rows that were
+kept meet the gradients there, so that no more than one batch is in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.calibration.batches import arguments_of
+from qfx.calibration.losses import Loss, losses_of
+from qfx.calibration.record import SharedInput, SiteKey
+from qfx.calibration.search import Candidate, costs_of_errors
+from qfx.calibration.sensitivity import Gradients
+from qfx.captured_graphs import watch_recording
+from qfx.graph.unchanged import module_of, unchanged
+from qfx.values.errors import UserError
+
+
+def predicted(
+    model: Callable[..., Any],
+    batches: Iterable[Any],
+    loss: Loss | None,
+    groups: Mapping[SiteKey, SharedInput],
+    found: Mapping[SiteKey, Sequence[Candidate]],
+    observer: str,
+) -> dict[SiteKey, list[Candidate]]:
+    """The candidates with the divergence of each of their sites: NaN where no gradient was seen."""
+    random, predictions = torch.Generator().manual_seed(0), 0
+    totals: dict[SiteKey, Tensor] = {}  # [candidates, sites]
+    with unchanged(model, "calibrate"), _constant_parameters(model):
+        for batch in batches:
+            gradients, (inputs, keywords) = Gradients(random), arguments_of(batch)
+            output = watch_recording(model, gradients.run, *inputs, **keywords)
+            losses = losses_of(output, loss, random)
+            gradients.back(losses)
+            predictions += losses.numel()
+            del output, losses
+            for key in gradients.calls.keys() & groups.keys():
+                added = costs_of_errors(groups[key], found[key], observer, gradients.calls[key])
+                totals[key] = totals.get(key, 0.0) + added
+    if not predictions:
+        raise UserError("calibrate: the batches that are held out have no prediction in them")
+    unseen = torch.tensor([[torch.nan]])
+    return {
+        key: _told(each, totals.get(key, unseen).clamp_min(0) / (2 * predictions), groups[key])
+        for key, each in found.items()
+    }
+
+
+@contextmanager
+def _constant_parameters(model: Callable[..., Any]) -> Iterator[None]:
+    """What trains is a constant to autograd inside: then modules run as they do without gradients,
+    torch.nn's encoders their fast way, and nothing is kept for gradients of weights."""
+    module = module_of(model)
+    trained = [p for p in module.parameters() if p.requires_grad] if module else []
+    try:
+        for p in trained:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
+def _told(each: Sequence[Candidate], divergences: Tensor, group: SharedInput) -> list[Candidate]:
+    """Float changes nothing, and says what int8 would. It counts as a tenth slower at least than
+    what the minimum gain has let through: such sites are wanted in int8."""
+    rows = divergences.expand(len(each), len(group.readers)).tolist()
+    told = [replace(c, divergences=tuple(row)) for c, row in zip(each, rows, strict=True)]
+    least = min((c.divergence for c in told if c.scheme), default=0.0)
+    unknown = least == math.inf
+    why = "no gradient was seen" if unknown else f"int8 would add {least:.2g} of divergence"
+    slower = 1.1 * min((c.seconds for c in told if c.scheme), default=0.0)
+    return [c if c.scheme else _in_float(c, len(group.readers), why, slower) for c in told]
+
+
+def _in_float(candidate: Candidate, sites: int, why: str, slower: float) -> Candidate:
+    seconds, reason = max(candidate.seconds, slower), candidate.reason or why
+    return replace(candidate, divergences=(0.0,) * sites, seconds=seconds, reason=reason)

@@ -1,0 +1,126 @@
+"""Sensitivity: what errors in a site's output cost at the model's output. (D1)
+
+A batch runs while autograd records, then back. Kept are rows of each activation, and for each site
+that reads it the products of the gradients in these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from qfx.calibration.record import Recorder, SiteKey, keyed_sites, matches_of
+from qfx.graph.views import apply
+from qfx.match.site import Site
+from qfx.values.errors import UserError
+
+ROWS = 256  # of a call: all of its M rows if it has no more
+
+
+class Call(NamedTuple):
+    """Rows x [R, K] that sites read, and for each site `price` [R, R]: mean_j g_tj g_uj of rows t
+    and u, times the pairs of rows that each one stands for. NaN where gradients were turned off."""
+
+    x: Tensor
+    price: Mapping[SiteKey, Tensor]
+
+
+@dataclass
+class Gradients:
+    """Of one batch. `random` draws the rows. `calls`: of each activation, by the key of its first
+    site."""
+
+    random: torch.Generator
+    calls: dict[SiteKey, list[Call]] = field(default_factory=dict)
+    leaves: list[Tensor] = field(default_factory=list)
+
+    def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
+        """One call of a captured graph; parameters are constants to autograd."""
+        constants = [a.detach() if isinstance(a, nn.Parameter) else a for a in arguments]
+        return _Prober(gm, keyed_sites(matches_of(gm, prefixes)), self).run(*constants)
+
+    def back(self, losses: Tensor) -> None:
+        """From the losses of what ran. Gradients of parameters and inputs are not computed."""
+        if not losses.numel():
+            return
+        if not losses.requires_grad:
+            raise UserError(
+                "calibrate: no gradient reaches a matmul from the loss: the model turns gradients "
+                "off, or detaches what it returns; do without max_divergence"
+            )
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                losses.sum().backward(inputs=self.leaves)
+        except RuntimeError as why:  # as where the model writes in place what a gradient needs
+            raise UserError(f"calibrate: the model has no gradients: {why}") from why
+
+    def draw(self, x_mk: Tensor) -> tuple[Tensor, int]:
+        """Which rows are kept, and of how many: those without a NaN or an infinity."""
+        usable = x_mk.isfinite().all(1).nonzero().squeeze(1)
+        order = torch.randperm(usable.numel(), generator=self.random)
+        return usable[order[:ROWS]].sort().values, usable.numel()
+
+
+class _Probe(NamedTuple):
+    """Where the gradient of one product [*shape] goes, and what it is a product of."""
+
+    site: Site
+    shape: tuple[int, ...]
+    kept: Tensor  # rows
+    total: int  # of all rows
+    price: Tensor
+
+    def take(self, zero: Tensor) -> None:
+        assert zero.grad is not None
+        g_mn = zero.grad.reshape(-1, zero.shape[-1])[self.kept].float()
+        self.price.copy_((g_mn @ g_mn.t()) / max(g_mn.shape[1], 1) * _pairs(self.total, len(g_mn)))
+        zero.grad = None
+
+
+def _pairs(total: int, kept: int) -> Tensor:
+    """[kept, kept]: how many pairs of all rows each pair stands for; of a row with itself, how many
+    rows."""
+    others = total * (total - 1) / max(kept * (kept - 1), 1)
+    return torch.full((kept, kept), others).fill_diagonal_(total / max(kept, 1))
+
+
+class _Prober(Recorder):
+    """Adds a zero to each site's product: its gradient is that of the product."""
+
+    def __init__(
+        self, gm: fx.GraphModule, sites: Sequence[tuple[SiteKey, Site]], gradients: Gradients
+    ) -> None:
+        super().__init__(gm, sites)
+        self.gradients = gradients
+        self.probes: dict[fx.Node, _Probe] = {}
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        found = super().get_attr(target, args, kwargs)
+        return found.detach() if isinstance(found, nn.Parameter) else found
+
+    def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
+        x_mk = x.detach().reshape(-1, x.shape[-1])
+        kept, count = self.gradients.draw(x_mk)
+        prices = {key: torch.zeros(kept.numel(), kept.numel()) for key, _ in sites}
+        calls = self.gradients.calls.setdefault(sites[0][0], [])
+        calls.append(Call(x_mk[kept].float(), prices))
+        for key, site in sites:
+            n = apply(site.view, self.weight(site)).shape[0]
+            self.probes[site.node] = _Probe(site, (*x.shape[:-1], n), kept, count, prices[key])
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        return self._probed(result, self.probes.pop(n)) if n in self.probes else result
+
+    def _probed(self, result: Tensor, probe: _Probe) -> Tensor:
+        if not torch.is_grad_enabled():
+            probe.price.fill_(torch.nan)
+            return result
+        zero = torch.zeros(probe.shape, dtype=result.dtype, requires_grad=True)
+        zero.register_post_accumulate_grad_hook(probe.take)
+        self.gradients.leaves.append(zero)
+        return result + apply(probe.site.y_view, zero)
