@@ -46,7 +46,8 @@ def hint(format: Format, tunings: Tunings, threads: int) -> Question | None:
 def streams(format: Format, tunings: Tunings, threads: int) -> Question | None:
     """How many panels side by side."""
     options: list[Parameters] = [{"streams": 1}, {"streams": 2}]
-    return _alternatives(format, tunings, options, (2, 4)) if format.pair_rows >= 4 else None
+    rows = (4, format.pair_rows) if format.below else (2, 4)
+    return _alternatives(format, tunings, options, rows) if format.pair_rows >= 4 else None
 
 
 def stream_rows(format: Format, tunings: Tunings, threads: int) -> Question | None:
