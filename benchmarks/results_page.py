@@ -26,11 +26,9 @@ PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 FIGURE_OF, FIGURE = "Intel 6-167", re.compile(r"(?<=<!-- figure -->\n).*?(?=<!-- end -->)", re.S)
 FIGURE_ROWS = (
     "float32 eager",
-    "float32 Inductor",
     "bfloat16 Inductor",
     "qfx",
     "qfx exported",
-    "torch quantize_dynamic",
     "torchao W8A8",
     "CTranslate2 int8",
     "ONNX Runtime int8",
