@@ -20,7 +20,7 @@ from qfx.host.frame import Surroundings
 from qfx.host.tensors import is_fake, storage_id
 from qfx.match.site import Site
 from qfx.smoothing.factors import factors_of
-from qfx.smoothing.token_ids import part_taking_ids, token_ids_of
+from qfx.smoothing.token_ids import has_part_taking_ids, token_ids_of
 
 Factor = tuple[float, ...]
 _NOTE = "qfx_factors"
@@ -79,13 +79,12 @@ def tie_to_modules(here: Surroundings) -> None:
 
 
 def _taking_ids(here: Surroundings) -> nn.Module | None:
-    """Of the module of the graph, or else of the nearest one around it, the outermost part that
-    takes token ids."""
+    """The module of the graph, or else the nearest one around it, with a part that takes ids."""
     first = next(iter(here.locals.values()), None)
     around = [m for m in here.running if m is not first] + ([] if first is None else [first])
     if not around or sum(type(m) is type(around[-1]) for m in around[0].modules()) > 1:
         return None
-    return part_taking_ids(*reversed(around))
+    return next(filter(has_part_taking_ids, reversed(around)), None)
 
 
 def _axis_of_k(view: View) -> int | None:

@@ -13,7 +13,6 @@ from qfx.nn.chosen import chosen, refuse
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
 from qfx.smoothing.factors import Factors, factors_of
-from qfx.smoothing.token_ids import part_taking_ids
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
@@ -46,7 +45,7 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     found = chosen(model, config, "quantize_", lambda linear: _left_float(decided(linear)))
     refuse(found, Linear.from_float)
     taken = [(m, decided(m)) for m in dict.fromkeys(found.taken.values())]
-    factors = factors_of(part_taking_ids(model)) if config.smoothing else {}
+    factors = factors_of(model) if config.smoothing else {}
     made = [(m, _smoothed(m, how, factors)) for m, how in taken if how is not None]
     each = {m: Linear.from_float(m, how) for m, how in made}
     return replace(found, {name: each[m] for name, m in found.taken.items()})

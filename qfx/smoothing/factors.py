@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 import qfx._C as _C
 from qfx.graph.unchanged import unchanged
@@ -32,13 +33,13 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 
 
 def factors_of(module: nn.Module | None) -> Factors:
-    """Of the matrices that a module multiplies; empty for one that takes no token ids, that hooks
-    watch, with parameters that wrap others, or that fails on the ids. Runs it on 8 x 64 seeded ids
-    (docs/numerics.md (R4)).
+    """Of the matrices that a module multiplies, or each of its outermost parts that take token ids
+    and nothing else; not where hooks watch, where parameters wrap others or have no values yet, or
+    where it fails on the ids. Runs them on 8 x 64 seeded ids (docs/numerics.md (R4)).
 
     Kept while neither module nor weights change. What a run of it changes is put back.
     """
-    if module is None or any(map(wraps_tensors, module.parameters())):
+    if module is None or any(is_lazy(p) or wraps_tensors(p) for p in module.parameters()):
         return {}
     weights = tuple(p for p in module.parameters() if has_values(p))
     known = _known.get(module)
@@ -49,6 +50,15 @@ def factors_of(module: nn.Module | None) -> Factors:
 
 
 def _found(module: nn.Module) -> Factors:
+    if own := _of_part(module):
+        return own
+    found: dict[tuple[int, int], tuple[float, ...]] = {}
+    for child in module.children():
+        found |= _found(child)
+    return found
+
+
+def _of_part(module: nn.Module) -> Factors:
     ids = token_ids_of(module)
     if ids is None or hooked(module):
         return {}

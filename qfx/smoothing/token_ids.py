@@ -49,10 +49,9 @@ def token_ids_of(module: nn.Module) -> TokenIds | None:
     return None if module.training else _of_module(module)
 
 
-def part_taking_ids(*modules: nn.Module) -> nn.Module | None:
-    """Of the first of the modules that has one, the outermost part that takes token ids alone."""
-    parts = (part for module in modules for part in module.modules())
-    return next((part for part in parts if token_ids_of(part) is not None), None)
+def has_part_taking_ids(module: nn.Module) -> bool:
+    """Whether it, or a part of it, may be called with token ids alone."""
+    return any(token_ids_of(part) is not None for part in module.modules())
 
 
 def hooked(module: nn.Module) -> bool:

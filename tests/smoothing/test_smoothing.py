@@ -249,6 +249,23 @@ def test_a_module_inside_another_is_found() -> None:
     assert "model.head" in smoothed(wrapper, tokens(), torch.ones(VOCABULARY))
 
 
+def test_parts_that_take_ids_are_smoothed_where_the_whole_does_not() -> None:
+    """As of a model that encodes one text and decodes another."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = language(), language(seed=1)
+            self.images = nn.Linear(D, VOCABULARY)
+
+        def forward(self, input_ids: Tensor, more: Tensor | None = None) -> Tensor:
+            assert more is not None
+            return self.one(input_ids) + self.other(input_ids) + self.images(more)
+
+    found = smoothed(Pair().eval(), tokens(), torch.randn(2, 16, D))
+    assert {"one.head", "other.head"} <= found and "images" not in found
+
+
 def test_pinned_rewritten_and_quantized_models_have_the_same_factors() -> None:
     model, ids = language(), tokens()
     plan = qfx.pin(model, ids, options=ALL)
