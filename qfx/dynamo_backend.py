@@ -96,7 +96,8 @@ def _int8(
     def decided(plan: Plan) -> Plan:
         tie_to_sizes(plan)
         compile_apart([entry.match for entry in plan.entries], config, here)
-        if config.recipe is None and any(entry.recipe for entry in plan.entries):
+        given = config.recipe.sites if config.recipe else ()
+        if any(entry.recipe and entry.recipe not in given for entry in plan.entries):
             tie_to_modules(here)
         return plan
 

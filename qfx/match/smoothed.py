@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from qfx.host.dynamo import local_source, tie_to_objects
 from qfx.host.frame import Surroundings
 from qfx.host.tensors import is_fake, storage_id
 from qfx.match.site import Site
-from qfx.smoothing.factors import factors_of
+from qfx.smoothing.factors import Factors, factors_of
 from qfx.smoothing.token_ids import has_part_taking_ids, token_ids_of
 
 Factor = tuple[float, ...]
@@ -33,7 +34,7 @@ class GraphFactors:
     module: Callable[[], nn.Module | None]
     storages: Mapping[str, int | None]
 
-    def of(self, site: Site) -> Factor | None:
+    def of(self, site: Site, known: Callable[[], Factors]) -> Factor | None:
         """What x is multiplied and w divided by, [K]; None where nothing is known."""
         weights = site.weights
         if len(weights) != 1:
@@ -41,7 +42,7 @@ class GraphFactors:
         storage, axis = self._storage(weights[0]), _axis_of_k(site.view)
         if storage is None or axis is None:
             return None
-        factor = factors_of(self.module()).get((storage, axis))
+        factor = known().get((storage, axis))
         return factor if factor is not None and len(factor) == site.k else None
 
     def _storage(self, weight: fx.Node) -> int | None:
@@ -69,8 +70,12 @@ def note_own_factors(gm: fx.GraphModule) -> None:
 
 
 def factors_noted(gm: fx.GraphModule) -> Callable[[Site], Factor | None]:
+    """What `decide` asks; the model runs, or is compared with its last run, at the first site."""
     noted = gm.meta.get(_NOTE)
-    return noted.of if isinstance(noted, GraphFactors) else lambda site: None
+    if not isinstance(noted, GraphFactors):
+        return lambda site: None
+    known = cache(lambda: factors_of(noted.module()))
+    return lambda site: noted.of(site, known)
 
 
 def tie_to_modules(here: Surroundings) -> None:

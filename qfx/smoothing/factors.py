@@ -6,6 +6,7 @@ was called with before.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -16,16 +17,19 @@ from torch.nn.parameter import is_lazy
 
 import qfx._C as _C
 from qfx.graph.unchanged import unchanged
+from qfx.host.modules import has_forward_hooks
 from qfx.host.tensors import has_values, storage_id, without_modes, wraps_tensors
 from qfx.smoothing.activations import Read, reads_of
 from qfx.smoothing.token_ids import hooked, token_ids_of
 
+log = logging.getLogger(__name__)
 _LARGEST = 2.0**6  # of a factor, and the inverse of the smallest: the ids do not reach all channels
 Factors = Mapping[tuple[int, int], tuple[float, ...]]  # by storage and axis of K
 
 
 class _Known(NamedTuple):
     weights: _C.Snapshot
+    modes: tuple[tuple[bool, bool], ...]  # of each part: whether it trains, and is hooked
     factors: Factors
 
 
@@ -37,15 +41,16 @@ def factors_of(module: nn.Module | None) -> Factors:
     and nothing else; not where hooks watch, where parameters wrap others or have no values yet, or
     where it fails on the ids. Runs them on 8 x 64 seeded ids (docs/numerics.md (R4)).
 
-    Kept while neither module nor weights change. What a run of it changes is put back.
+    Kept while weights, modes and hooks stay. What a run of it changes is put back.
     """
     if module is None or any(is_lazy(p) or wraps_tensors(p) for p in module.parameters()):
         return {}
     weights = tuple(p for p in module.parameters() if has_values(p))
+    modes = tuple((part.training, has_forward_hooks(part)) for part in module.modules())
     known = _known.get(module)
-    if known is None or not known.weights.unchanged(weights):
+    if known is None or known.modes != modes or not known.weights.unchanged(weights):
         snapshot = _C.Snapshot(weights, list(range(len(weights))))
-        known = _known[module] = _Known(snapshot, _found(module))
+        known = _known[module] = _Known(snapshot, modes, _found(module))
     return known.factors
 
 
@@ -64,9 +69,12 @@ def _of_part(module: nn.Module) -> Factors:
         return {}
     looked_up: list[Tensor] = []
     try:
-        with without_modes(), unchanged(module, "smoothing"):
+        plain = torch.autocast(ids.table.device.type, enabled=False)  # whoever compiles it first
+        with without_modes(), plain, unchanged(module, "smoothing"):
+            torch.default_generator.manual_seed(0)
             reads = reads_of(lambda: looked_up.extend(ids.call(module)), module.parameters())
-    except Exception:  # whatever it takes, it is not token ids alone
+    except Exception:  # of a module that takes something else, which may be of any kind
+        log.debug("%s does not take token ids alone", type(module).__name__, exc_info=True)
         return {}
     if {storage_id(each) for each in looked_up} - reads.embedded:
         return {}

@@ -46,7 +46,8 @@ def token_ids_of(module: nn.Module) -> TokenIds | None:
     """None for a module that needs something else, that multiplies nothing, or that trains."""
     if isinstance(module, fx.GraphModule):
         return _of_graph(module)
-    return None if module.training else _of_module(module)
+    training = any(part.training for part in module.modules())  # dropout of a part, too
+    return None if training else _of_module(module)
 
 
 def has_part_taking_ids(module: nn.Module) -> bool:

@@ -271,13 +271,13 @@ PLANNING = (
     ),
     Mutant(
         "smoothing forgets that weights changed",
-        old="if known is None or not known.weights.unchanged(weights):",
-        new="if known is None:",
+        old=" or not known.weights.unchanged(weights):",
+        new=":",
         tests=("test_a_changed_weight_has_new_factors_when_it_is_compiled_again",),
     ),
     Mutant(
         "another model runs with the factors of the first one",
-        old="if config.recipe is None and any(entry.recipe for entry in plan.entries):",
+        old="if any(entry.recipe and entry.recipe not in given for entry in plan.entries):",
         new="if False:",
         tests=("test_another_model_of_the_class_has_factors_of_its_own",),
     ),

@@ -159,6 +159,28 @@ def test_a_changed_weight_has_new_factors_when_it_is_compiled_again() -> None:
     assert changed == {(model.head.weight.untyped_storage()._cdata, 1)}
 
 
+def test_neither_a_former_mode_nor_hook_nor_autocast_matters() -> None:
+    expected, model = factors_of(language()), language().train()
+    assert factors_of(model) == {} and list(factors_of(model.eval()).values()) != []
+    handle = model.head.register_forward_hook(lambda *_: None)
+    assert factors_of(model) == {}
+    handle.remove()
+    assert [*factors_of(model).values()] == [*expected.values()]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert [*factors_of(language()).values()] == [*expected.values()]
+
+
+def test_another_model_under_a_recipe_of_some_sites_has_factors_of_its_own() -> None:
+    first, second = language(), language(seed=1)
+    head = [s for s in qfx.pin(first, tokens(), options=ALL).sites if s.name == "head"]
+    recipe = qfx.Recipe(tuple(head))
+    with torch.no_grad():
+        compiled(first, recipe=recipe)(tokens())
+        found = compiled(second, recipe=recipe)(tokens())
+        torch._dynamo.reset()
+        assert torch.equal(found, compiled(second, recipe=recipe)(tokens()))
+
+
 class Recording(nn.Module):
     """Takes floats."""
 
