@@ -40,8 +40,8 @@ struct EpilogueArgs {
   Dtype dtype;
   void* out;
   int64_t ldo;
-  // Outputs will not be read soon: whole lines of 64 bytes, which they are, may go to memory without
-  // being read into the caches. An epilogue need not do it.
+  // Outputs will not be read soon: whole lines of 64 bytes, which they are, may go to memory
+  // without being read into the caches. An epilogue need not do it.
   bool past_caches = false;
 };
 
