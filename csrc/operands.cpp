@@ -70,14 +70,19 @@ void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q) {
                   shape_of(q), ", expected [N], or [*B, 1, N] for q [*B, M, N]");
 }
 
-void check_weight(const char* op, const Tensor& w, int64_t group) {
+void check_group(const char* op, int64_t group, int64_t multiple) {
+  STD_TORCH_CHECK(group > 0 && group % multiple == 0, op, ": group=", group,
+                  ", expected a multiple of ", multiple);
+}
+
+void check_weight(const char* op, const Tensor& w, int64_t group, int64_t multiple) {
   check_dtype(op, "w", w, {ScalarType::Char});
   STD_TORCH_CHECK(w.dim() == 2, op, ": w has shape ", shape_of(w), ", expected [N, K]");
   const int64_t k = w.size(1);
   STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
                   ", where the int32 accumulator of a dot product could overflow");
-  STD_TORCH_CHECK(group >= 0 && group % kGroupMultiple == 0, op, ": group=", group,
-                  ", expected 0 (one scale for all of K) or a multiple of ", kGroupMultiple);
+  STD_TORCH_CHECK(group >= 0 && group % multiple == 0, op, ": group=", group,
+                  ", expected 0 (one scale for all of K) or a multiple of ", multiple);
 }
 
 std::vector<int64_t> with_last(const Tensor& t, int64_t last) {

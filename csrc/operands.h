@@ -37,8 +37,12 @@ CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t 
 // One scale for each column of q [*B, M, N]: [N], or [*B, 1, N], one for each matrix.
 void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q);
 
+// How many elements of K share a scale.
+void check_group(const char* op, int64_t group, int64_t multiple = kGroupMultiple);
+
 // A weight to pack: int8 [N, K], with a scale for each `group` elements of K, or 0.
-void check_weight(const char* op, const Tensor& w, int64_t group);
+void check_weight(const char* op, const Tensor& w, int64_t group,
+                  int64_t multiple = kGroupMultiple);
 
 // Step from the value of a row to that of the next in a contiguous tensor: 0 where one is for all.
 inline int64_t stride_of(const Tensor& per_row) { return per_row.numel() == 1 ? 0 : 1; }

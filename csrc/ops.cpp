@@ -10,6 +10,7 @@
 // clang-format off
 STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("quantize(Tensor x, int[] axes, int bits, bool symmetric, Tensor? factor=None, int rotation=0) -> (Tensor, Tensor, Tensor)");
+  m.def("quantize_groups(Tensor x, int group, int bits, bool symmetric, Tensor? factor=None, int rotation=0) -> (Tensor, Tensor, Tensor)");
   m.def("rotate(Tensor x, Tensor? factor, int rotation, bool back=False) -> Tensor");
   m.def("quantize_static(Tensor x, Tensor scale, Tensor? zero_point, int bits, bool symmetric, Tensor? factor=None, int rotation=0) -> (Tensor, Tensor, Tensor)");
   m.def("quantize_stochastic(Tensor x, Tensor seed, int[] axes, int bits, Tensor? factor=None) -> (Tensor, Tensor, Tensor)");
@@ -29,6 +30,7 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_ste(Tensor x, Tensor? w, Tensor? bias, Tensor? x_step, Tensor? w_step, Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, int[] w_axes, int bits, int w_bits, bool symmetric, Tensor? seed, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
+  m.def("int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor? bias, int[] axes, int group, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error, Tensor? bias, float guard, str site, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("binary_pack(Tensor w) -> Tensor");
   m.def("binary_mm(Tensor x, Tensor packed, SymInt n) -> Tensor");

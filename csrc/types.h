@@ -8,7 +8,8 @@ namespace qfx {
 // An int32 sum of K products of (code - zero point) in [-255, 255] and a weight in [-128, 127].
 inline constexpr int64_t kMaxK = 65792;
 
-inline constexpr int64_t kGroupMultiple = 64;  // elements of K that share a scale of the weight
+// Elements of K that share a scale come in multiples of this, and on CUDA of kCudaGroupMultiple.
+inline constexpr int64_t kGroupMultiple = 32, kCudaGroupMultiple = 64;
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
 enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };

@@ -19,6 +19,7 @@ set(QFX_CPU_SOURCES
   gemm/gemm.cpp
   gemm/grid.cpp
   gemm/group_product.cpp
+  gemm/group_rows.cpp
   gemm/pack.cpp
   gemm/pack_floats.cpp
   gemm/product.cpp

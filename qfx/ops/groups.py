@@ -1,13 +1,58 @@
-"""int8_linear_groups: a weight with a scale, and perhaps a zero point, for each group of K."""
+"""Codes whose groups of K have scales of their own: quantize_groups, int8_linear_groups,
+int8_linear_groups_dynamic. References, fakes, gradients. docs/numerics.md."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.ops.activations import activate
+from qfx.ops.quantize import quantize
 from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.rotation import rotate
 from qfx.ops.weight import group_of, unpack_weight
+from qfx.values.scheme import PER_ROW
+
+
+@reference
+def quantize_groups(
+    x: Tensor,
+    group: int,
+    bits: int,
+    symmetric: bool,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [..., K] -> codes q int8 [..., K], scale float32 and zero_point int32 [..., G]. (Q1)-(Q4)
+
+    As `quantize` per row of each `group` elements of K, a multiple of 32; G = ceil(K / group), the
+    last group perhaps shorter. Of rotate(x.float(), factor, rotation) (R1).
+    """
+    k = x.shape[-1]
+    rows = rotate(x.float(), factor, rotation).reshape(x.shape[:-1].numel(), k)
+    groups = -(-k // group)
+    inside = F.pad(rows, (0, groups * group - k)).reshape(rows.shape[0] * groups, group)
+    q, scale, zero_point = quantize(inside, PER_ROW, bits, symmetric)
+    q = q.reshape(rows.shape[0], groups * group)[:, :k]
+    shape = (*x.shape[:-1], groups)
+    return q.reshape(x.shape), scale.reshape(shape), zero_point.reshape(shape)
+
+
+@fake("quantize_groups")
+def _(
+    x: Tensor,
+    group: int,
+    bits: int,
+    symmetric: bool,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (*x.shape[:-1], -(-x.shape[-1] // group))
+    scale = x.new_empty(shape, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=torch.int8), scale, x.new_empty(shape, dtype=torch.int32)
 
 
 @reference
@@ -22,21 +67,32 @@ def int8_linear_groups(
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """q int8 [..., K], w_scale float32 and w_zero int32 [N, G] -> out_dtype [..., N]. (E3)
+    """q int8 [..., K], w_scale float32 and w_zero int32 [N, G] or [N, 1] -> out_dtype [..., N]. (E3)
 
     `packed` is `pack_weight(codes, group)`, and G = ceil(K / group); 1 if it was packed without.
+    scale float32 and zero_point int32: [..., G], [..., 1], or one for all.
     """
-    (n, groups), k = w_scale.shape, q.shape[-1]
+    n, k = w_scale.shape[0], q.shape[-1]
     w, group = unpack_weight(packed, n, k).long(), group_of(packed, k)
-    rows = q.reshape(q.shape[:-1].numel(), k).long() - zero_point.reshape(-1, 1)
-    sums = torch.zeros(rows.shape[0], n)
+    m, groups = q.shape[:-1].numel(), -(-k // group)
+    scale_mg, zero_mg = (_of_groups(v, m, groups) for v in (scale, zero_point))
+    w_scale = w_scale.expand(n, groups)
+    rows, sums = q.reshape(m, k).long(), torch.zeros(m, n)
     for g in range(groups):
         inside = slice(g * group, (g + 1) * group)
-        w_g = w[:, inside] if w_zero is None else w[:, inside] - w_zero[:, g, None]
-        sums = sums + (rows[:, inside] @ w_g.t()).int().float() * w_scale[:, g]
-    y = sums * scale.reshape(-1, 1)
-    y = y if bias is None else y + bias.float()
+        w_g = w[:, inside] if w_zero is None else w[:, inside] - w_zero.expand(n, groups)[:, g, None]
+        exact = ((rows[:, inside] - zero_mg[:, g, None]) @ w_g.t()).int().float()
+        scales = scale_mg[:, g, None] * w_scale[:, g]
+        sums = (sums.double() + exact.double() * scales.double()).float()  # an fma: (E3)
+    y = sums if bias is None else sums + bias.float()
     return activate(activation, y).to(out_dtype).reshape(*q.shape[:-1], n)
+
+
+def _of_groups(values: Tensor, m: int, groups: int) -> Tensor:
+    """[M, G] of one value, one for each row, or one for each group of each row."""
+    if values.numel() != m * groups:
+        values = values.reshape(-1, 1).expand(m, groups)
+    return values.reshape(m, groups)
 
 
 @fake("int8_linear_groups")
@@ -54,4 +110,53 @@ def _(
     return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
 
 
+@reference
+def int8_linear_groups_dynamic(
+    x: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    w_zero: Tensor | None,
+    bias: Tensor | None,
+    axes: Sequence[int],
+    group: int,
+    bits: int,
+    symmetric: bool,
+    activation: str,
+    out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> Tensor:
+    """int8_linear_groups of quantize_groups(x), or of quantize(x) where `group` is 0.
+
+    x [..., K] float -> out_dtype [..., N]. The weight was packed in groups of `group`, for x
+    transformed by factor and rotation (R1).
+    """
+    if group:
+        codes = quantize_groups(x, group, bits, symmetric, factor, rotation)
+    else:
+        codes = quantize(x, axes, bits, symmetric, factor, rotation)
+    return int8_linear_groups(*codes, packed, w_scale, w_zero, bias, activation, out_dtype)
+
+
+@fake("int8_linear_groups_dynamic")
+def _(
+    x: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    w_zero: Tensor | None,
+    bias: Tensor | None,
+    axes: Sequence[int],
+    group: int,
+    bits: int,
+    symmetric: bool,
+    activation: str,
+    out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+    rotation: int = 0,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+
+
+no_gradient("quantize_groups")
 no_gradient("int8_linear_groups")
+no_gradient("int8_linear_groups_dynamic")

@@ -7,8 +7,7 @@
 namespace qfx::cpu {
 namespace {
 
-constexpr int64_t kStepsPerElement = 16;  // of arranging, in parallel.h's unit
-constexpr int64_t kGroupsAtOnce = 8;      // whose raw tiles wait in L1
+constexpr int64_t kGroupsAtOnce = 8;  // whose raw tiles wait in L1
 
 // Values of a panel: of group g and column n at [g * step + n].
 template <typename T>
@@ -50,39 +49,101 @@ class GroupedPanel {
         scale_(values_of_panel(w_, weight.scale, p, memory.scale)),
         zero_(values_of_panel(w_, weight.zero, p, memory.zero)),
         how_(passage_of(rows.rows, w_, block.rows())),
-        raw_(memory.raw.get<int32_t>(std::max<int64_t>(block.rows(), kGroupsAtOnce * kMaxTileRows) *
-                                     kPanel)),
+        raw_(raw_for(memory)),
         sums_(memory.sums.get<float>(block.rows() * kPanel)) {}
 
   // The sums of floats [rows of the block][32].
   const float* run() const {
-    const Format& format = *rows_.rows.format;
     std::fill_n(sums_, block_.rows() * kPanel, 0.f);
     for (int64_t k = 0, next; k < how_.depth; k = next) {
       next = end_of_block(k);
       for (int64_t m = block_.begin; m < block_.end; m += how_.height) {
-        const bool fetch = m - block_.begin == how_.fetching;
-        const TileFn* tiles = fetch ? how_.fetching_tiles : format.tiles;
         const int count = static_cast<int>(std::min(how_.height, block_.end - m));
-        run_tile(tiles[count - 1], m, count, k, next);
+        const bool fetch = m - block_.begin == how_.fetching;
+        if (rows_.tiles != nullptr) {
+          add_in_tile(fetch, m, count, k, next);
+        } else {
+          add_raw(fetch ? how_.fetching_tiles[count - 1] : rows_.rows.format->tiles[count - 1], m,
+                  count, k, next);
+        }
       }
     }
     return sums_;
   }
 
  private:
+  int32_t* raw_for(PanelMemory& memory) const {
+    if (rows_.tiles != nullptr) return nullptr;
+    const int64_t rows = std::max<int64_t>(block_.rows(), kGroupsAtOnce * kMaxTileRows);
+    return memory.raw.get<int32_t>(rows * kPanel);
+  }
+
   // Whole groups, or a part of one.
   int64_t end_of_block(int64_t k) const {
     if (w_.group <= how_.block) return std::min(k + how_.block / w_.group * w_.group, how_.depth);
     return std::min({k + how_.block, (k / w_.group + 1) * w_.group, how_.depth});
   }
 
-  // Adds the products of k in [begin, end) to the sums of rows m.. once their group is complete.
-  void run_tile(TileFn tile, int64_t m, int count, int64_t begin, int64_t end) const {
+  const int8_t* ahead_of(int64_t begin, int64_t end) const {
+    const int64_t distance = how_.streams ? rows_.rows.tuning.ahead : (end - begin) * kPanel;
+    return w_.panel(p_) + begin * kPanel + distance;
+  }
+
+  GroupTerms terms_of(int64_t m, int64_t g) const {
+    const int64_t at = g * rows_.rows.count + m;
+    return {rows_.add + at,
+            rows_.mul + at,
+            rows_.sum + at,
+            rows_.pair == nullptr ? nullptr : rows_.pair + at,
+            rows_.scale + at,
+            rows_.rows.count,
+            w_.group_sums + (p_ * w_.groups() + g) * kPanel,
+            scale_.data + g * scale_.step,
+            scale_.step,
+            zero_.data == nullptr ? nullptr : zero_.data + g * zero_.step,
+            zero_.step,
+            sums_ + (m - block_.begin) * kPanel};
+  }
+
+  GroupTileFn tile_of(bool fetch, int count) const {
+    const GroupTiles& tiles = *rows_.tiles;
+    const int zeros = rows_.pair != nullptr;
+    if (!fetch) return tiles.tiles[zeros][count - 1];
+    const bool by_hint = how_.streams && block_.rows() <= rows_.rows.format->few.rows;
+    if (!by_hint) return tiles.prefetching[zeros][count - 1];
+    return tiles.few[zeros][hint_for(rows_.rows.tuning, block_.rows())][count - 1];
+  }
+
+  // Adds the products of k in [begin, end), whole groups, to the sums of rows m...
+  void add_in_tile(bool fetch, int64_t m, int count, int64_t begin, int64_t end) const {
+    const Format& format = *rows_.rows.format;
+    const GroupTileFn tile = tile_of(fetch, count);
+    const int64_t g = begin / w_.group, whole = (end - begin) / w_.group;
+    GroupTile here = {rows_.rows.a + m * rows_.rows.stride + begin * format.bytes_per_code,
+                      rows_.rows.stride,
+                      w_.panel(p_) + begin * kPanel,
+                      whole,
+                      w_.group,
+                      ahead_of(begin, end),
+                      format.mul_offset,
+                      terms_of(m, g)};
+    if (whole > 0) tile(here);
+    const int64_t taken = whole * w_.group, rest = end - begin - taken;
+    if (rest == 0) return;
+    here.a += taken * format.bytes_per_code;
+    here.b += taken * kPanel;
+    here.ahead += taken * kPanel;
+    here.groups = 1;
+    here.depth = rest;
+    here.terms = terms_of(m, g + whole);
+    tile(here);
+  }
+
+  // The same of groups or a part of one, once it is complete.
+  void add_raw(TileFn tile, int64_t m, int count, int64_t begin, int64_t end) const {
     const Format& format = *rows_.rows.format;
     const uint8_t* a = rows_.rows.a + m * rows_.rows.stride;
-    const int8_t* b = w_.panel(p_);
-    const int64_t ahead = how_.streams ? rows_.rows.tuning.ahead : (end - begin) * kPanel;
+    const int8_t *b = w_.panel(p_), *ahead = ahead_of(begin, end) - begin * kPanel;
     int32_t* raw = raw_ + (w_.group > how_.block ? (m - block_.begin) * kPanel : 0);
     int64_t g = begin / w_.group;
     bool started = begin > g * w_.group;
@@ -91,32 +152,14 @@ class GroupedPanel {
       for (; groups < kGroupsAtOnce && k < end; ++groups, started = false) {
         const int64_t next = std::min(end, (g + groups + 1) * w_.group);
         tile(a + k * format.bytes_per_code, rows_.rows.stride, b + k * kPanel, (next - k) / kGroup,
-             b + k * kPanel + ahead, raw + groups * count * kPanel, started);
+             ahead + k * kPanel, raw + groups * count * kPanel, started);
         k = next;
       }
       const bool complete = k == how_.depth || k == (g + groups) * w_.group;
-      if (complete) add(raw, m, count, g, groups);
+      const GroupTerms terms = terms_of(m, g);
+      if (complete) kernels_.sums->add_groups(raw, groups, count, &terms);
       g += groups;
     }
-  }
-
-  void add(const int32_t* raw, int64_t m, int count, int64_t g, int64_t groups) const {
-    const int64_t step = rows_.rows.count;
-    const int32_t* zero = zero_.data == nullptr ? nullptr : zero_.data + g * zero_.step;
-    const GroupArgs args = {raw,
-                            groups,
-                            count,
-                            rows_.add + g * step + m,
-                            rows_.sum + g * step + m,
-                            step,
-                            rows_.rows.mul + m,
-                            w_.group_sums + (p_ * w_.groups() + g) * kPanel,
-                            scale_.data + g * scale_.step,
-                            scale_.step,
-                            zero,
-                            zero_.step,
-                            sums_ + (m - block_.begin) * kPanel};
-    kernels_.sums->add_groups(&args);
   }
 
   const Kernels& kernels_;
@@ -127,23 +170,18 @@ class GroupedPanel {
   const PanelValues<float> scale_;
   const PanelValues<int32_t> zero_;
   const Passage how_;
-  int32_t* const raw_;
+  int32_t* const raw_;  // where the format has no tiles for groups
   float* const sums_;
 };
 
 class GroupedLinear final : public PanelWork {
  public:
   GroupedLinear(const Kernels& kernels, const GroupedRows& rows, const GroupedWeight& weight,
-                const FloatOutput& to, const float* row_scale, int64_t scale_stride, int64_t first)
-      : kernels_(kernels),
-        rows_(rows),
-        weight_(weight),
-        to_(to),
-        row_scale_(row_scale),
-        scale_stride_(scale_stride),
-        first_(first) {}
+                const FloatOutput& to, int64_t first)
+      : kernels_(kernels), rows_(rows), weight_(weight), to_(to), first_(first) {}
 
   void run(const RowBlock& block, int64_t p) const override {
+    static constexpr float kScaled = 1;  // by their groups
     thread_local PanelMemory memory;
     const float* sums = GroupedPanel(kernels_, rows_, weight_, block, p, memory).run();
     const int64_t n = weight_.w.n;
@@ -157,8 +195,8 @@ class GroupedLinear final : public PanelWork {
     const FloatEpilogueArgs args = {sums,
                                     static_cast<int>(block.rows()),
                                     columns,
-                                    row_scale_ + m * scale_stride_,
-                                    scale_stride_,
+                                    &kScaled,
+                                    0,
                                     &panel,
                                     to_.activation,
                                     to_.dtype,
@@ -172,59 +210,14 @@ class GroupedLinear final : public PanelWork {
   const GroupedRows& rows_;
   const GroupedWeight& weight_;
   const FloatOutput& to_;
-  const float* row_scale_;
-  int64_t scale_stride_, first_;
+  int64_t first_;
 };
-
-int32_t sum_of(const int8_t* q, int64_t k) {
-  int32_t sum = 0;
-  for (int64_t i = 0; i < k; ++i) sum += q[i];
-  return sum;
-}
-
-void arrange_groups(const PackedWeight& w, const int8_t* q, int32_t zero_point, int64_t m,
-                    const GroupedRows& to) {
-  const Format& format = *to.rows.format;
-  uint8_t* a = to.rows.a + m * to.rows.stride;
-  for (int64_t g = 0, k = 0; k < w.k; ++g, k += w.group) {
-    const int64_t length = std::min(w.group, w.k - k);
-    const int64_t padded = round_up(length, format.k_multiple), at = g * to.rows.count + m;
-    to.add[at] = format.arrange(q + k, length, padded, a + k * format.bytes_per_code);
-    to.sum[at] =
-        static_cast<int32_t>(static_cast<uint32_t>(sum_of(q + k, length)) -
-                             static_cast<uint32_t>(zero_point) * static_cast<uint32_t>(length));
-  }
-  to.rows.mul[m] = static_cast<int32_t>(static_cast<uint32_t>(zero_point) +
-                                        static_cast<uint32_t>(format.mul_offset));
-}
 
 }  // namespace
 
-GroupedRows::GroupedRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-                         const int32_t* zero_points, int64_t zero_stride, int64_t count)
-    : RowSource(make_rows(format_of_codes(kernels, w, q, count), count, w, rows_memory())),
-      w(w),
-      q(q),
-      zero_points(zero_points),
-      zero_stride(zero_stride) {
-  thread_local Scratch scratch;
-  add = scratch.get<int32_t>(2 * w.groups() * count);
-  sum = add + w.groups() * count;
-}
-
-void GroupedRows::fill(int64_t begin, int64_t end) const {
-  for (int64_t m = begin; m < end; ++m) {
-    arrange_groups(w, q + m * w.k, zero_points[m * zero_stride], m, *this);
-  }
-}
-
-int64_t GroupedRows::work() const { return rows.count * w.k * kStepsPerElement; }
-
 void grouped_linear(const Kernels& kernels, const GroupedRows& rows, const GroupedWeight& weight,
-                    const FloatOutput& to, const float* row_scale, int64_t scale_stride,
-                    int64_t first) {
-  const GroupedLinear work(kernels, rows, weight, to, row_scale, scale_stride, first);
-  for_each_panel(rows, weight.w, work);
+                    const FloatOutput& to, int64_t first) {
+  for_each_panel(rows, weight.w, GroupedLinear(kernels, rows, weight, to, first));
 }
 
 }  // namespace qfx::cpu

@@ -1,7 +1,8 @@
-// The product with a weight that has a scale, and perhaps a zero point, for each group of K. (E3)
+// The product with a weight in groups of K, of which it or the activations have scales, and perhaps
+// zero points, of their own. (E3)
 #pragma once
 
-#include "cpu/gemm/product.h"
+#include "cpu/gemm/group_rows.h"
 
 namespace qfx::cpu {
 
@@ -19,25 +20,8 @@ struct GroupedWeight {
   GroupValues<int32_t> zero;
 };
 
-// Codes q [count, K], arranged group by group in memory of the calling thread, and the constants of
-// each group g and row m at [g * count + m].
-struct GroupedRows final : RowSource {
-  const PackedWeight& w;
-  const int8_t* q;
-  const int32_t* zero_points;
-  int64_t zero_stride;
-  int32_t *add, *sum;  // sum_k (q - z)
-
-  GroupedRows(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
-              const int32_t* zero_points, int64_t zero_stride, int64_t count);
-
-  void fill(int64_t begin, int64_t end) const override;
-  int64_t work() const override;
-};
-
-// to.data[first + m][n] = act(sum_g ... * row_scale[(first + m) * scale_stride] + bias[n])
+// to.data[first + m][n] = act(sum_g ... + bias[n])
 void grouped_linear(const Kernels& kernels, const GroupedRows& rows, const GroupedWeight& weight,
-                    const FloatOutput& to, const float* row_scale, int64_t scale_stride,
-                    int64_t first);
+                    const FloatOutput& to, int64_t first);
 
 }  // namespace qfx::cpu

@@ -175,7 +175,7 @@ std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) 
   if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
     return "its header says N=" + std::to_string(header.n) + " K=" + std::to_string(header.k);
   }
-  if (header.group < 0 || header.group > limit || header.group % kKMultiple != 0) {
+  if (header.group < 0 || header.group > limit || header.group % kGroupMultiple != 0) {
     return "its header says groups of " + std::to_string(header.group);
   }
   const int64_t expected = packed_size(header.n, header.k, header.group);

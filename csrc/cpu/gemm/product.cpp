@@ -35,12 +35,12 @@ bool all_narrow(const int8_t* q, int64_t count) {
   return true;
 }
 
+}  // namespace
+
 Operands operands_of(const PackedWeight& w, bool narrow_codes) {
   if (narrow_codes) return w.narrow ? Operands::kNarrow : Operands::kNarrowCodes;
   return w.narrow ? Operands::kNarrowWeight : Operands::kWide;
 }
-
-}  // namespace
 
 void IntegerSink::load_panel(int64_t p, Panel* panel) const { load_colsum(w, p, panel); }
 

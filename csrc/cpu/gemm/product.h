@@ -69,6 +69,9 @@ inline int columns_of(const PackedWeight& w, int64_t p) {
   return static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
 }
 
+// What is known of the codes: narrow ones lie in [-64, 63].
+Operands operands_of(const PackedWeight& w, bool narrow_codes);
+
 // The fastest format that holds the codes q [count, K].
 const Format& format_of_codes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
                               int64_t count);

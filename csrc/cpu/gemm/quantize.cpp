@@ -105,6 +105,20 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
   }
 }
 
+void quantize_row_in_groups(const Kernels& kernels, const FloatMatrix& x, int64_t m,
+                            const CodeSpec& spec, int64_t group, const GroupCodes& to) {
+  const float* row = row_as_floats(kernels, x, m);
+  for (int64_t k = 0, g = 0; k < x.columns; k += group, ++g) {
+    const int64_t length = std::min(group, x.columns - k);
+    Range range;
+    kernels.row->range(row + k, length, &range);
+    const RowCode code = code_of(range, spec);
+    kernels.row->quantize(row + k, length, &code, to.q + k);
+    to.scale[g] = code.scale;
+    to.zero_point[g] = code.zero_point;
+  }
+}
+
 RowCode TensorCode::of(int64_t m) const {
   return std::isfinite(scales[m]) ? code : faulty_code(scales[m], code.qmin, code.qmax);
 }

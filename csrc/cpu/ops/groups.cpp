@@ -1,4 +1,8 @@
-// int8_linear_groups on the CPU: a linear whose weight has a scale for each group of K.
+// int8_linear_groups and int8_linear_groups_dynamic on the CPU: linears whose weights or
+// activations have a scale for each group of K.
+#include <algorithm>
+
+#include "cpu/core/scratch.h"
 #include "cpu/gemm/group_product.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
@@ -10,16 +14,52 @@ namespace {
 // An int32 sum of this many products of two codes less their zero points, both in [-255, 255].
 constexpr int64_t kMaxGroup = 33025;
 
+// [N, G], or [N, 1] where all groups of a row have the same.
 void check_groups(const char* op, const char* what, const Tensor& t, const PackedWeight& w) {
-  STD_TORCH_CHECK(t.dim() == 2 && t.size(0) == w.n && t.size(1) == w.groups(), op, ": ", what,
-                  " has shape ", shape_of(t), ", expected ", w.n, "x", w.groups(),
+  STD_TORCH_CHECK(t.dim() == 2 && t.size(0) == w.n && (t.size(1) == w.groups() || t.size(1) == 1),
+                  op, ": ", what, " has shape ", shape_of(t), ", expected ", w.n, "x", w.groups(),
                   ": a column for each group of ", w.group, " of the K=", w.k,
-                  " that the weight was packed for");
+                  " that the weight was packed for, or ", w.n, "x1");
 }
 
 template <typename T>
 GroupValues<T> values_of(const Tensor& t) {
-  return {static_cast<const T*>(t.const_data_ptr()), t.stride(0), t.stride(1)};
+  return {static_cast<const T*>(t.const_data_ptr()), t.stride(0), t.size(1) == 1 ? 0 : t.stride(1)};
+}
+
+// What a caller says of the weight, read into the kernels' types.
+GroupedWeight grouped_weight_of(const char* op, const PackedWeight& w, const Tensor& scale,
+                                const std::optional<Tensor>& zero) {
+  check_groups(op, "w_scale", scale, w);
+  GroupedWeight weight = {w, values_of<float>(scale), {nullptr, 0, 0}};
+  if (!zero.has_value()) return weight;
+  check_dtype(op, "w_zero", *zero, {ScalarType::Int});
+  check_groups(op, "w_zero", *zero, w);
+  const int64_t longest = std::min(w.group, w.k);
+  STD_TORCH_CHECK(longest <= kMaxGroup, op, ": a group of ", longest, " with zero points is above ",
+                  kMaxGroup, ", where its int32 sum could overflow; pack the weight in groups");
+  weight.zero = values_of<int32_t>(*zero);
+  return weight;
+}
+
+void check_w_scale(const char* op, const Tensor& w_scale) {
+  check_dtype(op, "w_scale", w_scale, {ScalarType::Float});
+  STD_TORCH_CHECK(w_scale.dim() == 2, op, ": w_scale has shape ", shape_of(w_scale),
+                  ", expected [N, G], a scale for each output feature and group of K");
+}
+
+// One for all rows, one for each of them, or one for each of their groups; t must be contiguous.
+template <typename T>
+RowValues<T> row_values_of(const char* op, const char* what, const Tensor& t, int64_t rows,
+                           int64_t groups) {
+  const T* data = static_cast<const T*>(t.const_data_ptr());
+  const bool by_group =
+      groups != 1 && t.dim() > 0 && t.size(-1) == groups && t.numel() == rows * groups;
+  STD_TORCH_CHECK(by_group || t.numel() == 1 || t.numel() == rows, op, ": ", what, " has shape ",
+                  shape_of(t), ", expected one value, one for each of ", rows,
+                  " rows, or one for each of their ", groups, " groups");
+  if (by_group) return {data, groups, 1};
+  return {data, t.numel() == 1 ? 0 : 1, 0};
 }
 
 Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale,
@@ -28,45 +68,81 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   constexpr const char* op = "int8_linear_groups";
   check_dtype(op, "q", q, {ScalarType::Char});
   check_dtype(op, "scale", scale, {ScalarType::Float});
-  check_dtype(op, "w_scale", w_scale, {ScalarType::Float});
-  STD_TORCH_CHECK(w_scale.dim() == 2, op, ": w_scale has shape ", shape_of(w_scale),
-                  ", expected [N, G], a scale for each output feature and group of K");
+  check_dtype(op, "zero_point", zero_point, {ScalarType::Int});
+  check_w_scale(op, w_scale);
   const Matrix size = matrix_of(op, "q", q);
-  check_per_row(op, "scale", scale, size.rows);
-  check_zero_point(op, zero_point, size.rows);
   packed = made_contiguous(packed);
   const PackedWeight w = packed_of(op, packed, q, size.columns, w_scale.size(0));
-  check_groups(op, "w_scale", w_scale, w);
-  GroupedWeight weight = {w, values_of<float>(w_scale), {nullptr, 0, 0}};
-  if (w_zero.has_value()) {
-    check_dtype(op, "w_zero", *w_zero, {ScalarType::Int});
-    check_groups(op, "w_zero", *w_zero, w);
-    const int64_t longest = std::min(w.group, w.k);
-    STD_TORCH_CHECK(longest <= kMaxGroup, op, ": a group of ", longest,
-                    " with zero points is above ", kMaxGroup,
-                    ", where its int32 sum could overflow; pack the weight in groups");
-    weight.zero = values_of<int32_t>(*w_zero);
-  }
-  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
-                    dtype_of(op, out_dtype), nullptr};
   q = made_contiguous(q);
   scale = made_contiguous(scale);
   zero_point = made_contiguous(zero_point);
+  const auto scales = row_values_of<float>(op, "scale", scale, size.rows, w.groups());
+  const auto zeros = row_values_of<int32_t>(op, "zero_point", zero_point, size.rows, w.groups());
+  const GroupedWeight weight = grouped_weight_of(op, w, w_scale, w_zero);
+  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
+                    dtype_of(op, out_dtype), nullptr};
   Tensor y = empty_on_cpu(with_last(q, w.n), out_dtype);
   if (y.numel() == 0) return y;  // of rows without number, perhaps
   to.data = static_cast<char*>(y.mutable_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
-  const int64_t step = stride_of(zero_point);
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
-    const int32_t* zeros = ints(zero_point) + first * step;
-    const GroupedRows rows(kernels, w, codes + first * w.k, zeros, step, count);
-    grouped_linear(kernels, rows, weight, to, floats(scale), stride_of(scale), first);
+    const GroupedCodes rows(kernels, w, codes + first * w.k, scales.from(first), zeros.from(first),
+                            count, w_zero.has_value());
+    grouped_linear(kernels, rows, weight, to, first);
   });
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { implement<"int8_linear_groups", &int8_linear_groups>(m); }
+// Groups of x are those that the weight was packed in.
+void check_group(const char* op, int64_t group, const PackedWeight& w) {
+  const bool same = group == w.group || (group >= w.k && w.group >= w.k);
+  STD_TORCH_CHECK(group == 0 || same, op, ": group=", group, ", expected 0 or the ", w.group,
+                  " that the weight was packed in");
+}
+
+Tensor int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale,
+                                  std::optional<Tensor> w_zero, std::optional<Tensor> bias,
+                                  std::vector<int64_t> axes, int64_t group, int64_t bits,
+                                  bool symmetric, Text activation, ScalarType out_dtype,
+                                  std::optional<Tensor> factor, int64_t rotation) {
+  constexpr const char* op = "int8_linear_groups_dynamic";
+  check_float(op, "x", x);
+  check_w_scale(op, w_scale);
+  const Matrix size = matrix_of(op, "x", x);
+  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  packed = made_contiguous(packed);
+  const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.size(0));
+  check_group(op, group, w);
+  const GroupedWeight weight = grouped_weight_of(op, w, w_scale, w_zero);
+  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
+                    dtype_of(op, out_dtype), nullptr};
+  x = made_contiguous(x);
+  factor = made_contiguous(factor);
+  Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
+  if (y.numel() == 0) return y;
+  to.data = static_cast<char*>(y.mutable_data_ptr());
+  const Kernels& kernels = kernels_of(current_isa());
+  thread_local Scratch scratch;
+  TensorCode shared{};
+  const bool per_tensor = spec.per_tensor && group == 0;
+  if (per_tensor) {
+    shared = choose_tensor_code(kernels, matrix, spec, scratch.get<float>(size.rows));
+  }
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+    const TensorCode part = per_tensor ? shared.part(first) : shared;
+    const GroupedFloats rows(kernels, w, matrix.part(first, count), spec, group != 0,
+                             per_tensor ? &part : nullptr, w_zero.has_value());
+    grouped_linear(kernels, rows, weight, to, first);
+  });
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
+  implement<"int8_linear_groups", &int8_linear_groups>(m);
+  implement<"int8_linear_groups_dynamic", &int8_linear_groups_dynamic>(m);
+}
 
 }  // namespace
 }  // namespace qfx::cpu

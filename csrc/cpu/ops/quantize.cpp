@@ -52,6 +52,34 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   return {q, scale, zero_point};
 }
 
+std::tuple<Tensor, Tensor, Tensor> quantize_groups(Tensor x, int64_t group, int64_t bits,
+                                                   bool symmetric, std::optional<Tensor> factor,
+                                                   int64_t rotation) {
+  constexpr const char* op = "quantize_groups";
+  check_float(op, "x", x);
+  check_group(op, group);
+  const Matrix size = matrix_of(op, "x", x);
+  const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
+  x = made_contiguous(x);
+  factor = made_contiguous(factor);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
+  const int64_t groups = (size.columns + group - 1) / group;
+  Tensor q = empty_on_cpu(with_last(x, size.columns), ScalarType::Char);
+  Tensor scale = empty_on_cpu(with_last(x, groups), ScalarType::Float);
+  Tensor zero_point = empty_on_cpu(with_last(x, groups), ScalarType::Int);
+  const Kernels& kernels = kernels_of(current_isa());
+  int8_t* codes = static_cast<int8_t*>(q.mutable_data_ptr());
+  float* scales = static_cast<float*>(scale.mutable_data_ptr());
+  int32_t* zeros = static_cast<int32_t*>(zero_point.mutable_data_ptr());
+  parallel(size.rows, size.rows * size.columns * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const GroupCodes to = {codes + m * size.columns, scales + m * groups, zeros + m * groups};
+      quantize_row_in_groups(kernels, matrix, m, spec, group, to);
+    }
+  });
+  return {q, scale, zero_point};
+}
+
 std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
                                                    std::optional<Tensor> zero_point, int64_t bits,
                                                    bool symmetric, std::optional<Tensor> factor,
@@ -279,6 +307,7 @@ Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"quantize", &quantize>(m);
+  implement<"quantize_groups", &quantize_groups>(m);
   implement<"quantize_static", &quantize_static>(m);
   implement<"fake_quantize", &fake_quantize>(m);
   implement<"dequantize", &dequantize>(m);

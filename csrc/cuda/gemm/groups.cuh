@@ -10,13 +10,15 @@ struct Groups : GroupTerms {
   int steps;  // of K in a group
 };
 
-// totals += fl(fl(raw - zero_m colsum_gn - d_gm zw_gn) * scale_gn), and raw = 0.
+// totals = fma(fl(raw - zero_m colsum_gn - d_gm zw_gn), fl(scale_m * scale_gn), totals), raw = 0.
 template <class T>
 __device__ __forceinline__ void add_group(const Groups& w, const TilePlace& place,
-                                          const Sizes& size, int g, typename T::Sums& raw,
+                                          const Sizes& size, const PerRow<float>& row_scale, int g,
+                                          typename T::Sums& raw,
                                           float (&totals)[T::kBlocksM][T::kBlocksN][4]) {
   using F = Fragment<T>;
   uint32_t zero[T::kBlocksM][2], d[T::kBlocksM][2];
+  float scale_m[T::kBlocksM][2];
 #pragma unroll
   for (int i = 0; i < T::kBlocksM; ++i) {
 #pragma unroll
@@ -25,6 +27,7 @@ __device__ __forceinline__ void add_group(const Groups& w, const TilePlace& plac
       const bool there = m < size.m;
       zero[i][h] = there ? static_cast<uint32_t>(at(w.zero, m)) : 0;
       const bool has_sum = there && w.w_zero.data != nullptr;
+      scale_m[i][h] = there ? at(row_scale, m) : 0.f;
       d[i][h] = has_sum ? static_cast<uint32_t>(w.row_sums[g * size.m + m]) : 0;
     }
   }
@@ -44,7 +47,8 @@ __device__ __forceinline__ void add_group(const Groups& w, const TilePlace& plac
           const uint32_t sum = static_cast<uint32_t>(raw[i][j][2 * h + e]);
           const uint32_t exact = sum - zero[i][h] * colsum - d[i][h] * w_zero;
           float& total = totals[i][j][2 * h + e];
-          total = total + static_cast<float>(static_cast<int32_t>(exact)) * scale;
+          total =
+              fmaf(static_cast<float>(static_cast<int32_t>(exact)), scale_m[i][h] * scale, total);
           raw[i][j][2 * h + e] = 0;
         }
       }
@@ -63,7 +67,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
                    rows_from(p.w, place.batch, place.n, p.size.n), p.size.k_bytes, 0, p.steps, raw,
                    MultiplyCodes{}, [&](int step) {
                      if ((step + 1) % w.steps != 0 && step + 1 != p.steps) return;
-                     add_group<T>(w, place, p.size, step / w.steps, raw, totals);
+                     add_group<T>(w, place, p.size, out.row_scale, step / w.steps, raw, totals);
                    });
   float* staged = reinterpret_cast<float*>(shared);
   stage_tile<T>(staged, totals);

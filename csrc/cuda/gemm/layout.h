@@ -33,7 +33,7 @@ struct WeightLayout {
 
   // A group longer than K is as good as one that holds it.
   static WeightLayout of(int64_t n, int64_t k, int64_t group) {
-    const int64_t all = std::max(round_up(k, kGroupMultiple), kGroupMultiple);
+    const int64_t all = std::max(round_up(k, kCudaGroupMultiple), kCudaGroupMultiple);
     return {n, k, std::min(group, all)};
   }
 
@@ -42,7 +42,7 @@ struct WeightLayout {
   QFX_DEVICE int64_t weights_at() const { return 4 * round_up(n, kColumnMultiple); }
   QFX_DEVICE int64_t group_sums_at() const { return weights_at() + n * pitch(); }
   QFX_DEVICE int64_t tail_at() const { return group_sums_at() + 4 * n * groups(); }
-  QFX_DEVICE int64_t bytes() const { return tail_at() + group / kGroupMultiple; }
+  QFX_DEVICE int64_t bytes() const { return tail_at() + group / kCudaGroupMultiple; }
 };
 
 // Where the parts of a packed weight lie in the GPU's memory.

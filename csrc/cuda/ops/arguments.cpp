@@ -10,8 +10,8 @@ namespace {
 // The layouts of an [n, k] weight that take this many bytes: those that differ in `group` may.
 std::vector<WeightLayout> layouts_of(int64_t n, int64_t k, int64_t bytes) {
   std::vector<WeightLayout> found;
-  const int64_t longest = WeightLayout::of(n, k, kMaxK + kGroupMultiple).group;
-  for (int64_t group = 0; group <= longest; group += kGroupMultiple) {
+  const int64_t longest = WeightLayout::of(n, k, kMaxK + kCudaGroupMultiple).group;
+  for (int64_t group = 0; group <= longest; group += kCudaGroupMultiple) {
     const WeightLayout layout = {n, k, group};
     if (layout.bytes() == bytes) found.push_back(layout);
   }

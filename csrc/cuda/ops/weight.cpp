@@ -9,7 +9,7 @@ namespace {
 Tensor pack_weight(Tensor w, int64_t group) {
   constexpr const char* op = "pack_weight";
   const OnDevice device(op, w);
-  check_weight(op, w, group);
+  check_weight(op, w, group, kCudaGroupMultiple);
   const WeightLayout layout = WeightLayout::of(w.size(0), w.size(1), group);
   Tensor packed = empty_beside(w, {layout.bytes()}, ScalarType::Char);
   // A transposed weight, as backward has it, is turned first: by tiles, not byte by byte.

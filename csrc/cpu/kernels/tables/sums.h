@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/tables/groups.h"
 #include "cpu/kernels/tables/panel.h"
 #include "cpu/kernels/tables/tuning.h"
 #include "types.h"
@@ -59,26 +60,10 @@ struct FloatEpilogueArgs {
   int64_t ldo;
 };
 
-// Rows of the products of `groups` groups of K, which have a scale of the weight each, and a zero
-// point: from raw sums to sums of floats. (E3)
-struct GroupArgs {
-  const int32_t* raw;  // [groups][rows][32]
-  int64_t groups;
-  int rows;
-  const int32_t *row_add, *row_sum;  // of group g and row m at [g * row_step + m]
-  int64_t row_step;
-  const int32_t* row_mul;  // [rows]
-  const int32_t* colsum;   // [groups][32]
-  const float* scale;      // of group g and column n at [g * scale_step + n]
-  int64_t scale_step;
-  const int32_t* zero;  // the same with zero_step, or null
-  int64_t zero_step;
-  float* sums;  // [rows][32], added to
-};
-
 struct SumKernels {
   void (*epilogue)(const EpilogueArgs* args);
-  void (*add_groups)(const GroupArgs* args);
+  // Of raw sums [groups][rows][32].
+  void (*add_groups)(const int32_t* raw, int64_t groups, int rows, const GroupTerms* terms);
   // By hint.
   void (*weight_only[kHints])(const float* x, const int8_t* b, int64_t groups, int64_t ahead,
                               float* sums);

@@ -94,6 +94,9 @@ struct Format {
   ByHint<PairFn> pairs = {};
   // The same and the epilogue at once; null where it has none.
   const Strips* strips = nullptr;
+  // Those whose sums become floats group by group, of up to kLongestPaired codes; null where it has
+  // none.
+  const GroupTiles* groups = nullptr;
   // Where nothing is known of the processor; gemm/tuning.h has what is in use.
   Tuning tuning = {};
   // What to use instead for fewer than tuning.minimum_rows rows, or null.

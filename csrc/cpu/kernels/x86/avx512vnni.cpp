@@ -8,16 +8,11 @@
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/loops.h"
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/x86/group_tiles512.h"
 #include "cpu/kernels/x86/multiply_chains.h"
 
 namespace qfx::cpu {
 namespace {
-
-inline __m512i broadcast(const uint8_t* p) {
-  int32_t word;
-  __builtin_memcpy(&word, p, 4);
-  return _mm512_set1_epi32(word);
-}
 
 // rows x 32 columns of one panel or of two. 2 accumulators a row, panel and depth step: up to 24
 // registers, 2 for the weights. Few rows take several steps at once, or the latency of vpdpbusd
@@ -49,7 +44,7 @@ inline void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t apart,
         const __m512i w1 = _mm512_loadu_si512(b + p * apart + 64);
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
-          const __m512i x = broadcast(a + r * lda);
+          const __m512i x = word_at(a + r * lda);
           const int line = p * kRows + r;
           acc[s][line][0] = _mm512_dpbusd_epi32(acc[s][line][0], x, w0);
           acc[s][line][1] = _mm512_dpbusd_epi32(acc[s][line][1], x, w1);
@@ -115,6 +110,15 @@ constexpr auto kTiles = tiles_of<kHint>(std::make_integer_sequence<int, kRows>()
 template <int kHint>
 constexpr auto kPairs = pairs_of<kHint>(std::make_integer_sequence<int, kFew>());
 
+template <bool kPairs, int kHint, int kRows = kTallest>
+constexpr const GroupTileFn* kInGroups = kGroupTiles<kHint, kPairs, kRows>.data();
+
+constexpr GroupTiles kGroups = {
+    .tiles = {kInGroups<false, kNothing>, kInGroups<true, kNothing>},
+    .prefetching = {kInGroups<false, kT0>, kInGroups<true, kT0>},
+    .few = {{kInGroups<false, kT0>, kInGroups<false, kT1, kFew>, kInGroups<false, kNta, kFew>},
+            {kInGroups<true, kT0>, kInGroups<true, kT1, kFew>, kInGroups<true, kNta, kFew>}}};
+
 constexpr Format kFormat = {
     .name = "s8s8",
     .tile_rows = kTallest,
@@ -128,6 +132,7 @@ constexpr Format kFormat = {
     .few = {kFew,
             {kTiles<kT0, kTallest>.data(), kTiles<kT1, kFew>.data(), kTiles<kNta, kFew>.data()}},
     .pairs = {kFew, {kPairs<kT0>.data(), kPairs<kT1>.data(), kPairs<kNta>.data()}},
+    .groups = &kGroups,
     .tuning = {.stream_rows = kFew, .streams = 2}};
 
 }  // namespace
