@@ -154,6 +154,39 @@ void check_refusals_of_strips(Subject& subject, const Kernels& kernels, const Fo
   }
 }
 
+void group_tile_that_forgets(const GroupTile& t) {
+  GroupTile less = t;
+  if (less.groups > 1) --less.groups;
+  less.terms.sums[0] += 1;
+  real->groups->tiles[t.terms.row_pair != nullptr][t.rows - 1](less);
+}
+
+// A wrong tile of a height in each of the tables.
+void check_refusals_of_groups(Subject& subject, const Kernels& kernels, const Format& format) {
+  if (format.groups == nullptr) return;
+  real = &format;
+  for (int zeros : {0, 1}) {
+    for (int table = 0; table < 2 + kHints; ++table) {
+      GroupTiles spoilt = *format.groups;
+      const GroupTileFn*& tiles = table == 0   ? spoilt.tiles[zeros]
+                                  : table == 1 ? spoilt.prefetching[zeros]
+                                               : spoilt.few[zeros][table - 2];
+      const int rows = table < 2 ? format.tile_rows : format.few.rows;
+      GroupTileFn copy[kMaxTileRows];
+      std::copy_n(tiles, rows, copy);
+      copy[rows - 1] = group_tile_that_forgets;
+      tiles = copy;
+      Copy wrong(kernels, format);
+      wrong.format.groups = &spoilt;
+      subject.begin("a wrong tile of groups");
+      const std::string fault = fault_of(wrong.kernels);
+      if (fault.find("_groups__") == std::string::npos) {
+        throw Failure("the self-check says '" + fault + "' of a wrong tile of groups");
+      }
+    }
+  }
+}
+
 void check_refusals(Subject& subject, const Kernels& kernels, const Format& format) {
   real = &format;
   for (height = 1; height <= format.tile_rows; ++height) {
@@ -244,6 +277,7 @@ void check_doctored(const Kernels& kernels) {
     check_refusals(subject, kernels, *format);
     check_refusals_of_few_rows(subject, kernels, *format);
     check_refusals_of_strips(subject, kernels, *format);
+    check_refusals_of_groups(subject, kernels, *format);
   }
   check_rotations_refused(subject, kernels);
   check_that_tests_can_fail(subject);

@@ -78,10 +78,12 @@ class GroupedPanel {
     return memory.raw.get<int32_t>(rows * kPanel);
   }
 
-  // Whole groups, or a part of one.
+  // Whole groups, or for raw tiles a part of one.
   int64_t end_of_block(int64_t k) const {
-    if (w_.group <= how_.block) return std::min(k + how_.block / w_.group * w_.group, how_.depth);
-    return std::min({k + how_.block, (k / w_.group + 1) * w_.group, how_.depth});
+    const bool parts = rows_.tiles == nullptr && w_.group > how_.block;
+    if (parts) return std::min({k + how_.block, (k / w_.group + 1) * w_.group, how_.depth});
+    const int64_t groups = std::max<int64_t>(how_.block / w_.group, 1);
+    return std::min(k + groups * w_.group, how_.depth);
   }
 
   const int8_t* ahead_of(int64_t begin, int64_t end) const {
@@ -119,7 +121,8 @@ class GroupedPanel {
     const Format& format = *rows_.rows.format;
     const GroupTileFn tile = tile_of(fetch, count);
     const int64_t g = begin / w_.group, whole = (end - begin) / w_.group;
-    GroupTile here = {rows_.rows.a + m * rows_.rows.stride + begin * format.bytes_per_code,
+    GroupTile here = {count,
+                      rows_.rows.a + m * rows_.rows.stride + begin * format.bytes_per_code,
                       rows_.rows.stride,
                       w_.panel(p_) + begin * kPanel,
                       whole,
@@ -192,16 +195,18 @@ class GroupedLinear final : public PanelWork {
     std::fill_n(panel.scale, kPanel, 1.f);
     const int64_t m = first_ + block.begin;
     char* out = to_.data + (m * n + p * kPanel) * to_.element();
-    const FloatEpilogueArgs args = {sums,
-                                    static_cast<int>(block.rows()),
-                                    columns,
-                                    &kScaled,
-                                    0,
-                                    &panel,
-                                    to_.activation,
-                                    to_.dtype,
-                                    out,
-                                    n};
+    const FloatEpilogueArgs args = {
+        sums,
+        static_cast<int>(block.rows()),
+        columns,
+        &kScaled,
+        0,
+        &panel,
+        to_.activation,
+        to_.dtype,
+        out,
+        n,
+        columns == kPanel && past_caches(to_, weight_.w, rows_.rows.tuning)};
     kernels_.sums->finish_floats(&args);
   }
 

@@ -57,6 +57,12 @@ void IntegerSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
   }
 }
 
+bool past_caches(const FloatOutput& to, const PackedWeight& w, const Tuning& tuning) {
+  constexpr int64_t kLine = 64;
+  return to.bytes >= tuning.far_bytes && w.n * to.element() % kLine == 0 &&
+         reinterpret_cast<uintptr_t>(to.data) % kLine == 0;
+}
+
 void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel) {
   load_colsum(w, p, panel);
   panel->has_bias = to.bias != nullptr;
@@ -71,13 +77,6 @@ void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
   EpilogueArgs args;
   epilogue_of(raw, m, count, p, panel, &args);
   kernels.sums->epilogue(&args);
-}
-
-// Whole lines only.
-bool FloatSink::past_caches() const {
-  constexpr int64_t kLine = 64;
-  return to.bytes >= rows.tuning.far_bytes && w.n * to.element() % kLine == 0 &&
-         reinterpret_cast<uintptr_t>(to.data) % kLine == 0;
 }
 
 bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
@@ -96,7 +95,7 @@ bool FloatSink::epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p,
            to.dtype,
            out,
            w.n,
-           columns_of(w, p) == kPanel && past_caches()};
+           columns_of(w, p) == kPanel && past_caches(to, w, rows.tuning)};
   return true;
 }
 

@@ -33,6 +33,9 @@ struct FloatOutput {
   int64_t element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
 };
 
+// Whether outputs go to memory in whole lines, as they leave the caches before they are read.
+bool past_caches(const FloatOutput& to, const PackedWeight& w, const Tuning& tuning);
+
 // The parameters of panel p's columns.
 void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel);
 
@@ -59,9 +62,6 @@ struct FloatSink final : TileSink {
   void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
   bool epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
                    EpilogueArgs* args) const override;
-
- private:
-  bool past_caches() const;
 };
 
 // The columns of panel p that the weight has.

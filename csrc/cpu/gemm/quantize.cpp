@@ -8,23 +8,13 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
+#include "cpu/kernels/rows/code.h"
 
 namespace qfx::cpu {
 namespace {
 
-constexpr float kSmallestScale = 0x1p-126f;
-constexpr int32_t kInfinity = 0x7f800000;
-
-float from_sortable(int32_t order) {
-  return std::bit_cast<float>(order ^ ((order >> 31) & 0x7fffffff));
-}
-
 Range widest(const Range& a, const Range& b) {
   return {std::max(a.magnitude, b.magnitude), std::min(a.low, b.low), std::max(a.high, b.high)};
-}
-
-RowCode faulty_code(float fault, int32_t qmin, int32_t qmax) {  // (Q4)
-  return {fault, 0.f, 0, qmin, qmax, false};
 }
 
 bool is_none(const Transform& t) { return t.factor == nullptr && t.rotation == 0; }
@@ -52,24 +42,7 @@ bool needs_memory(const FloatMatrix& x) {
 
 }  // namespace
 
-RowCode code_of(const Range& range, const CodeSpec& spec) {
-  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
-  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
-  if (range.magnitude >= kInfinity) {
-    return faulty_code(std::bit_cast<float>(range.magnitude), qmin, qmax);
-  }
-  if (spec.symmetric) {  // (Q1)
-    const float scale = std::bit_cast<float>(range.magnitude) / static_cast<float>(qmax);
-    const float kept = std::max(scale, kSmallestScale);
-    return {kept, 1.f / kept, 0, qmin, qmax, true};
-  }
-  const float low = from_sortable(range.low), high = from_sortable(range.high);
-  const float n = static_cast<float>(qmax - qmin);
-  const float scale = std::max(high / n - low / n, kSmallestScale);  // (Q2)
-  const float inverse = 1.f / scale;
-  const int32_t zero = qmin - static_cast<int32_t>(std::lrint(low * inverse));
-  return {scale, inverse, std::clamp(zero, qmin, qmax), qmin, qmax, true};
-}
+RowCode code_of(const Range& range, const CodeSpec& spec) { return code_of_range(range, spec); }
 
 const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m, Range* range) {
   thread_local Scratch scratch;
@@ -107,16 +80,7 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
 
 void quantize_row_in_groups(const Kernels& kernels, const FloatMatrix& x, int64_t m,
                             const CodeSpec& spec, int64_t group, const GroupCodes& to) {
-  const float* row = row_as_floats(kernels, x, m);
-  for (int64_t k = 0, g = 0; k < x.columns; k += group, ++g) {
-    const int64_t length = std::min(group, x.columns - k);
-    Range range;
-    kernels.row->range(row + k, length, &range);
-    const RowCode code = code_of(range, spec);
-    kernels.row->quantize(row + k, length, &code, to.q + k);
-    to.scale[g] = code.scale;
-    to.zero_point[g] = code.zero_point;
-  }
+  kernels.row->quantize_groups(row_as_floats(kernels, x, m), x.columns, group, &spec, &to);
 }
 
 RowCode TensorCode::of(int64_t m) const {
@@ -133,7 +97,7 @@ TensorCode choose_tensor_code(const Kernels& kernels, const FloatMatrix& x, cons
     for (int64_t m = begin; m < end; ++m) {
       Range range;
       row_as_floats(kernels, x, m, &range);
-      const bool finite = range.magnitude < kInfinity;
+      const bool finite = range.magnitude < kInfiniteBits;
       if (finite) part = widest(part, range);
       scales[m] = finite ? 0.f : std::bit_cast<float>(range.magnitude);
     }
@@ -156,7 +120,7 @@ RowCode given_code(const CodeSpec& spec, float scale, int32_t zero_point) {
 }
 
 RowCode given_row_code(const Range& range, const CodeSpec& spec, float scale, int32_t zero_point) {
-  if (range.magnitude < kInfinity) return given_code(spec, scale, zero_point);
+  if (range.magnitude < kInfiniteBits) return given_code(spec, scale, zero_point);
   return code_of(range, spec);  // (Q4)
 }
 

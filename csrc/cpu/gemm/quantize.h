@@ -55,12 +55,7 @@ void quantize_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec&
                    const TensorCode* shared, int64_t first, int64_t count, RowCode* codes,
                    int8_t* q, int64_t stride);
 
-// A row whose groups of K have scales of their own: codes [K], and of each group [G].
-struct GroupCodes {
-  int8_t* q;
-  float* scale;
-  int32_t* zero_point;
-};
+// Row m, of whose groups of K each has a code of its own.
 void quantize_row_in_groups(const Kernels& kernels, const FloatMatrix& x, int64_t m,
                             const CodeSpec& spec, int64_t group, const GroupCodes& to);
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "cpu/kernels/selfcheck_groups.h"
 #include "cpu/kernels/selfcheck_problem.h"
 #include "cpu/kernels/selfcheck_strips.h"
 #include "cpu/kernels/tables/rows.h"
@@ -91,7 +92,8 @@ std::string fault_of_format(const Kernels& kernels, const Format& format, const 
   }
   std::string fault = fault_of_tiles(kernels, format, format.few, problem);
   if (fault.empty()) fault = fault_of_tiles(kernels, format, format.pairs, problem);
-  return fault.empty() ? fault_of_strips(kernels, format, problem) : fault;
+  if (fault.empty()) fault = fault_of_strips(kernels, format, problem);
+  return fault.empty() ? fault_of_groups(kernels, format, problem) : fault;
 }
 
 // Against the reference, which is plain loops.

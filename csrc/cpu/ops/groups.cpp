@@ -84,6 +84,7 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   Tensor y = empty_on_cpu(with_last(q, w.n), out_dtype);
   if (y.numel() == 0) return y;  // of rows without number, perhaps
   to.data = static_cast<char*>(y.mutable_data_ptr());
+  to.bytes = y.numel() * to.element();
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
@@ -123,6 +124,7 @@ Tensor int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale,
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
   if (y.numel() == 0) return y;
   to.data = static_cast<char*>(y.mutable_data_ptr());
+  to.bytes = y.numel() * to.element();
   const Kernels& kernels = kernels_of(current_isa());
   thread_local Scratch scratch;
   TensorCode shared{};

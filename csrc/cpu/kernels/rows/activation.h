@@ -92,5 +92,20 @@ inline F activate(F v) {
   return v;
 }
 
+// Calls what is compiled for the activation.
+#define QFX_BY_ACTIVATION(function, args)           \
+  switch (args.activation) {                        \
+    case Activation::kNone:                         \
+      return function<Activation::kNone>(args);     \
+    case Activation::kRelu:                         \
+      return function<Activation::kRelu>(args);     \
+    case Activation::kGelu:                         \
+      return function<Activation::kGelu>(args);     \
+    case Activation::kGeluTanh:                     \
+      return function<Activation::kGeluTanh>(args); \
+    case Activation::kSilu:                         \
+      return function<Activation::kSilu>(args);     \
+  }
+
 }  // namespace
 }  // namespace qfx::cpu

@@ -13,21 +13,6 @@ inline void activate_all(float* y) {
   for (int n = 0; n < kPanel; ++n) y[n] = activate<A>(y[n]);
 }
 
-inline void activate_row(Activation activation, float* y) {
-  switch (activation) {
-    case Activation::kNone:
-      return;
-    case Activation::kRelu:
-      return activate_all<Activation::kRelu>(y);
-    case Activation::kGelu:
-      return activate_all<Activation::kGelu>(y);
-    case Activation::kGeluTanh:
-      return activate_all<Activation::kGeluTanh>(y);
-    case Activation::kSilu:
-      return activate_all<Activation::kSilu>(y);
-  }
-}
-
 // y[n] = act(float(raw + add - mul * colsum) * (scale * wscale) + bias)                       (E1)
 template <Activation A>
 inline void finish_row(const int32_t* raw, uint32_t add, uint32_t mul, float scale, const Panel& p,
@@ -55,24 +40,9 @@ inline void finish_tile(const EpilogueArgs& e) {
   }
 }
 
-inline void epilogue(const EpilogueArgs* args) {
-  switch (args->activation) {
-    case Activation::kNone:
-      return finish_tile<Activation::kNone>(*args);
-    case Activation::kRelu:
-      return finish_tile<Activation::kRelu>(*args);
-    case Activation::kGelu:
-      return finish_tile<Activation::kGelu>(*args);
-    case Activation::kGeluTanh:
-      return finish_tile<Activation::kGeluTanh>(*args);
-    case Activation::kSilu:
-      return finish_tile<Activation::kSilu>(*args);
-  }
-}
-
 // One of the two scales is 1, which changes nothing.                                    (W1) (E3)
-inline void finish_floats(const FloatEpilogueArgs* args) {
-  const FloatEpilogueArgs& e = *args;
+template <Activation A>
+inline void finish_rows_of_floats(const FloatEpilogueArgs& e) {
   const int64_t element = e.dtype == Dtype::kFloat32 ? 4 : 2;
   alignas(64) float y[kPanel];
   for (int m = 0; m < e.rows; ++m) {
@@ -81,9 +51,15 @@ inline void finish_floats(const FloatEpilogueArgs* args) {
     if (e.panel->has_bias) {
       for (int n = 0; n < kPanel; ++n) y[n] = y[n] + e.panel->bias[n];
     }
-    activate_row(e.activation, y);
+    activate_all<A>(y);
     store_row(y, e.columns, e.dtype, static_cast<char*>(e.out) + m * e.ldo * element);
   }
+}
+
+inline void epilogue(const EpilogueArgs* args) { QFX_BY_ACTIVATION(finish_tile, (*args)) }
+
+inline void finish_floats(const FloatEpilogueArgs* args) {
+  QFX_BY_ACTIVATION(finish_rows_of_floats, (*args))
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ inline void add_groups_to_row(const int32_t* raw, int64_t groups, int rows, int 
     const uint32_t sum = kZero ? static_cast<uint32_t>(t.row_sum[at]) : 0;
     const float row_scale = t.row_scale[at];
     for (int n = 0; n < kPanel; ++n) {
-      uint32_t acc = static_cast<uint32_t>(raw[m * kPanel + n]) + add -
-                     mul * static_cast<uint32_t>(colsum[n]);
+      uint32_t acc =
+          static_cast<uint32_t>(raw[m * kPanel + n]) + add - mul * static_cast<uint32_t>(colsum[n]);
       if constexpr (kZero) acc -= sum * static_cast<uint32_t>(zero[n]);
       const float exact = static_cast<float>(static_cast<int32_t>(acc));
       sums[n] = __builtin_fmaf(exact, row_scale * scale[n], sums[n]);

@@ -5,6 +5,7 @@
 #include "cpu/kernels/rows/columns.h"
 #include "cpu/kernels/rows/decode.h"
 #include "cpu/kernels/rows/epilogue.h"
+#include "cpu/kernels/rows/group_codes.h"
 #include "cpu/kernels/rows/groups.h"
 #include "cpu/kernels/rows/interleave.h"
 #include "cpu/kernels/rows/panel_codes.h"
@@ -30,6 +31,7 @@ constexpr RowKernels kRowKernels = {
     .rotate = rotate_row,
     .rotate_back = rotate_row_back,
     .quantize = quantize_row,
+    .quantize_groups = quantize_groups_of_row,
     .quantize_clamped = quantize_clamped_row,
     .random = random_groups,
     .quantize_stochastic = quantize_stochastic_row,

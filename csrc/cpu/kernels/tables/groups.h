@@ -36,6 +36,7 @@ struct GroupTerms {
 // Rows of a tile and `groups` groups of `depth` codes each. Asks for as many bytes from `ahead` on
 // as it reads from b; they need not be there.
 struct GroupTile {
+  int rows;
   const uint8_t* a;
   int64_t lda;
   const int8_t* b;

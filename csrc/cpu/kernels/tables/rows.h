@@ -11,6 +11,7 @@
 
 namespace qfx::cpu {
 
+using qfx::CodeSpec;
 using qfx::Dtype;
 using qfx::Transform;
 
@@ -38,6 +39,13 @@ struct ColumnCodes {
   int32_t qmax;
 };
 
+// A row whose groups of K have scales of their own: codes [K], and of each group [G].
+struct GroupCodes {
+  int8_t* q;
+  float* scale;
+  int32_t* zero_point;
+};
+
 struct RowKernels {
   void (*widen)(const void* x, Dtype dtype, int64_t n, float* out);
   void (*range)(const float* x, int64_t n, Range* range);
@@ -45,6 +53,8 @@ struct RowKernels {
   void (*rotate)(const float* x, int64_t n, const Transform* transform, float* out, Range* range);
   void (*rotate_back)(const float* x, int64_t n, const Transform* transform, float* out);
   void (*quantize)(const float* x, int64_t n, const RowCode* code, int8_t* q);
+  void (*quantize_groups)(const float* x, int64_t n, int64_t group, const CodeSpec* spec,
+                          const GroupCodes* to);
   void (*quantize_clamped)(const float* x, int64_t n, const RowCode* code, int8_t* q);
   void (*random)(uint64_t seed, int64_t first, int64_t groups, uint16_t* bits);
   void (*quantize_stochastic)(const float* x, int64_t n, const RowCode* code,

@@ -58,6 +58,7 @@ struct FloatEpilogueArgs {
   Dtype dtype;
   void* out;
   int64_t ldo;
+  bool past_caches = false;
 };
 
 struct SumKernels {

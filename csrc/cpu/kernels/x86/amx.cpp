@@ -13,6 +13,7 @@
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/x86/amx_groups.h"
 #include "cpu/kernels/x86/amx_strips.h"
 
 namespace qfx::cpu {
@@ -137,6 +138,7 @@ const Kernels& kernels_amx() {
       .few = {kTallest, {kFew<kT0>, kFew<kT1>, kFew<kNta>}},
       .pairs = {kRowsAtMost, {kPairs<kT0>.pairs, kPairs<kT1>.pairs, kPairs<kNta>.pairs}},
       .strips = &kStrips,
+      .groups = &kGroups,
       .tuning = {.block_depth = 1024,
                  .block_rows = 256,
                  .stream_rows = kTallest,

@@ -10,8 +10,8 @@
 
 #include "cpu/kernels/rows/loops.h"
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/x86/group_tiles256.h"
 #include "cpu/kernels/x86/multiply_chains.h"
-#include "cpu/kernels/x86/tiles256.h"
 
 namespace qfx::cpu {
 namespace {
@@ -98,6 +98,7 @@ constexpr Format kWide = {.name = "s8s8",
                           .arrange = arrange_signs,
                           .multiply = multiply,
                           .few = few_tiles<SignMask>(),
+                          .groups = &kGroups<SignMask>,
                           .tuning = {.ahead = 2048}};
 
 template <class Operand, int kOffset>
@@ -111,6 +112,7 @@ constexpr Format offset_format(const char* name) {
   format.prefetching_tiles = kTiles<Operand, kT0>.data();
   format.arrange = arrange_offset<kOffset>;
   format.few = few_tiles<Operand>();
+  format.groups = &kGroups<Operand>;
   return format;
 }
 

@@ -8,6 +8,7 @@
 #include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/loops.h"
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/x86/float_lines.h"
 #include "cpu/kernels/x86/group_tiles512.h"
 #include "cpu/kernels/x86/multiply_chains.h"
 
@@ -135,12 +136,20 @@ constexpr Format kFormat = {
     .groups = &kGroups,
     .tuning = {.stream_rows = kFew, .streams = 2}};
 
+constexpr SumKernels kWithLines = {
+    .epilogue = kSumKernels.epilogue,
+    .add_groups = kSumKernels.add_groups,
+    .weight_only = {kSumKernels.weight_only[kT0], kSumKernels.weight_only[kT1],
+                    kSumKernels.weight_only[kNta]},
+    .finish_floats = finish_all_lines,
+};
+
 }  // namespace
 
 const Kernels& kernels_avx512vnni() {
   static constexpr Kernels kernels = {"avx512vnni",
                                       &kRowKernels,
-                                      &kSumKernels,
+                                      &kWithLines,
                                       &kAttentionKernels,
                                       {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;

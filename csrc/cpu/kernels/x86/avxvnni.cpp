@@ -3,8 +3,8 @@
 #include <immintrin.h>
 
 #include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/x86/group_tiles256.h"
 #include "cpu/kernels/x86/multiply_chains.h"
-#include "cpu/kernels/x86/tiles256.h"
 
 namespace qfx::cpu {
 namespace {
@@ -33,7 +33,8 @@ constexpr Format kFormat = {.name = "s8s8",
                             .prefetching_tiles = kTiles<Offset, kT0>.data(),
                             .arrange = arrange_offset<128>,
                             .multiply = multiply,
-                            .few = few_tiles<Offset>()};
+                            .few = few_tiles<Offset>(),
+                            .groups = &kGroups<Offset>};
 
 }  // namespace
 

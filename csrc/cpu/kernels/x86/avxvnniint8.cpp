@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "cpu/kernels/rows/offset.h"
-#include "cpu/kernels/x86/tiles256.h"
+#include "cpu/kernels/x86/group_tiles256.h"
 
 namespace qfx::cpu {
 namespace {
@@ -25,7 +25,8 @@ constexpr Format kFormat = {.name = "s8s8",
                             .tiles = kTiles<Code, kNothing>.data(),
                             .prefetching_tiles = kTiles<Code, kT0>.data(),
                             .arrange = arrange_offset<0>,
-                            .few = few_tiles<Code>()};
+                            .few = few_tiles<Code>(),
+                            .groups = &kGroups<Code>};
 
 }  // namespace
 

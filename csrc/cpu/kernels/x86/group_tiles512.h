@@ -25,12 +25,14 @@ void group_tile(const GroupTile& t) {
   const int8_t *b = t.b, *ahead = t.ahead;
   const int32_t* pair = t.terms.row_pair;
   const float* row_scale = t.terms.row_scale;
+  float* sums = t.terms.sums;
   GroupColumns columns(t.terms);
   for (int64_t g = 0; g < t.groups; ++g, columns.next(), row_scale += t.terms.row_step) {
     __m512i acc[kSteps][kRows][2];
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
-      const __m512i start = kPairs ? columns.pairs(h) : columns.times(t.mul, h);
+      const __m512i start = kPairs ? negated_pairs(columns.colsum + 16 * h, columns.zero + 16 * h)
+                                   : negated_products(columns.colsum + 16 * h, t.mul);
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
         const __m512i none = _mm512_setzero_si512();
@@ -68,17 +70,19 @@ void group_tile(const GroupTile& t) {
         asm("" : "+v"(acc[s][r][0]), "+v"(acc[s][r][1]));
       }
     }
+    asm("" : "+r"(sums));  // nor keep them on the stack from group to group
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
-      const __m512 scale = columns.scales(h);
+      const __m512 scale = _mm512_loadu_ps(columns.scale + 16 * h);
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
         for (int s = 1; s < kSteps; ++s) {
           acc[0][r][h] = _mm512_add_epi32(acc[0][r][h], acc[s][r][h]);
         }
-        add_scaled(acc[0][r][h], scale, _mm512_set1_ps(row_scale[r]),
-                   t.terms.sums + r * kPanel + 16 * h);
+        float* to = sums + r * kPanel + 16 * h;
+        _mm512_storeu_ps(to, scaled_and_added(acc[0][r][h], scale, _mm512_set1_ps(row_scale[r]),
+                                              _mm512_loadu_ps(to)));
       }
     }
   }

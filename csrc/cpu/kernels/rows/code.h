@@ -1,0 +1,50 @@
+// How the numbers of a range become codes: (Q1), (Q2), (Q4).
+#pragma once
+
+#include "cpu/kernels/rows/range.h"
+#include "cpu/kernels/rows/store.h"
+#include "cpu/kernels/tables/rows.h"
+
+namespace qfx::cpu {
+namespace {  // internal linkage: each instruction set compiles its own
+
+constexpr float kSmallestScale = 0x1p-126f;
+constexpr int32_t kInfiniteBits = 0x7f800000;
+
+inline float at_least(float x, float least) { return x < least ? least : x; }
+
+inline RowCode faulty_code(float fault, int32_t qmin, int32_t qmax) {  // (Q4)
+  return {fault, 0.f, 0, qmin, qmax, false};
+}
+
+inline float from_sortable(int32_t order) {
+  return __builtin_bit_cast(float, order ^ ((order >> 31) & 0x7fffffff));
+}
+
+// The nearest integer to a number below 2^22.
+inline int32_t nearest(float x) {
+  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  return static_cast<int32_t>(bits_of(x + kRound) - bits_of(kRound));
+}
+
+inline RowCode code_of_range(const Range& range, const CodeSpec& spec) {
+  const int32_t qmax = (1 << (spec.bits - 1)) - 1;
+  const int32_t qmin = spec.symmetric ? -qmax : -qmax - 1;
+  if (range.magnitude >= kInfiniteBits) {
+    return faulty_code(__builtin_bit_cast(float, range.magnitude), qmin, qmax);
+  }
+  if (spec.symmetric) {  // (Q1)
+    const float scale = __builtin_bit_cast(float, range.magnitude) / static_cast<float>(qmax);
+    const float kept = at_least(scale, kSmallestScale);
+    return {kept, 1.f / kept, 0, qmin, qmax, true};
+  }
+  const float low = from_sortable(range.low), high = from_sortable(range.high);
+  const float n = static_cast<float>(qmax - qmin);
+  const float scale = at_least(high / n - low / n, kSmallestScale);  // (Q2)
+  const float inverse = 1.f / scale;
+  const int32_t zero = qmin - nearest(low * inverse);
+  return {scale, inverse, zero < qmin ? qmin : zero > qmax ? qmax : zero, qmin, qmax, true};
+}
+
+}  // namespace
+}  // namespace qfx::cpu

@@ -1,0 +1,46 @@
+// Lines of float sums become outputs, with 512-bit registers. (W1) (E3)
+#pragma once
+
+#include "cpu/kernels/tables/sums.h"
+#include "cpu/kernels/x86/store_line.h"
+
+namespace qfx::cpu {
+namespace {
+
+template <Activation A, Dtype D>
+void finish_lines(const FloatEpilogueArgs& e) {
+  const __mmask32 columns = e.columns == kPanel ? ~0u : (1u << e.columns) - 1;
+  const int64_t step = e.ldo * (D == Dtype::kFloat32 ? 4 : 2);
+  Floats16 scale[2], bias[2];
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    scale[h] = _mm512_loadu_ps(e.panel->scale + 16 * h);
+    bias[h] = e.panel->has_bias ? Floats16(_mm512_loadu_ps(e.panel->bias + 16 * h))
+                                : Floats16(-0.f);  // changes nothing, not even -0
+  }
+  char* out = static_cast<char*>(e.out);
+  for (int r = 0; r < e.rows; ++r, out += step) {
+    const Floats16 row_scale = e.row_scale[r * e.scale_stride];
+    Floats16 y[2];
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const Floats16 sums = _mm512_loadu_ps(e.sums + r * kPanel + 16 * h);
+      y[h] = activate<A>(sums * (row_scale * scale[h]) + bias[h]);
+    }
+    store_line<D>(y, columns, e.past_caches, out);
+  }
+}
+
+template <Activation A>
+void finish_lines(const FloatEpilogueArgs& e) {
+  if (e.dtype == Dtype::kFloat32) return finish_lines<A, Dtype::kFloat32>(e);
+  if (e.dtype == Dtype::kBFloat16) return finish_lines<A, Dtype::kBFloat16>(e);
+  finish_lines<A, Dtype::kFloat16>(e);
+}
+
+inline void finish_all_lines(const FloatEpilogueArgs* args) {
+  QFX_BY_ACTIVATION(finish_lines, (*args))
+}
+
+}  // namespace
+}  // namespace qfx::cpu
