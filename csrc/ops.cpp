@@ -32,6 +32,7 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? bias, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor? bias, int[] axes, int group, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error, Tensor? bias, float guard, str site, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
+  m.def("int8_linear_groups_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor error, Tensor? bias, float guard, str site, int[] axes, int group, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("binary_pack(Tensor w) -> Tensor");
   m.def("binary_mm(Tensor x, Tensor packed, SymInt n) -> Tensor");
   m.def("binary_linear(Tensor x, Tensor packed, Tensor scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");

@@ -1,6 +1,7 @@
 #include "cpu/gemm/group_rows.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/core/scratch.h"
 
@@ -27,6 +28,16 @@ bool any(const RowValues<int32_t>& values, int64_t rows, int64_t groups) {
     }
   }
   return false;
+}
+
+// Of the scales of all elements of a row.
+double root_mean_square(const float* scale, const PackedWeight& w) {
+  double sum = 0;
+  for (int64_t g = 0, k = 0; k < w.k; ++g, k += w.group) {
+    const double length = static_cast<double>(std::min(w.group, w.k - k));
+    sum += length * scale[g] * scale[g];
+  }
+  return std::sqrt(sum / static_cast<double>(w.k));
 }
 
 int32_t sum_of(const int8_t* q, int64_t k) {
@@ -95,14 +106,15 @@ void GroupedCodes::fill(int64_t begin, int64_t end) const {
 
 GroupedFloats::GroupedFloats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
                              const CodeSpec& spec, bool by_group, const TensorCode* shared,
-                             bool with_zeros)
+                             bool with_zeros, double* sizes)
     : GroupedRows(format_for(kernels, operands_of(w, spec.bits < 8), x.rows), w, x.rows,
                   !spec.symmetric, with_zeros),
       kernels(kernels),
       x(x),
       spec(spec),
       by_group(by_group),
-      shared(shared) {}
+      shared(shared),
+      sizes(sizes) {}
 
 void GroupedFloats::fill(int64_t begin, int64_t end) const {
   thread_local Scratch codes, scales, zeros;
@@ -120,6 +132,7 @@ void GroupedFloats::fill(int64_t begin, int64_t end) const {
       std::fill_n(made.scale, groups, code.scale);
       std::fill_n(made.zero_point, groups, code.zero_point);
     }
+    if (sizes != nullptr) sizes[m] = root_mean_square(made.scale, w);
     arrange(made.q, {made.scale, 0, 1}, {made.zero_point, 0, 1}, m);
   }
 }

@@ -53,16 +53,19 @@ struct GroupedCodes final : GroupedRows {
 };
 
 // x [count, K], quantized group by group, or row by row where `by_group` is false, or with the one
-// code that all rows have.
+// code that all rows have. `sizes`, if given, becomes the root mean square of the scales of each
+// row's elements.
 struct GroupedFloats final : GroupedRows {
   const Kernels& kernels;
   FloatMatrix x;
   CodeSpec spec;
   bool by_group;
   const TensorCode* shared;
+  double* sizes;
 
   GroupedFloats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                const CodeSpec& spec, bool by_group, const TensorCode* shared, bool with_zeros);
+                const CodeSpec& spec, bool by_group, const TensorCode* shared, bool with_zeros,
+                double* sizes);
 
   void fill(int64_t begin, int64_t end) const override;
 };

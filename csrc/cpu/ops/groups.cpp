@@ -1,11 +1,13 @@
 // int8_linear_groups and int8_linear_groups_dynamic on the CPU: linears whose weights or
 // activations have a scale for each group of K.
+#include "cpu/ops/groups.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/group_product.h"
 #include "cpu/kernels/dispatch.h"
-#include "cpu/ops/arguments.h"
 #include "implement.h"
 
 namespace qfx::cpu {
@@ -108,37 +110,13 @@ Tensor int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale,
                                   bool symmetric, Text activation, ScalarType out_dtype,
                                   std::optional<Tensor> factor, int64_t rotation) {
   constexpr const char* op = "int8_linear_groups_dynamic";
-  check_float(op, "x", x);
-  check_w_scale(op, w_scale);
-  const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  packed = made_contiguous(packed);
-  const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.size(0));
-  check_group(op, group, w);
-  const GroupedWeight weight = grouped_weight_of(op, w, w_scale, w_zero);
-  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
-                    dtype_of(op, out_dtype), nullptr};
-  x = made_contiguous(x);
-  factor = made_contiguous(factor);
-  Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
-  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
-  if (y.numel() == 0) return y;
-  to.data = static_cast<char*>(y.mutable_data_ptr());
-  to.bytes = y.numel() * to.element();
-  const Kernels& kernels = kernels_of(current_isa());
-  thread_local Scratch scratch;
-  TensorCode shared{};
-  const bool per_tensor = spec.per_tensor && group == 0;
-  if (per_tensor) {
-    shared = choose_tensor_code(kernels, matrix, spec, scratch.get<float>(size.rows));
-  }
-  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
-    const TensorCode part = per_tensor ? shared.part(first) : shared;
-    const GroupedFloats rows(kernels, w, matrix.part(first, count), spec, group != 0,
-                             per_tensor ? &part : nullptr, w_zero.has_value());
-    grouped_linear(kernels, rows, weight, to, first);
-  });
-  return y;
+  return grouped_linear_of_floats(
+      op, x,
+      {{packed, w_scale, bias, spec, std::move(activation), out_dtype, factor, rotation},
+       w_zero,
+       group},
+      nullptr);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
@@ -147,4 +125,42 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
 }
 
 }  // namespace
+
+Tensor grouped_linear_of_floats(const char* op, const Tensor& given, const DynamicGroups& how,
+                                double* sizes) {
+  check_float(op, "x", given);
+  const DynamicLinear& linear = how.linear;
+  check_w_scale(op, linear.w_scale);
+  const Matrix size = matrix_of(op, "x", given);
+  const Tensor packed = made_contiguous(linear.packed);
+  const PackedWeight w = packed_of(op, packed, given, size.columns, linear.w_scale.size(0));
+  check_group(op, how.group, w);
+  const GroupedWeight weight = grouped_weight_of(op, w, linear.w_scale, how.w_zero);
+  FloatOutput to = {nullptr, bias_of(op, linear.bias, w.n), activation_of(op, linear.activation),
+                    dtype_of(op, linear.out_dtype), nullptr};
+  const Tensor x = made_contiguous(given);
+  const std::optional<Tensor> factor = made_contiguous(linear.factor);
+  Tensor y = empty_on_cpu(with_last(x, w.n), linear.out_dtype);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, factor, linear.rotation);
+  if (y.numel() == 0) return y;
+  to.data = static_cast<char*>(y.mutable_data_ptr());
+  to.bytes = y.numel() * to.element();
+  const Kernels& kernels = kernels_of(current_isa());
+  thread_local Scratch scratch;
+  const CodeSpec& spec = linear.spec;
+  TensorCode shared{};
+  const bool per_tensor = spec.per_tensor && how.group == 0;
+  if (per_tensor) {
+    shared = choose_tensor_code(kernels, matrix, spec, scratch.get<float>(size.rows));
+  }
+  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
+    const TensorCode part = per_tensor ? shared.part(first) : shared;
+    const GroupedFloats rows(kernels, w, matrix.part(first, count), spec, how.group != 0,
+                             per_tensor ? &part : nullptr, how.w_zero.has_value(),
+                             sizes == nullptr ? nullptr : sizes + first);
+    grouped_linear(kernels, rows, weight, to, first);
+  });
+  return y;
+}
+
 }  // namespace qfx::cpu

@@ -1,5 +1,5 @@
-// int8_linear_guarded on the CPU: int8_linear_dynamic, but rows whose error bound (B5) exceeds the
-// guard are those of the float linear.
+// int8_linear_guarded and int8_linear_groups_guarded on the CPU: the dynamic linears, but rows
+// whose error bound (B5) exceeds the guard are those of the float linear.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,14 +9,13 @@
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
 #include "cpu/kernels/dispatch.h"
+#include "cpu/ops/groups.h"
 #include "cpu/ops/guard_counts.h"
-#include "cpu/ops/linear.h"
 #include "implement.h"
 
 namespace qfx::cpu {
 namespace {
 
-constexpr const char* kOp = "int8_linear_guarded";
 using torch::stable::detail::from;
 
 // The sum of (x[k] * factor[k])^2, in double: no float32 overflows or vanishes in it.
@@ -45,7 +44,7 @@ struct Bound {
 };
 
 // g_m of a row with this scale. (B5)
-double bound_of(const Bound& bound, const float* x, int64_t k, float scale) {
+double bound_of(const Bound& bound, const float* x, int64_t k, double scale) {
   const double size = std::sqrt(sum_of_squares(x, nullptr, k));
   if (size == 0) return 0;
   const double transformed =
@@ -60,8 +59,9 @@ Bound bound_for(const CodeSpec& spec, const Tensor& error, const float* factor, 
 }
 
 // The rows that are to run in float. What cannot be compared, as a row with a NaN, is among them.
+template <typename Scale>
 std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMatrix& x,
-                                const float* scales) {
+                                const Scale* scales) {
   const Kernels& kernels = kernels_of(current_isa());
   thread_local Scratch scratch;
   bool* above = scratch.get<bool>(std::max<int64_t>(x.rows, 1));
@@ -85,29 +85,29 @@ Tensor call(const char* name, std::array<StableIValue, N> stack) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-Tensor activated(const Tensor& y, const std::string& activation) {
+Tensor activated(const char* op, const Tensor& y, const std::string& activation) {
   if (activation == "relu") return call<1>("aten::relu", {from(y)});
   if (activation == "silu") return call<1>("aten::silu", {from(y)});
   if (activation == "none") return y;
   const bool tanh = activation == "gelu_tanh";
-  STD_TORCH_CHECK(tanh || activation == "gelu", kOp, ": no float form of the activation '",
+  STD_TORCH_CHECK(tanh || activation == "gelu", op, ": no float form of the activation '",
                   activation, "'");
   const std::string approximate = tanh ? "tanh" : "none";
   return call<2>("aten::gelu", {from(y), from(approximate)});
 }
 
 // The linear on these rows of x, in the dtype that it had before the pass.
-Tensor in_float(const Tensor& x, const Tensor& w, const DynamicLinear& how) {
+Tensor in_float(const char* op, const Tensor& x, const Tensor& w, const DynamicLinear& how) {
   const auto cast = [&](const Tensor& t) { return torch::stable::to(t, how.out_dtype); };
   const std::optional<Tensor> bias =
       how.bias.has_value() ? std::optional<Tensor>(cast(*how.bias)) : std::nullopt;
-  return activated(call<3>("aten::linear", {from(cast(x)), from(cast(w)), from(bias)}),
+  return activated(op, call<3>("aten::linear", {from(cast(x)), from(cast(w)), from(bias)}),
                    how.activation);
 }
 
 // Replaces these rows of y, an operator's fresh output, by those of the float linear.
-void run_in_float(const std::vector<int64_t>& rows, const Tensor& x, const Tensor& w,
-                  const DynamicLinear& how, const Matrix& size, Tensor* y) {
+void run_in_float(const char* op, const std::vector<int64_t>& rows, const Tensor& x,
+                  const Tensor& w, const DynamicLinear& how, const Matrix& size, Tensor* y) {
   const int64_t count = static_cast<int64_t>(rows.size());
   const int64_t in_bytes = size.columns * (x.scalar_type() == ScalarType::Float ? 4 : 2);
   const int64_t out_bytes = w.size(0) * (how.out_dtype == ScalarType::Float ? 4 : 2);
@@ -117,57 +117,94 @@ void run_in_float(const std::vector<int64_t>& rows, const Tensor& x, const Tenso
   for (int64_t i = 0; i < count; ++i)
     std::memcpy(gathered + i * in_bytes, source + rows[i] * in_bytes, in_bytes);
   const Tensor result = allocated({count, w.size(0)}, how.out_dtype,
-                                  [&] { return made_contiguous(in_float(some, w, how)); });
+                                  [&] { return made_contiguous(in_float(op, some, w, how)); });
   const char* found = static_cast<const char*>(result.const_data_ptr());
   char* out = static_cast<char*>(y->mutable_data_ptr());
   for (int64_t i = 0; i < count; ++i)
     std::memcpy(out + rows[i] * out_bytes, found + i * out_bytes, out_bytes);
 }
 
-void check_guard(const Tensor& x, const Tensor& w, const Tensor& w_scale, const Tensor& error,
-                 double guard) {
-  const Matrix size = matrix_of(kOp, "x", x);
-  check_float(kOp, "w", w);
-  check_dtype(kOp, "error", error, {ScalarType::Float});
-  STD_TORCH_CHECK(w.dim() == 2 && w.size(0) == w_scale.numel() && w.size(1) == size.columns, kOp,
-                  ": w has shape ", shape_of(w), ", expected ", w_scale.numel(), "x", size.columns,
+// What a guarded linear is given besides.
+struct Guarding {
+  const char* op;
+  Tensor w, error;
+  double guard;
+  Text site;
+};
+
+void check_guard(const Guarding& g, const Tensor& x, int64_t n) {
+  const Matrix size = matrix_of(g.op, "x", x);
+  check_float(g.op, "w", g.w);
+  check_dtype(g.op, "error", g.error, {ScalarType::Float});
+  STD_TORCH_CHECK(g.w.dim() == 2 && g.w.size(0) == n && g.w.size(1) == size.columns, g.op,
+                  ": w has shape ", shape_of(g.w), ", expected ", n, "x", size.columns,
                   ", the packed weight's N and K");
-  STD_TORCH_CHECK(error.dim() == 1 && error.numel() == 2, kOp, ": error has shape ",
-                  shape_of(error), ", expected 2, the weight's alpha and beta");
-  STD_TORCH_CHECK(guard > 0 && std::isfinite(guard), kOp, ": guard=", guard,
+  STD_TORCH_CHECK(g.error.dim() == 1 && g.error.numel() == 2, g.op, ": error has shape ",
+                  shape_of(g.error), ", expected 2, the weight's alpha and beta");
+  STD_TORCH_CHECK(g.guard > 0 && std::isfinite(g.guard), g.op, ": guard=", g.guard,
                   " is no positive relative error");
+}
+
+// y, the int8 linear of x, whose rows have these scales, but for the rows that run in float.
+template <typename Scale>
+Tensor guarded(const Guarding& g, const Tensor& x, const DynamicLinear& how, const Scale* scales,
+               Tensor y) {
+  const Matrix size = matrix_of(g.op, "x", x);
+  if (y.numel() == 0) {  // of rows without number, perhaps
+    count_guarded(g.site, size.rows, 0);
+    return y;
+  }
+  const float* factor = how.factor.has_value() ? floats(*how.factor) : nullptr;
+  const Bound bound = bound_for(how.spec, g.error, factor, size.columns);
+  const FloatMatrix matrix = float_matrix_of(g.op, x, size, std::nullopt, 0);
+  const std::vector<int64_t> rows = rows_above(g.guard, bound, matrix, scales);
+  if (!rows.empty()) run_in_float(g.op, rows, x, g.w, how, size, &y);
+  count_guarded(g.site, size.rows, static_cast<int64_t>(rows.size()));
+  return y;
 }
 
 Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error,
                            std::optional<Tensor> bias, double guard, Text site,
                            std::vector<int64_t> axes, int64_t bits, bool symmetric, Text activation,
                            ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
-  check_float(kOp, "x", x);
-  check_guard(x, w, w_scale, error, guard);
-  const Matrix size = matrix_of(kOp, "x", x);
+  constexpr const char* op = "int8_linear_guarded";
+  check_float(op, "x", x);
+  const Guarding g = {op, w, made_contiguous(error), guard, site};
+  check_guard(g, x, w_scale.numel());
   x = made_contiguous(x);
-  error = made_contiguous(error);
   factor = made_contiguous(factor);
-  const CodeSpec spec = code_spec_of(kOp, axes, bits, symmetric);
+  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   const DynamicLinear how = {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation};
   thread_local Scratch scratch;
-  float* scales = scratch.get<float>(scales_for(size, w_scale));
-  Tensor y = linear_of_floats(kOp, x, how, scales);
-  if (y.numel() == 0) {  // of rows without number, perhaps
-    count_guarded(site, size.rows, 0);
-    return y;
-  }
-  const Bound bound =
-      bound_for(spec, error, factor.has_value() ? floats(*factor) : nullptr, size.columns);
-  const FloatMatrix matrix = float_matrix_of(kOp, x, size, std::nullopt, 0);
-  const std::vector<int64_t> rows = rows_above(guard, bound, matrix, scales);
-  if (!rows.empty()) run_in_float(rows, x, w, how, size, &y);
-  count_guarded(site, size.rows, static_cast<int64_t>(rows.size()));
-  return y;
+  float* scales = scratch.get<float>(scales_for(matrix_of(op, "x", x), w_scale));
+  return guarded(g, x, how, scales, linear_of_floats(op, x, how, scales));
+}
+
+Tensor int8_linear_groups_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale,
+                                  std::optional<Tensor> w_zero, Tensor error,
+                                  std::optional<Tensor> bias, double guard, Text site,
+                                  std::vector<int64_t> axes, int64_t group, int64_t bits,
+                                  bool symmetric, Text activation, ScalarType out_dtype,
+                                  std::optional<Tensor> factor, int64_t rotation) {
+  constexpr const char* op = "int8_linear_groups_guarded";
+  check_float(op, "x", x);
+  const Guarding g = {op, w, made_contiguous(error), guard, site};
+  STD_TORCH_CHECK(w_scale.dim() == 2, op, ": w_scale has shape ", shape_of(w_scale),
+                  ", expected [N, G], a scale for each output feature and group of K");
+  check_guard(g, x, w_scale.size(0));
+  x = made_contiguous(x);
+  factor = made_contiguous(factor);
+  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  const DynamicGroups how = {
+      {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation}, w_zero, group};
+  thread_local Scratch scratch;
+  double* sizes = scratch.get<double>(scales_for(matrix_of(op, "x", x), w_scale));
+  return guarded(g, x, how.linear, sizes, grouped_linear_of_floats(op, x, how, sizes));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"int8_linear_guarded", &int8_linear_guarded>(m);
+  implement<"int8_linear_groups_guarded", &int8_linear_groups_guarded>(m);
 }
 
 }  // namespace
