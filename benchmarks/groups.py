@@ -1,7 +1,7 @@
-"""One linear layer on 8-bit weights with a scale for each group of K, against one scale a row.
+"""One linear layer in int8 whose groups of K have scales of their own, against one scale a row.
 
-The quantized activations are given; each kind runs in turn, on every ISA of this machine. A ratio
-is the kind's median time over that of int8_linear.
+Activations are floats, which the operator rotates and quantizes; each kind runs in turn, on every
+ISA of this machine. A ratio is the kind's median time over that of int8_linear_dynamic.
     python -m benchmarks.groups [--threads 1] [--shapes 128x768x3072,...] [--save]
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tabulate import tabulate
@@ -22,36 +22,50 @@ from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec
 from qfx.weights.cache import pack
 
-SHAPES = [Shape(m, k, n) for k, n in ((768, 3072), (4096, 4096)) for m in (1, 16, 128)]
+SHAPES = [Shape(m, k, n) for k, n in ((768, 3072), (1024, 1024)) for m in (1, 16, 128, 512)]
 BASELINE = "one scale a row"
-KINDS = {  # group, symmetric
-    "64": (64, True),
-    "64 with zero points": (64, False),
-    "128": (128, True),
-    "all of K with zero points": (0, False),
+
+
+class Kind(NamedTuple):
+    """Which operands have groups, of which size; and zero points."""
+
+    group: int
+    x: bool = True
+    symmetric: bool = True
+
+
+KINDS = {
+    "both 32": Kind(32),
+    "both 64": Kind(64),
+    "both 128": Kind(128),
+    "weights 64": Kind(64, x=False),
+    "weights 64, zero points": Kind(64, x=False, symmetric=False),
+    "both 64, zero points": Kind(64, symmetric=False),
 }
-BITS = 8
+BITS, ROTATION = 8, 64
 OPS = torch.ops.qfx
 
 
 def calls(shape: Shape) -> dict[str, Callable[[], Tensor]]:
-    """Each kind of weight, as a function that runs its linear."""
+    """Each kind of linear, as a function that runs it."""
     generator = torch.Generator().manual_seed(0)
     x_mk, w_nk, bias_n = (
         torch.randn(size, generator=generator)
         for size in ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
     )
-    codes = OPS.quantize(x_mk, [1], BITS, False)
-    tail = (bias_n, "none", torch.float32)
-    w_q, w_scale_n1, _ = OPS.quantize(w_nk, [1], BITS, True)
-    row = (OPS.pack_weight(w_q), w_scale_n1.flatten())
+    end = ("none", torch.float32, None, ROTATION)
+    row = pack(w_nk, (), Packing(QSpec(), rotation=ROTATION))
     made: dict[str, Callable[[], Tensor]] = {
-        BASELINE: partial(OPS.int8_linear, *codes, *row, *tail)
+        BASELINE: partial(
+            OPS.int8_linear_dynamic, x_mk, row.blocks, row.scale, bias_n, [1], BITS, True, *end
+        )
     }
-    for name, (group, symmetric) in KINDS.items():
-        made_of = pack(w_nk, (), Packing(QSpec(bits=BITS, symmetric=symmetric, group=group)))
-        weight = (made_of.blocks, made_of.scale, made_of.zero_point)
-        made[name] = partial(OPS.int8_linear_groups, *codes, *weight, *tail)
+    for name, kind in KINDS.items():
+        spec = QSpec(symmetric=kind.symmetric, group=kind.group)
+        w = pack(w_nk, (), Packing(spec, rotation=ROTATION))
+        how = ([1], kind.group if kind.x else 0, BITS, kind.symmetric)
+        weight = (w.blocks, w.scale, w.zero_point)
+        made[name] = partial(OPS.int8_linear_groups_dynamic, x_mk, *weight, bias_n, *how, *end)
     return made
 
 

@@ -169,7 +169,7 @@ def symmetry(row: Row, rows: list[Row]) -> dict[str, str]:
 
 
 def groups(row: Row, rows: list[Row]) -> dict[str, str]:
-    kinds = ("64", "64 with zero points", "128", "all of K with zero points")
+    kinds = ("both 32", "both 64", "both 128", "weights 64", "weights 64, zero points")
     return {"one scale a row": f"{row['int8_linear_us']:.0f} us"} | {
         kind: f"{row[kind]:.2f}" for kind in kinds
     }

@@ -159,10 +159,9 @@ SECTIONS = (
     ),
     Section(
         "groups",
-        "Weights in groups",
-        "Time of `int8_linear` with one scale a row, and of weights with a scale for each "
-        "group of K, "
-        "relative to it.",
+        "Groups of K",
+        "Time of `int8_linear_dynamic`, rotated, with one scale a row, and of weights and "
+        "activations with a scale for each group of K, relative to it.",
         "kernel and M x K x N",
         lambda row: f"{row['isa']} {cells.shape(row)}",
         cells.groups,

@@ -31,6 +31,17 @@ PanelValues<T> values_of_panel(const PackedWeight& w, const GroupValues<T>& valu
   return {copy, kPanel};
 }
 
+// Asks for the lines of panel p, if there is one: they lie far apart, so no hardware foresees them.
+template <typename T>
+void fetch_values(const PackedWeight& w, const GroupValues<T>& values, int64_t p) {
+  if (values.data == nullptr || values.stride_n != 1 || p >= w.panels()) return;
+  for (int64_t g = 0; g < w.groups(); ++g) {
+    const T* line = values.data + p * kPanel + g * values.stride_g;
+    __builtin_prefetch(line);
+    __builtin_prefetch(line + kPanel / 2);
+  }
+}
+
 // The memory of a thread while it works on a panel.
 struct PanelMemory {
   Scratch raw, sums, scale, zero;
@@ -43,6 +54,7 @@ class GroupedPanel {
                const RowBlock& block, int64_t p, PanelMemory& memory)
       : kernels_(kernels),
         rows_(rows),
+        weight_(weight),
         w_(weight.w),
         block_(block),
         p_(p),
@@ -54,6 +66,10 @@ class GroupedPanel {
 
   // The sums of floats [rows of the block][32].
   const float* run() const {
+    if (how_.streams) {
+      fetch_values(w_, weight_.scale, p_ + 1);
+      fetch_values(w_, weight_.zero, p_ + 1);
+    }
     std::fill_n(sums_, block_.rows() * kPanel, 0.f);
     for (int64_t k = 0, next; k < how_.depth; k = next) {
       next = end_of_block(k);
@@ -167,6 +183,7 @@ class GroupedPanel {
 
   const Kernels& kernels_;
   const GroupedRows& rows_;
+  const GroupedWeight& weight_;
   const PackedWeight& w_;
   const RowBlock& block_;
   const int64_t p_;
