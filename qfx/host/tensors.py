@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeGuard
 
-from torch import Tensor, fx
+from torch import _C, Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
@@ -42,6 +42,11 @@ def symbolic_dispatch() -> AbstractContextManager[Any]:
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()
+
+
+def without_subclass() -> AbstractContextManager[Any]:
+    """Inside, what is computed of tensors of a subclass is plain tensors."""
+    return _C.DisableTorchFunctionSubclass()
 
 
 def wraps_tensors(tensor: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import wraps_tensors
 from qfx.nn.carry import obstacles, parametrized
+from qfx.nn.loading import Checked
 from qfx.values.config import Config
 from qfx.values.floats import FLOATS, SERVED
 from qfx.values.select import check_names, left_out
@@ -44,7 +45,7 @@ def chosen(
     name of `who`, for a pattern that fits none, and where there is no such linear at all.
     """
     modules = model.named_modules(remove_duplicate=False)
-    linears = {n: m for n, m in modules if isinstance(m, nn.Linear) and n}
+    linears = {n: m for n, m in modules if n and _is_float(m)}
     check_names(config, linears)
     if any(map(is_sharded, model.modules())):
         raise ValueError(
@@ -66,6 +67,11 @@ def chosen(
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
         raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
     return found
+
+
+def _is_float(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """A linear that is none of qfx's modules yet."""
+    return isinstance(module, nn.Linear) and not isinstance(module, Checked)
 
 
 def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -> str:

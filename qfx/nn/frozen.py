@@ -18,6 +18,7 @@ from qfx.ops.forms import Form, form_of, of_scheme, quantizing
 from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import Quantized, dequantize
+from qfx.ops.storage import storage_of
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.cache import pack
@@ -190,3 +191,12 @@ def weight_values(
     if zero_point is None:
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
     return dequantize(Quantized(codes, scale, zero_point, rows), dtype)
+
+
+def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
+    """float32 [N, K]: the weight that multiplies x itself, factor * (R^T w^). (R1)"""
+    codes = storage_of(scheme.w).unpack(frozen.packed, n, k)
+    w_hat = weight_values(codes, frozen.scale, frozen.zero_point, scheme, torch.float32)
+    if frozen.factor is None and not scheme.rotation:
+        return w_hat
+    return ops.rotate(w_hat, frozen.factor, scheme.rotation, True)  # type: ignore[no-any-return]

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
-from qfx.nn.frozen import Frozen, freeze, linear, prepared, weight_values
+from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared
 from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, taken_from
 from qfx.nn.loading import Checked, State, check_bias, check_place
 from qfx.nn.scheme_tensor import KEY
+from qfx.nn.written import Earlier, Weight, check_written, written
 from qfx.ops.storage import Storage
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
@@ -21,8 +22,10 @@ from qfx.values.site_recipe import SiteRecipe
 _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
 
 
-class Linear(Checked):
+class Linear(Checked, nn.Linear):
     """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
+
+    It is an nn.Linear to whoever asks, so that adapters find it, but has no parameter `weight`.
 
     y has the type of x, or that of autocast where it is on, as from nn.Linear. The state_dict holds
     `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, what the scheme needs
@@ -35,6 +38,7 @@ class Linear(Checked):
     """
 
     READ_ONLY = ("packed", "scale", *_OPTIONAL)  # buffers that forward never writes
+    _earlier: tuple[Earlier, ...] = ()  # what it held before what was written to its weight
     packed: Tensor
     scale: Tensor
     zero_point: Tensor | None
@@ -50,7 +54,7 @@ class Linear(Checked):
         scheme: Scheme | SiteRecipe | None = None,
     ) -> None:
         """Initialised as nn.Linear is; mostly to be loaded into."""
-        super().__init__()
+        nn.Module.__init__(self)
         if isinstance(scheme, SiteRecipe):
             scheme = replace(scheme, rounding=None)  # its codes are those of another weight
         self._take(nn.Linear(in_features, out_features, bias), scheme)
@@ -93,12 +97,40 @@ class Linear(Checked):
         return self._storage.unpack(self.packed, self.out_features, self.in_features)  # type: ignore
 
     @property
-    def weight(self) -> Tensor:
-        """float32 [N, K], made at each access: w^, which multiplies the transformed x. (Q5) (R1)
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """float32 [N, K], made at each access: what multiplies x. (Q5) (R1)
 
-        What is written to it changes nothing: merge an adapter before the model is quantized.
+        Assigning to `weight.data`, or writing in place to it or to `weight`, quantizes the values
+        again and says in the log how much of the change that loses. The codes of before are kept, a
+        byte an element, and are restored when the change is taken back (Q11): see `settle`.
+        `weight = v` keeps none. A write to a view of it (`weight[0].mul_(2)`) changes nothing.
         """
-        return weight_values(self.codes, self.scale, self.zero_point, self.scheme, torch.float32)
+        values = float_weight(self._frozen(), self.scheme, self.out_features, self.in_features)
+        return values if torch.compiler.is_compiling() else Weight.of(values, self._write)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        if not getattr(value, "_heard", False):  # `weight += d` writes in place, and assigns
+            self._write(value)
+        self.settle()
+
+    def settle(self) -> None:
+        """Forgets the codes that writes to the weight have kept, as of a model that was merged for
+        good. Copying, saving, loading and moving to another kind of device forget them too."""
+        self._earlier = ()
+
+    def _write(self, value: Tensor) -> None:
+        check_written(value, self.out_features, self.in_features, self.packed)
+        frozen, self._earlier = written(value, self._frozen(), self._earlier, self.scheme)
+        for name, tensor in frozen._asdict().items():
+            self._buffers[name] = tensor
+
+    def reset_parameters(self) -> None:
+        """As nn.Linear's: draws a weight, and a bias if it has one."""
+        drawn = nn.Linear(self.in_features, self.out_features, device=self.packed.device)
+        self.weight = drawn.weight.detach()
+        if self.bias is not None:
+            self.bias.data.copy_(drawn.bias.detach())
 
     def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
         """x [..., K] -> [..., N]."""
@@ -159,6 +191,7 @@ class Linear(Checked):
             self._put(found, assign)
 
     def _put(self, found: FrozenState, assign: bool) -> None:
+        self.settle()
         device = self.packed.device
         for name in ("scale", *_OPTIONAL):
             given = found.tensors.get(name)
@@ -172,6 +205,7 @@ class Linear(Checked):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # what `.compile()` made is not part of it
+        state.pop("_earlier", None)
         state["_buffers"] = {**self._buffers, "packed": self.codes}
         state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
         return state
@@ -187,6 +221,7 @@ class Linear(Checked):
         before = self.packed
         super()._apply(casting_all_but(self._frozen(), fn), recurse)
         if before.device.type != self.packed.device.type:
+            self.settle()
             self.packed = self._packed_anew(before, self.packed.device)
         return self
 

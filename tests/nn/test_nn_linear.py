@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 import qfx
+from qfx.nn.frozen import weight_values
 from qfx.ops import REFERENCES
 from qfx.ops.rotation import transformed_weight
 from qfx.ops.single_tensors import sqnr
@@ -104,12 +105,18 @@ def x_values(module: qfx.nn.Linear) -> Tensor:
     return (codes[0].double() - codes[2]) * codes[1].double()
 
 
+def w_values(module: qfx.nn.Linear) -> Tensor:
+    """w'^, in float64."""
+    held = (module.codes, module.scale, module.zero_point)
+    return weight_values(*held, module.scheme, torch.float32).double()
+
+
 @BY_ROWS
 @pytest.mark.parametrize("bias", [True, False])
 def test_output_is_the_product_of_the_values(row: str, bias: bool) -> None:
     """x'^ w'^T + b: exact but for the float32 roundings of (E1), (E3) or (W1), and of scales."""
     module = made(row, bias)
-    x, w = x_values(module), module.weight.double()
+    x, w = x_values(module), w_values(module)
     exact = x @ w.t() + (0 if module.bias is None else module.bias.double())
     size = x.abs() @ w.abs().t() + (0 if module.bias is None else module.bias.double().abs())
     got = outputs(module)
@@ -124,7 +131,7 @@ def test_weight_is_within_a_step(row: str) -> None:
     wanted = transformed_weight(float_linear().weight.detach(), module.factor, scheme.block(K))
     group = scheme.w.group or K
     step = module.scale.reshape(N, -1).repeat_interleave(group, 1)[:, :K].double()
-    error = (module.weight.double() - wanted.double()).abs()
+    error = (w_values(module) - wanted.double()).abs()
     assert (error <= step * (0.5 + 255 * 2.0**-20)).all()
     assert module.codes.dtype == torch.int8 and module.codes.shape == (N, K)
 
@@ -147,7 +154,7 @@ def test_gradients_reach_input_and_bias(row: str) -> None:
     y.backward(grad)
     assert torch.equal(grad, before) and x.grad is not None
     assert module.bias is not None and module.bias.grad is not None
-    w = module.weight.double()
+    w = w_values(module)
     back = {"factor": module.factor, "rotation": scheme.block(K), "back": True}
     through, size = grad.double() @ w, grad.double().abs() @ w.abs()
     if module.x_scale is not None:

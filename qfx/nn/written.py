@@ -1,0 +1,206 @@
+"""Written: what a `qfx.nn.Linear` holds after its weight was written to, as by a merged adapter.
+
+Values that are written become codes again, such that small changes are not lost. What takes a
+change back, as of an adapter that is taken out again, restores the very codes of before. (Q11)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.host.tensors import has_values, without_subclass
+from qfx.nn.frozen import Frozen, float_weight
+from qfx.ops.packing import Packing
+from qfx.ops.quantize import code_range
+from qfx.ops.rotation import transformed_weight
+from qfx.ops.single_tensors import sqnr
+from qfx.ops.storage import storage_of
+from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, Scheme
+from qfx.weights.cache import pack
+
+log = logging.getLogger(__name__)
+
+
+class Weight(Tensor):
+    """Float values of an int8 weight, which are quantized where they are written to.
+
+    Whatever is computed from it is a plain tensor; `data` is one that hears writes as well.
+    """
+
+    _write: Callable[[Tensor], None]
+    _heard = False  # whether its values, changed in place, have been written already
+
+    @classmethod
+    def of(cls, values: Tensor, write: Callable[[Tensor], None]) -> Weight:
+        made = values.as_subclass(cls)
+        made._write = write
+        return made
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return Weight.of(_plain(self), self._write)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if not getattr(value, "_heard", False):  # `data += d` writes in place, and assigns
+            self._write(value)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        with without_subclass():
+            found = func(*args, **(kwargs or {}))
+        if args and isinstance(args[0], Weight) and _in_place(func.__name__):
+            args[0]._heard = True
+            args[0]._write(_plain(args[0]))
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # a copy is one of the values
+        return _plain(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return _plain(self).clone()
+
+
+def _plain(values: Tensor) -> Tensor:
+    with without_subclass():
+        return values.detach()
+
+
+def _in_place(name: str) -> bool:
+    """Whether the method of this name writes to its tensor: `add_`, `__iadd__`, `__setitem__`."""
+    if name.startswith("__"):
+        return name == "__setitem__" or name in _AUGMENTED
+    return name.endswith("_") and name not in ("requires_grad_", "detach_")
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_AUGMENTED = {f"__i{name}__" for name in _OPERATORS}
+
+
+class Earlier(NamedTuple):
+    """What a module held, and `projections` [N, P] of the change that was then written to it."""
+
+    frozen: Frozen
+    change: Tensor
+
+
+@torch.no_grad()
+def written(
+    value: Tensor, now: Frozen, earlier: tuple[Earlier, ...], scheme: Scheme
+) -> tuple[Frozen, tuple[Earlier, ...]]:
+    """What a module holds, and held before, when `value` [N, K] is written to the weight `now`.
+
+    How much of the change the codes keep is logged.
+    """
+    value, held = value.detach().float(), float_weight(now, scheme, *value.shape)
+    change = total = _projected(value - held)
+    slack = 2.0**-16 * value.shape[1] ** 0.5 * (value.norm(dim=1) + held.norm(dim=1))[:, None]
+    if bool((total.abs() <= slack).all()):
+        return now, earlier
+    for i in reversed(range(len(earlier))):
+        total = total + earlier[i].change
+        if bool((total.abs() <= slack).all()):
+            return earlier[i].frozen, earlier[:i]
+    made = _quantized(value, held, now, scheme)
+    _tell(value, held, float_weight(made, scheme, *value.shape))
+    return made, (*earlier, Earlier(now, change))
+
+
+def _projected(change: Tensor) -> Tensor:
+    """Sums of each row under 8 patterns of signs: what tells one change from another. (Q11)"""
+    signs = torch.rand(change.shape[1], 8, generator=torch.Generator().manual_seed(1)) < 0.5
+    return change @ torch.where(signs, -1.0, 1.0).to(change.device)
+
+
+def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
+    """Raises TypeError or ValueError for what is no weight [n, k] with values where `held` is."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"Linear: the weight that is written is {kind}, expected a float tensor")
+    if value.shape != (n, k) or value.device != held.device or not has_values(value):
+        raise ValueError(
+            f"Linear: the weight that is written is {list(value.shape)} on {value.device}, "
+            f"expected values {[n, k]} on {held.device}"
+        )
+
+
+def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
+    """The codes of `value`. Rows that change by less than half a step keep their scale where they
+    can, and are rounded at random: what is on a grid, rounded to the nearest, would not hear of
+    the change. (Q11)"""
+    made = _anew(value, now, scheme)
+    if made.factor is not now.factor:  # another grid altogether
+        return made
+    change = transformed_weight(value - held, now.factor, scheme.rotation)
+    small = change.square().mean(1) < _expanded(now.scale, value, scheme).square().mean(1) / 4
+    wanted = transformed_weight(value, now.factor, scheme.rotation)
+    keep = small & _codes_under(now, wanted, scheme)[1].all(1)
+    if scheme.w.axes != PER_ROW and not scheme.w.grouped:  # one scale for all
+        keep = keep.all().expand_as(keep)
+    made = made._replace(scale=_rows_of(keep, now.scale, made.scale))
+    if now.zero_point is not None and made.zero_point is not None:
+        made = made._replace(zero_point=_rows_of(keep, now.zero_point, made.zero_point))
+    dither = torch.rand(value.shape, generator=torch.Generator().manual_seed(2)) - 0.5
+    dither = torch.where(small[:, None], dither.to(value.device), 0.0)
+    codes = _codes_under(made, wanted, scheme, dither)[0]
+    return made._replace(packed=storage_of(scheme.w).pack(codes, scheme.w))
+
+
+def _codes_under(
+    given: Frozen, wanted: Tensor, scheme: Scheme, dither: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """(Q3) with the scales of `given`, and where they reach."""
+    qmin, qmax = code_range(scheme.w.bits, scheme.w.symmetric)
+    unit = _expanded(given.scale, wanted, scheme)
+    zero = 0 if given.zero_point is None else _expanded(given.zero_point, wanted, scheme)
+    v = wanted / unit
+    q = torch.nan_to_num((v + dither).round() + zero, 0, 0, 0)
+    return q.clamp(qmin, qmax).to(torch.int8), (v.round() + zero).clamp(
+        qmin, qmax
+    ) == v.round() + zero
+
+
+def _rows_of(keep: Tensor, kept: Tensor, made: Tensor) -> Tensor:
+    mixed = torch.where(keep.reshape(-1, *[1] * (kept.dim() - 1)), kept, made)
+    return mixed.t().contiguous().t()  # of groups, column by column
+
+
+def _expanded(of_rows: Tensor, like: Tensor, scheme: Scheme) -> Tensor:
+    """A scale or zero point of each row, or of groups of it, for each element [N, K]."""
+    n, k = like.shape
+    parts = of_rows.reshape(n, of_rows.numel() // max(n, 1))
+    return parts.repeat_interleave(scheme.w.group or max(k, 1), 1)[:, :k]
+
+
+def _anew(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
+    """The nearest codes under scales of their own, for the inputs that the module has. (R1)
+    (Q1)-(Q3)"""
+    spec, factor = scheme.w, now.factor
+    if spec.axes == PER_COLUMN and now.x_scale is None:
+        factor = None  # it follows the weight (R2)
+    elif spec.axes == PER_COLUMN:  # the static scale is of inputs times this factor
+        spec = replace(spec, axes=PER_TENSOR)
+    numbers = None if factor is None else tuple(factor.tolist())
+    packed = pack(value, (), Packing(spec, numbers, scheme.rotation))
+    factor = now.factor if packed.factor is None else packed.factor
+    return now._replace(
+        packed=packed.blocks, scale=packed.scale, zero_point=packed.zero_point, factor=factor
+    )
+
+
+def _tell(value: Tensor, held: Tensor, made: Tensor) -> None:
+    change = (value - held).flatten()
+    kept = float((made - held).flatten() @ change / (change @ change))
+    n, k = value.shape
+    text = (
+        "an int8 weight %dx%d was written, %.1f dB above its rounding; %.1f %% of the change kept"
+    )
+    log.info(text, k, n, float(sqnr(value, made)), 100 * kept)
