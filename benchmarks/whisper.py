@@ -39,6 +39,8 @@ TOKENIZER = {
 }
 PROMPT = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 END = "<|endoftext|>"
+# transformers' defaults are those of another vocabulary.
+SPECIAL: dict[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 # The names of a layer: CTranslate2's, and transformers' of what it holds stacked.
 LAYER = {
@@ -96,12 +98,14 @@ def transcripts(model: Any, features: Tensor, prompt: list[int], end: int) -> li
     at most as many tokens as it has places for."""
     states = model.model.encoder(features)
     tokens = new = torch.tensor([prompt] * len(features))
-    past: Any = None
-    while tokens.shape[1] < model.config.max_target_positions and not (tokens == end).any(1).all():
+    start, past = len(prompt), None
+    while tokens.shape[1] < model.config.max_target_positions:
         found = model(encoder_outputs=states, decoder_input_ids=new, past_key_values=past)
         past, new = found.past_key_values, found.logits[:, -1:].argmax(-1)
         tokens = torch.cat([tokens, new], 1)
-    heard = tokens[:, len(prompt) :].tolist()
+        if (tokens[:, start:] == end).any(1).all():
+            break
+    heard = tokens[:, start:].tolist()
     return [row[: row.index(end) + 1] if end in row else row for row in heard]
 
 
@@ -126,6 +130,7 @@ def _config(source: Mapping[str, Tensor]) -> Any:
         num_mel_bins=source["encoder/conv1/weight"].shape[1],
         max_source_positions=len(source["encoder/position_encodings/encodings"]),
         max_target_positions=len(source["decoder/position_encodings/encodings"]),
+        **SPECIAL,
         **_half(source, "encoder"),
         **_half(source, "decoder"),
     )
