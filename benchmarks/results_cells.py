@@ -135,7 +135,7 @@ def _decibel(row: Row) -> str:
 def encoder(row: Row, rows: list[Row]) -> dict[str, str]:
     distance = row.get("1 - cosine")
     return {
-        "1 - cosine, in 0.001": f"{1000 * distance:.3f}" if distance is not None else "",
+        "1 - cosine, in 0.001": "" if distance is None else f"{1000 * abs(distance):.3f}",
         "texts, Pearson": f"{row['texts Pearson']:.4f}",
         "SimLex-999, Spearman": f"{row['simlex999 Spearman']:.4f}",
         "WordSim-353, Spearman": f"{row['wordsim353 Spearman']:.4f}",

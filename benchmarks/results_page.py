@@ -171,7 +171,7 @@ def page(files: Sequence[Saved]) -> str:
     """docs/results.md."""
     text, title = HEAD + processors(files), ""
     for section in SECTIONS:
-        own = [f for f in files if shows(section, f.name)]
+        own = [f for f in files if shows(section, f.name) and any(map(section.only, f.rows))]
         if not own:
             continue
         text += "\n" if section.title == title else f"\n## {section.title}\n"
