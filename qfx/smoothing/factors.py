@@ -78,6 +78,9 @@ def _of_part(module: nn.Module) -> Factors:
         return {}
     if {storage_id(each) for each in looked_up} - reads.embedded:
         return {}
+    if unused := [n for n, p in module.named_parameters() if storage_id(p) not in reads.used]:
+        log.debug("%s takes more than token ids: %s", type(module).__name__, ", ".join(unused))
+        return {}
     found: dict[tuple[int, int], tuple[float, ...]] = {}
     for joined, square in reads.sets():
         factor = _factor(square, joined)
