@@ -39,11 +39,12 @@ from qfx.values.scheme import Scheme
 
 FLOAT = "float"
 ALL = {"minimum_gain": 0, "inner": "eager"}  # the numbers are the operators', whoever calls them
+SCHEMES = ("w8a8-groups", "w8a8-asymmetric", "w8a8-symmetric", "w7a7", "w4a8")
 SETTINGS: dict[str, dict[str, Any]] = {
     "w8a8": {},
     "w8a8-unsmoothed": {"smoothing": False},
     "rotated-symmetric": {"scheme": Scheme(rotation=64)},
-    **{name: {"scheme": name} for name in ("w8a8-asymmetric", "w8a8-symmetric", "w7a7", "w4a8")},
+    **{name: {"scheme": name} for name in SCHEMES},
 }
 KEY = ("model", "setting", "isa")
 Row = dict[str, Any]

@@ -35,7 +35,8 @@ class Constant(NamedTuple):
 @dataclass(frozen=True)
 class Packing:
     """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`; the
-    columns that are `outliers` apart, in float. `rounding`: the codes, where not the nearest."""
+    columns that are `outliers` apart, in float. `rounding`: the codes, where not the nearest.
+    `group`: `Scheme.group`, that of the spec unless it is given."""
 
     spec: QSpec
     factor: tuple[float, ...] | None = None
@@ -43,6 +44,10 @@ class Packing:
     outliers: tuple[int, ...] = ()
     guarded: bool = False  # with what the guard's bound (B5) needs
     rounding: Rounding | None = None
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group", self.group or self.spec.group)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -55,6 +60,7 @@ class Packing:
 
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
+        transform += f"_k{self.group}" if self.group != self.spec.group else ""
         outliers = f"_o{len(self.outliers)}" if self.outliers else ""
         rounded = f"_{self.rounding.method}" if self.rounding else ""
         return f"{self.spec}{transform}{outliers}{rounded}{'_guarded' if self.guarded else ''}"
@@ -87,7 +93,8 @@ def parts_of(
     if factor is not None:
         w_nk = torch.div(aten.to.dtype(w_nk, torch.float32), factor)
     codes = constants.get("codes")
-    stored = storage_of(spec).quantized(w_nk, spec, packing.rotation, k, codes)
+    storage, turned = storage_of(spec, packing.group), packing.rotation
+    stored = storage.quantized(w_nk, spec, packing.group, turned, k, codes)
     if packing.guarded:
         found["error"] = _error(given, w_nk, stored.triple, packing)
     return stored.parts | found
