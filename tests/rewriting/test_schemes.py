@@ -213,11 +213,10 @@ def test_forms_have_the_same_bits_within_the_bound(row: Row, dtype: torch.dtype)
 TRAINING = [row for row in ROWS if not row.why_no_gradient(False) and row.scheme.backward != "int8"]
 
 
-@pytest.mark.parametrize(
-    ("row", "frozen"),
-    [(r, f) for r in TRAINING for f in (False, True) if f or not r.why_no_gradient(True)],
-    ids=str,
-)
+TRAINED = [(r, f) for r in TRAINING for f in (False, True) if f or not r.why_no_gradient(True)]
+
+
+@pytest.mark.parametrize(("row", "frozen"), TRAINED, ids=str)
 def test_gradients_are_within_the_bound_of_their_operands(row: Row, frozen: bool) -> None:
     """dx = G w^ and dw = G^T x^, both taken back through the transform. (T1) (R1)"""
     case = Case(row, torch.float32)
