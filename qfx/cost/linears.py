@@ -19,7 +19,7 @@ from qfx.cost.measuring import ROUNDS, Timing, apart, random, weights
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
-from qfx.ops.forms import QUANTIZE, form_of, of_scheme, of_weight
+from qfx.ops.forms import form_of, of_scheme, of_weight
 from qfx.ops.packing import Packing
 from qfx.ops.weight import PANEL
 from qfx.values.scheme import QSpec, Scheme
@@ -36,7 +36,7 @@ def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
     """Of bias-free linears of this scheme, each of another weight, as in a model: few rows take as
     long as reading it does."""
     floats = weights(n, k, dtype)
-    packed = pack(floats[0], (), Packing(scheme.w))
+    packed = pack(floats[0], (), Packing(scheme.w, group=scheme.group))
     each = apart(packed.blocks)
 
     def timed(m: int) -> list[float]:
@@ -51,14 +51,10 @@ def in_int8(scheme: Scheme, x: Tensor, packed: Packed) -> Callable[[], Tensor]:
     """The linear as its form runs it, nothing left to do but call the operators."""
     form, end = form_of(scheme), {"bias": None, "activation": "none", "out_dtype": x.dtype}
     values: dict[str, Any] = {"x": x, **of_scheme(scheme), **of_weight(packed), **end}
-    whole = form.fused if not form.codes else form.dynamic
-    if whole is not None:
-        operator, arguments = whole.operator, whole.arguments(values)
-        return lambda: operator(*arguments)  # type: ignore[no-any-return]
-    codes, rest = dict.fromkeys(("q", "scale", "zero_point")), form.fused
-    quantize, made = QUANTIZE.operator, QUANTIZE.arguments(values)
-    _, _, _, *others = rest.arguments(values | codes)
-    return lambda: rest.operator(*quantize(*made), *others)  # type: ignore[no-any-return]
+    whole = form.dynamic if form.codes else form.fused
+    assert whole is not None
+    operator, arguments = whole.operator, whole.arguments(values)
+    return lambda: operator(*arguments)  # type: ignore[no-any-return]
 
 
 def between_points(table: Table, work: Work) -> Estimate:

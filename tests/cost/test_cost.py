@@ -35,6 +35,7 @@ MACHINE = (torch.float32, 1, "ref")
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
 GROUPS = qfx.Scheme(w=qfx.QSpec(bits=4, group=64))
 ZERO_POINTS = qfx.Scheme(w=qfx.QSpec(symmetric=False))  # of weights, without groups
+GROUPS_OF_X = qfx.Scheme(x=qfx.QSpec(group=32))
 WEIGHT_ONLY = qfx.Scheme(x=None)
 SINGLE = FIXED["int8"]
 FIXED_COST = fixed_tables()
@@ -190,6 +191,7 @@ KIND_OF = {
     ASYMMETRIC: "int8",
     GROUPS: "groups",
     ZERO_POINTS: "groups",
+    GROUPS_OF_X: "x_groups",
     WEIGHT_ONLY: "weight_only",
 }
 

@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 MODULES = (
     Mutant(
         "a module passes gradients of what a static scale clips",
-        old="dx = dx * ((v >= qmin) & (v <= qmax))",
-        new="dx = dx * (v >= qmin)",
+        old="inside = (scaled + zero >= limits[0]) & (scaled + zero <= limits[1])",
+        new="inside = scaled + zero >= limits[0]",
         tests=("test_gradients_reach_input_and_bias",),
     ),
     Mutant(
