@@ -54,21 +54,28 @@ def ordered(moments: Moments) -> Order:
     """The columns of most power first. (Q9)"""
     h_kk = moments.h_kk
     columns = h_kk.diagonal().argsort(descending=True, stable=True)
-    h = h_kk[columns][:, columns].double()
-    damping = moments.damping * h.diagonal().mean().item() if h.numel() else 0.0
-    upper, failed = _upper(h, damping or 1.0)
-    while failed:  # what float32 sums lose of a positive matrix is far below that in all but freaks
+    mean = h_kk.diagonal()[columns].double().mean().item() if h_kk.numel() else 0.0
+    damping = moments.damping * mean
+    share = _share(h_kk, columns, damping or 1.0)
+    while share is None:  # float32 sums lose far less of a positive matrix in all but freaks
         damping *= 10
-        upper, failed = _upper(h, damping)
-    return Order(h_kk, columns, (upper / upper.diagonal()).float())
+        share = _share(h_kk, columns, damping)
+    return Order(h_kk, columns, share)
 
 
-def _upper(h: Tensor, damping: float) -> tuple[Tensor, bool]:
-    """U, upper triangular, with U U^T = h + damping: a Cholesky factor of what is reversed."""
-    damped = h.flip(0, 1)
-    damped.diagonal().add_(damping)
-    lower, info = torch.linalg.cholesky_ex(damped)
-    return lower.flip(0, 1), bool(info)
+def _share(h_kk: Tensor, columns: Tensor, damping: float) -> Tensor | None:
+    """U_ij / U_jj: U upper triangular, U U^T = h + damping with h in the order of the columns. None
+    where there is no such U.
+
+    A Cholesky factor of what is reversed. Two float64 matrices at once, no more: of a large K they
+    are what takes memory.
+    """
+    back = columns.flip(0)
+    h = h_kk[back][:, back].double()
+    h.diagonal().add_(damping)
+    lower, info = torch.linalg.cholesky_ex(h)
+    del h
+    return None if info else lower.div_(lower.diagonal().clone()).float().flip(0, 1)
 
 
 def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
