@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from qfx.calibration.pinning import pin
     from qfx.cost.kernels import Kernels, kernels
     from qfx.dynamo_backend import qfx as backend
+    from qfx.files.loading import load
+    from qfx.files.saving import save
     from qfx.graph.capture import trace
     from qfx.match.spellings import register_matmul
     from qfx.pipeline import rewrite
@@ -57,6 +59,7 @@ __all__ = [
     "guard_counts",
     "invalidate",
     "kernels",
+    "load",
     "nn",
     "ops",
     "pin",
@@ -68,12 +71,13 @@ __all__ = [
     "quantize_dequantize_",
     "register_matmul",
     "rewrite",
+    "save",
     "sqnr",
     "trace",
 ]
 __version__ = "0.2.0.dev0"
 
-# What compiles, and takes a second to import: where it is, and what it is called there.
+# What compiles, and takes a second to import, and files: where it is, what it is called there.
 _WHEN_ASKED_FOR = {
     "Kernels": ("cost.kernels", "Kernels"),
     "Plan": ("plan.policy", "Plan"),
@@ -82,9 +86,11 @@ _WHEN_ASKED_FOR = {
     "calibrate": ("calibration.calibrating", "calibrate"),
     "explain": ("report.report", "explain"),
     "kernels": ("cost.kernels", "kernels"),
+    "load": ("files.loading", "load"),
     "pin": ("calibration.pinning", "pin"),
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),
+    "save": ("files.saving", "save"),
     "trace": ("graph.capture", "trace"),
 }
 

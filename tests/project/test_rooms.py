@@ -25,6 +25,7 @@ ROOMS = (
     "match",
     "weights",
     "nn",
+    "files",
     "cost",
     "plan",
     "rewriting",
@@ -35,7 +36,8 @@ ROOMS = (
     "report",
 )
 # Rooms that a user imports without compiling anything, and what they must do without.
-LIGHT = {"nn": {"plan", "cost", "report", "match", "rewriting", "pipeline"}}
+_HEAVY = {"plan", "cost", "report", "match", "rewriting", "pipeline"}
+LIGHT = {"nn": _HEAVY, "files": _HEAVY}
 
 
 @cache
