@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: F401  (its libraries are loaded before our extension)
+import torch  # (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
 from qfx.nn import prepare_binary, prepare_qat, quantize_
+from qfx.nn.quantized import TOLD
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
     Quantized,
@@ -95,7 +96,23 @@ _WHEN_ASKED_FOR = {
 }
 
 
+_PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
+
+
+def _tell_transformers(model: torch.nn.Module) -> None:
+    """A model of transformers is saved by save_pretrained as what it is now; whoever has one has
+    imported transformers."""
+    classes = {each for module in model.modules() for each in type(module).__mro__}
+    if _PRETRAINED in {(each.__module__, each.__name__) for each in classes}:
+        import_module("qfx.hf.attached").attach(model)
+
+
+TOLD.append(_tell_transformers)
+
+
 def __getattr__(name: str) -> Any:
+    if name == "hf":
+        return import_module("qfx.hf")
     if name not in _WHEN_ASKED_FOR:
         raise AttributeError(f"module 'qfx' has no attribute {name!r}")
     module, called = _WHEN_ASKED_FOR[name]

@@ -95,7 +95,7 @@ def refuse(
     """Raises ValueError that names every linear whose place no module of `make` can take, and what
     may be done `instead`."""
     blank = nn.Linear(1, 1, bias=False, device="meta")  # takes no random numbers
-    blank.weight = nn.Parameter(torch.ones(1, 1))
+    blank.weight = nn.Parameter(torch.ones(1, 1, device="cpu"))
     known = dir(make(blank))
     reasons = defaultdict(list)
     for name, linear in found.taken.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 
 from torch import nn
@@ -16,6 +16,8 @@ from qfx.smoothing.factors import Factors, factors_of
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
+
+TOLD: list[Callable[[nn.Module], None]] = []  # who hears of each model that became int8
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
@@ -38,7 +40,10 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     found, hows = planned(model, config, "quantize_")
     factors = factors_of(model) if config.smoothing else {}
     made = {m: Linear.from_float(m, _smoothed(m, how, factors)) for m, how in hows.items()}
-    return replace(found, {name: made[m] for name, m in found.taken.items()})
+    replace(found, {name: made[m] for name, m in found.taken.items()})
+    for tell in TOLD:
+        tell(model)
+    return model
 
 
 def planned(

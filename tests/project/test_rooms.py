@@ -26,6 +26,7 @@ ROOMS = (
     "weights",
     "nn",
     "files",
+    "hf",
     "cost",
     "plan",
     "rewriting",
@@ -37,7 +38,7 @@ ROOMS = (
 )
 # Rooms that a user imports without compiling anything, and what they must do without.
 _HEAVY = {"plan", "cost", "report", "match", "rewriting", "pipeline"}
-LIGHT = {"nn": _HEAVY, "files": _HEAVY}
+LIGHT = {"nn": _HEAVY, "files": _HEAVY, "hf": _HEAVY}
 
 
 @cache
