@@ -1,5 +1,6 @@
 """qfx: int8 for PyTorch as a compiler backend. `torch.compile(model, backend="qfx")`."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,18 @@ def _tell_transformers(model: torch.nn.Module) -> None:
     """A model of transformers is saved by save_pretrained as what it is now; whoever has one has
     imported transformers."""
     classes = {each for module in model.modules() for each in type(module).__mro__}
-    if _PRETRAINED in {(each.__module__, each.__name__) for each in classes}:
-        import_module("qfx.hf.attached").attach(model)
+    if _PRETRAINED not in {(each.__module__, each.__name__) for each in classes}:
+        return
+    try:
+        attached = import_module("qfx.hf.attached")
+    except ImportError as why:  # of an earlier transformers
+        warnings.warn(
+            f"qfx.quantize_: {why}. What save_pretrained writes, from_pretrained does not read, "
+            "and fills the linears with random weights. qfx.save keeps the model",
+            stacklevel=4,
+        )
+    else:
+        attached.attach(model)
 
 
 TOLD.append(_tell_transformers)

@@ -77,8 +77,8 @@ KEEPING = (
     ),
     Mutant(
         "what the scheme needs may be missing",
-        old="if (name in given) != (name in kinds):",
-        new="if name in given and name not in kinds:",
+        old="if (name in given) != (name in wanted):",
+        new="if name in given and name not in wanted:",
         tests=(
             "test_one_change_gives_what_the_file_says_or_an_error",
             "test_the_error_says_what_is_wrong",
@@ -189,5 +189,23 @@ KEEPING = (
         old="    everything = {**state, **derived}\n",
         new="    everything = {**state}\n    derived = {}\n",
         tests=("test_a_model_comes_back",),
+    ),
+    Mutant(
+        "models of transformers are saved without what stops a loader that lacks qfx",
+        old='        state[f"{name}.{MARK}"] =',
+        new="        _ =",
+        tests=("test_without_qfx_hf_loading_is_an_error_and_not_random_weights",),
+    ),
+    Mutant(
+        "what no file has is taken for loaded",
+        old='return isinstance(tensor, Tensor) and getattr(tensor, "_is_hf_initialized", False)',
+        new="return isinstance(tensor, Tensor)",
+        tests=("test_a_damaged_folder_is_refused",),
+    ),
+    Mutant(
+        "tied weights are quantized before they are there",
+        old='self.later = {m for name, m in names if f"{name}.weight" in tied}',
+        new="self.later = {m for name, m in names if not tied}",
+        tests=("test_loading_quantizes_and_saving_brings_it_back",),
     ),
 )
