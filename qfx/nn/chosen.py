@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
@@ -86,9 +87,15 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
     return ""
 
 
-def refuse(found: Chosen, make: Callable[[nn.Linear], nn.Module]) -> None:
-    """Raises ValueError that names every linear whose place no module of `make` can take."""
-    blank = nn.Linear(1, 1, device="meta").to_empty(device="cpu")  # takes no random numbers
+def refuse(
+    found: Chosen,
+    make: Callable[[nn.Linear], nn.Module],
+    instead: str = "\nor leave them out: qfx.Config(skip={})",
+) -> None:
+    """Raises ValueError that names every linear whose place no module of `make` can take, and what
+    may be done `instead`."""
+    blank = nn.Linear(1, 1, bias=False, device="meta")  # takes no random numbers
+    blank.weight = nn.Parameter(torch.ones(1, 1, device="cpu"))
     known = dir(make(blank))
     reasons = defaultdict(list)
     for name, linear in found.taken.items():
@@ -99,7 +106,7 @@ def refuse(found: Chosen, make: Callable[[nn.Linear], nn.Module]) -> None:
         out = [n for n in found.taken if any(n in names for names in reasons.values())]
         raise ValueError(
             f"{found.who}: {len(out)} of {len(found.taken)} linears cannot be replaced as they are,"
-            f" and nothing was changed:{lines}\nor leave them out: qfx.Config(skip={out})"
+            f" and nothing was changed:{lines}{instead.format(out)}"
         )
 
 

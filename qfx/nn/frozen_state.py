@@ -50,12 +50,12 @@ def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
     scheme = scheme_of(fields, prefix + KEY)
     if fault := _fault(scheme, fields, k):
         raise ValueError(f"{prefix}{KEY}: {scheme} {fault}")
-    kinds = _kinds(scheme, fields, n, k)
+    wanted = kinds(scheme, fields, n, k)
     for name in TENSORS:
-        if (name in given) != (name in kinds):
-            wrong = "is missing" if name in kinds else "is there in vain"
+        if (name in given) != (name in wanted):
+            wrong = "is missing" if name in wanted else "is there in vain"
             raise ValueError(f"{prefix}{name} {wrong}: {prefix}{KEY} says {scheme}")
-    for name, (dtype, shape) in kinds.items():
+    for name, (dtype, shape) in wanted.items():
         check_kind(given[name], prefix + name, (dtype,), shape)
     _check_values(given, prefix, scheme)
     return FrozenState(scheme, given)
@@ -75,19 +75,19 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
 Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
-def _kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
+def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
     """Type and shape of each tensor that is saved."""
     per_row = storage_of(scheme.w, scheme.group).scales(scheme.w, n, k)
-    kinds: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
+    found: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
     if not scheme.w.symmetric:
-        kinds["zero_point"] = (torch.int32, per_row)
+        found["zero_point"] = (torch.int32, per_row)
     if fields["factor"]:
-        kinds["factor"] = (torch.float32, (k,))
+        found["factor"] = (torch.float32, (k,))
     if scheme.calibrated:
-        kinds["x_scale"] = (torch.float32, (1,))
+        found["x_scale"] = (torch.float32, (1,))
     if fields["x_zero_point"]:
-        kinds["x_zero_point"] = (torch.int32, (1,))
-    return kinds
+        found["x_zero_point"] = (torch.int32, (1,))
+    return found
 
 
 def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) -> None:

@@ -69,6 +69,21 @@ class Linear(Checked):
         module.train(linear.training)
         return module
 
+    @classmethod
+    def from_state(cls, linear: nn.Linear, state: FrozenState) -> Linear:
+        """Of saved codes that were checked for a weight of the size of that of `linear`, whose bias
+        is taken over. The float weight is not read and may have no values. The codes are packed on
+        their device."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module.in_features, module.out_features = sizes(linear, "Linear")
+        module.bias = linear.bias
+        for name in ("packed", "scale", *_OPTIONAL):
+            module.register_buffer(name, None, persistent=name != "packed")
+        module._put(state, assign=True)
+        module.train(linear.training)
+        return module
+
     def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
         self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
@@ -159,7 +174,7 @@ class Linear(Checked):
             self._put(found, assign)
 
     def _put(self, found: FrozenState, assign: bool) -> None:
-        device = self.packed.device
+        device = None if assign else self.packed.device
         for name in ("scale", *_OPTIONAL):
             given = found.tensors.get(name)
             if given is not None:
