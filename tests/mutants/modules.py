@@ -37,7 +37,7 @@ MODULES = (
     ),
     Mutant(
         "a copied module forgets its groups",
-        old="self.packed = self._storage.pack(self.packed, self.scheme.w)",
+        old="self.packed = self._storage.pack(self.packed, self.scheme.group)",
         new="self.packed = torch.ops.qfx.pack_weight(self.packed)",
         tests=("test_copies_give_the_same_bits",),
     ),
