@@ -45,7 +45,7 @@ class Kind:
 
 
 GRIDS = ("float", "int8")
-FINEST = QSpec(bits=4, symmetric=False, group=32)  # groups, with zero points: they take the longest
+FINEST = QSpec(bits=4, symmetric=False, group=linears.GROUP)  # zero points take the longest
 
 
 def _linear(scheme: Scheme) -> Kind:

@@ -27,6 +27,7 @@ from qfx.weights.cache import Packed, pack
 
 AXES = ((1, 2, 4, 16, 64, 256), (32, 128, 1024, 2048, 4096), (32, 128, 512, 2048, 4096))  # M, K, N
 SPARSE_AXES = ((1, 8, 64, 256), (64, 512, 2048), (32, 256, 2048))
+GROUP = 64  # elements of K that share a scale, where some do
 BLOCK = 16  # columns that float libraries take at once
 VECTOR = 32  # a divisor of the features that int8 kernels take at once
 ASYMMETRIC = QSpec(symmetric=False)
@@ -58,9 +59,11 @@ def in_int8(scheme: Scheme, x: Tensor, packed: Packed) -> Callable[[], Tensor]:
 
 
 def between_points(table: Table, work: Work) -> Estimate:
-    """A size below the grid's smallest counts as that one."""
-    grids = (table.grids["float"], table.grids["int8"])
-    return Estimate(*(g.linear(*g.within(work.m, work.k, work.n)) for g in grids))
+    """A size below the grid's smallest counts as that one. Smaller groups than those of the grid
+    take at most as many times as long as there are more of them."""
+    grids, group = (table.grids["float"], table.grids["int8"]), work.scheme and work.scheme.group
+    float_s, int8_s = (g.linear(*g.within(work.m, work.k, work.n)) for g in grids)
+    return Estimate(float_s, int8_s * max(GROUP / (group or GROUP), 1.0))
 
 
 def with_corrections(table: Table, work: Work) -> Estimate:
