@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from qfx.host.tensors import Watching, storage_id, version, weak_storage
+from qfx.host.tensors import Watching, storage_id, tree_leaves, version, weak_storage
 
 aten = torch.ops.aten
 _PRODUCTS: dict[Any, tuple[int, int]] = {  # where x [M, K] and the weight [K, N] are
