@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: F401  (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
-from qfx.nn import prepare_binary, prepare_qat, quantize_
+from qfx.nn import convert, prepare_binary, prepare_qat, quantize_
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
     Quantized,
@@ -52,6 +52,7 @@ __all__ = [
     "SiteRecipe",
     "backend",
     "calibrate",
+    "convert",
     "dequantize",
     "explain",
     "guard_counts",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qfx.nn.dtypes import output_dtype
-from qfx.nn.functional import first_order
+from qfx.nn.functional import first_order, shifted
 from qfx.ops.forms import Form, form_of, of_scheme, quantizing
 from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
@@ -35,6 +35,7 @@ class Frozen(NamedTuple):
     factor: Tensor | None = None
     x_scale: Tensor | None = None
     x_zero_point: Tensor | None = None
+    shift: Tensor | None = None
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
@@ -92,6 +93,7 @@ def prepared(scheme: Scheme) -> Prepared:
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
     """x [..., K] -> [..., N], of the type of x or of autocast. `how`: of the scheme that `freeze`
     returned."""
+    x = shifted(x, frozen.shift)
     if not (torch.is_grad_enabled() and _requires_grad(x, bias)):
         return _run(x, _values(x, bias, frozen, how), how)
     if how.form.trained is not None:
@@ -161,7 +163,7 @@ class _Carried(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, bias, ctx.how, *frozen = inputs
         kept = Frozen(*frozen)
-        ctx.save_for_backward(x if kept.x_scale is not None else None, *kept[:3], *kept[4:])
+        ctx.save_for_backward(x if kept.x_scale is not None else None, *kept[:3], *kept[4:6])
         ctx.shape, ctx.dtype = x.shape, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
 
@@ -179,7 +181,7 @@ class _Carried(torch.autograd.Function):
             v = x / x_scale + (0 if x_zero_point is None else x_zero_point)
             dx = dx * ((v >= qmin) & (v <= qmax))
         db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
-        return dx.to(ctx.dtype), db, *([None] * 7)
+        return dx.to(ctx.dtype), db, *([None] * 8)
 
 
 def weight_values(
