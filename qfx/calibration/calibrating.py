@@ -145,7 +145,7 @@ def calibrate(
         found = predicted(model, shown, loss, groups, found, observer)
         return recipe_of(by_divergence([*found.values()], max_divergence))
     if metric is None:
-        return recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes)
+        return _told(recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes))
     measure = partial(_measured, metric, model)
     wanted = measure(model)
 
@@ -153,6 +153,21 @@ def calibrate(
         return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
 
     return recipe_of(by_metric([*found.values()], drop, max_drop), with_codes)
+
+
+def _told(recipe: Recipe) -> Recipe:
+    """Itself, and a warning with the reasons where it leaves everything float."""
+    if recipe.sites and all(site.scheme is None for site in recipe.sites):
+        reasons = defaultdict(list)
+        for site in recipe.sites:
+            reasons[site.reason or "no scheme is within the bound"].append(str(site))
+        each = "; ".join(f"{why} ({', '.join(names[:5])})" for why, names in reasons.items())
+        warnings.warn(
+            f"qfx.calibrate: all {len(recipe.sites)} matmuls stay float: {each}. "
+            "Config(minimum_gain=0) quantizes what only costs time",
+            stacklevel=3,
+        )
+    return recipe
 
 
 def _check_names(*given: tuple[str, str, Iterable[str]]) -> None:

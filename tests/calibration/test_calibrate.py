@@ -406,3 +406,9 @@ def test_batches_that_the_model_does_not_take_are_an_error_that_names_transform(
 ) -> None:
     with pytest.raises(ValueError, match=f"(?s)^calibrate: a batch is {phrase}"):
         calibrated(Gated().eval(), [batch])
+
+
+def test_a_recipe_that_leaves_all_float_says_why() -> None:
+    with pytest.warns(UserWarning, match=r"all 3 matmuls stay float: int8 would be .*\(gate, up"):
+        recipe = calibrated(Gated().eval(), batches(), qfx.Config(minimum_gain=1e5))
+    assert all(site.scheme is None for site in recipe.sites)
