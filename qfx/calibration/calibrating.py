@@ -20,8 +20,17 @@ from qfx.calibration.losses import LOSSES, Loss
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.predicting import predicted
 from qfx.calibration.record import Session, SharedInput, SiteKey
-from qfx.calibration.rounding import NEAREST, ROUNDINGS, Chosen, all_rounded, rounded
+from qfx.calibration.rounding import (
+    NEAREST,
+    ROUNDINGS,
+    SEQUENTIAL,
+    Chosen,
+    all_rounded,
+    rounded,
+    rounded_in_turn,
+)
 from qfx.calibration.search import Candidate, candidates
+from qfx.calibration.sequential import sequential
 from qfx.calibration.with_recipe import quantized
 from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
@@ -65,8 +74,10 @@ def calibrate(
     back to dynamic scales per token. `observer`: how static ranges are found: minmax,
     moving-average, percentile (99.99), mse or entropy. `rounding`: how the weights of what is
     chosen become codes: "nearest", or "gptq", which for the inputs that were seen loses less, at no
-    cost in the kernels. Its codes belong to these weights and no others. Static scales and "gptq"
-    need batches that can be read twice.
+    cost in the kernels, or "gptq-sequential", which also makes good a part of what the matmuls
+    before have lost: worth it at few bits, for a model that is captured as one graph. These codes
+    belong to these weights and no others. They and static scales need batches that can be read
+    twice.
 
     Three ways to choose. By default the result is the fastest choice, by the cost model, whose
     error, summed over sites as noise power relative to signal, is at most `max_sqnr_loss_db` above
@@ -92,6 +103,7 @@ def calibrate(
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
     rows an activation, and an eighth of the model or 16 MiB; the buffers once more; for "gptq" the
     codes, a quarter of the model beside them and some matrices [K, K] of the largest K; for
+    "gptq-sequential" what all batches hold at one matmul, twice, in place of the quarter; for
     `max_divergence` what one batch keeps for its gradients, and for "gptq" the codes of every
     candidate. Raises ValueError for no batches, for batches that the model cannot be called with,
     for a pattern that fits nothing, for an unknown observer, rounding or loss, where no graph was
@@ -130,6 +142,9 @@ def calibrate(
     def with_codes(chosen: Chosen, seen: Iterable[Any] = batches) -> Chosen:
         if rounding == NEAREST:
             return chosen
+        if rounding == SEQUENTIAL:
+            run = partial(sequential, model, seen, groups, observer, progress)
+            return rounded_in_turn(groups, chosen, observer, run)
         watching = partial(_observe, model, seen, session, progress)
         return rounded(groups, chosen, rounding, observer, session, watching, memory)
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
@@ -110,7 +111,8 @@ def refuse(
 ) -> None:
     """Raises ValueError that names every linear whose place no module of `make` can take, and what
     may be done `instead`. `faults`: more reasons of a linear."""
-    blank = nn.Linear(1, 1, device="meta").to_empty(device="cpu")  # takes no random numbers
+    blank = nn.Linear(1, 1, bias=False, device="meta")  # takes no random numbers
+    blank.weight = nn.Parameter(torch.ones(1, 1, device="cpu"))
     known = dir(make(blank))
     reasons = defaultdict(list)
     for name, linear in found.taken.items():

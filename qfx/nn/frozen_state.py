@@ -77,7 +77,7 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 
 def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
     """Type and shape of each tensor that is saved."""
-    per_row = storage_of(scheme.w).scales(scheme.w, n, k)
+    per_row = storage_of(scheme.w, scheme.group).scales(scheme.w, n, k)
     found: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
     if not scheme.w.symmetric:
         found["zero_point"] = (torch.int32, per_row)

@@ -185,7 +185,7 @@ class Linear(Checked):
             self._buffers[name] = given
         codes = found.tensors["codes"].detach()
         self._how = prepared(found.scheme)
-        self.packed = self._storage.pack(codes if assign else codes.to(device), self.scheme.w)
+        self.packed = self._storage.pack(codes if assign else codes.to(device), self.scheme.group)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # what `.compile()` made is not part of it
@@ -198,7 +198,7 @@ class Linear(Checked):
         scheme = state.pop("scheme")
         super().__setstate__(state)
         self._how = prepared(scheme)
-        self.packed = self._storage.pack(self.packed, self.scheme.w)
+        self.packed = self._storage.pack(self.packed, self.scheme.group)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self.packed
@@ -214,4 +214,4 @@ class Linear(Checked):
             codes = torch.zeros(shape, dtype=torch.int8, device=device)
         else:
             codes = self._storage.unpack(packed, *shape).to(device)
-        return self._storage.pack(codes, self.scheme.w)  # type: ignore[no-any-return]
+        return self._storage.pack(codes, self.scheme.group)  # type: ignore[no-any-return]

@@ -20,6 +20,7 @@ PRESETS = {
     "w8a8-asymmetric": Scheme(x=ASYMMETRIC),
     "w8a8-tensor": Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),
     "w8a8-static": Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),
+    "w8a8-groups": Scheme(x=QSpec(group=64), w=QSpec(group=64), rotation=64),
     "w8": Scheme(x=None),
     "w7a7": Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),
     "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, symmetric=False, group=64)),
@@ -78,6 +79,7 @@ class Config:
             )
         if not isinstance(self.recipe, Recipe | None):
             raise TypeError(f"option 'recipe' takes a qfx.Recipe, got {self.recipe!r}")
+        self.chosen  # noqa: B018  (a preset may have no int8 backward)
         gain = self.minimum_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise UserError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")

@@ -96,7 +96,7 @@ def test_sites_of_one_input_share_its_codes() -> None:
 
 @pytest.mark.parametrize("rounding", ["nearest", "gptq"])
 @pytest.mark.parametrize("sticks_out", [1, 60])
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-static", "w7a7", "w4a8"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-static", "w7a7", "w4a8", "w8a8-groups"])
 def test_the_error_of_a_site_is_what_it_says(scheme: str, sticks_out: int, rounding: str) -> None:
     """One site, on the rows that were sampled: simulated error against that of the operators. One
     feature may be so large that it stays float."""

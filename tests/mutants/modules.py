@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 MODULES = (
     Mutant(
         "a module passes gradients of what a static scale clips",
-        old="dx = dx * ((v >= qmin) & (v <= qmax))",
-        new="dx = dx * (v >= qmin)",
+        old="inside = (scaled + zero >= limits[0]) & (scaled + zero <= limits[1])",
+        new="inside = scaled + zero >= limits[0]",
         tests=("test_gradients_reach_input_and_bias",),
     ),
     Mutant(
@@ -37,7 +37,7 @@ MODULES = (
     ),
     Mutant(
         "a copied module forgets its groups",
-        old="self.packed = self._storage.pack(self.packed, self.scheme.w)",
+        old="self.packed = self._storage.pack(self.packed, self.scheme.group)",
         new="self.packed = torch.ops.qfx.pack_weight(self.packed)",
         tests=("test_copies_give_the_same_bits",),
     ),

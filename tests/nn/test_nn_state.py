@@ -140,8 +140,10 @@ DTYPES = (
 )  # fmt: skip
 NUMBERS = (0, 1, -1, 2, 7, -128, 127, 128, 2**31 - 1, torch.nan, torch.inf, -torch.inf, 1e-42)
 MUTATED = (
-    "xs8r_ws8r", "xa4r_ws2r", "xs8t_ws8t", "xs8r_ws8c_h64", "xs8r_wa4g128", "static, groups",
-    "static, factor, rotation", "static with zero point",
+    "xs8r_ws8r", "xa4r_ws2r", "xs8t_ws8t", "xs8r_ws8c_h64", "xs8r_wa4g128", "xs8g32_ws8r",
+    "static, groups",
+    "static, factor, rotation",
+    "static with zero point",
 )  # fmt: skip
 
 
