@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
-from qfx.nn import prepare_binary, prepare_qat, quantize_
+from qfx.nn import convert, prepare_binary, prepare_qat, quantize_
 from qfx.nn.quantized import TOLD
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
@@ -56,6 +56,7 @@ __all__ = [
     "SiteRecipe",
     "backend",
     "calibrate",
+    "convert",
     "dequantize",
     "explain",
     "guard_counts",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qfx.nn.dtypes import output_dtype
-from qfx.nn.functional import first_order
+from qfx.nn.functional import first_order, shifted
 from qfx.ops.forms import Form, form_of, of_scheme, quantizing
 from qfx.ops.packing import Packing
 from qfx.ops.single_tensors import Quantized, dequantize
@@ -34,6 +34,7 @@ class Frozen(NamedTuple):
     factor: Tensor | None = None
     x_scale: Tensor | None = None
     x_zero_point: Tensor | None = None
+    shift: Tensor | None = None
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
@@ -92,6 +93,7 @@ def prepared(scheme: Scheme) -> Prepared:
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
     """x [..., K] -> [..., N], of the type of x or of autocast. `how`: of the scheme that `freeze`
     returned."""
+    x = shifted(x, frozen.shift)
     if not (torch.is_grad_enabled() and _requires_grad(x, bias)):
         return _run(x, _values(x, bias, frozen, how), how)
     if how.form.trained is not None:
@@ -174,7 +176,7 @@ class _Carried(torch.autograd.Function):
         w_hat = weight_values(codes, scale, None, ctx.how.scheme, grad.dtype)
         dx = (g_mn @ w_hat).reshape(ctx.shape)
         db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
-        return dx.to(ctx.dtype), db, *([None] * 7)
+        return dx.to(ctx.dtype), db, *([None] * 8)
 
 
 def weight_values(

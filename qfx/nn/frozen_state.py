@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import has_values
-from qfx.nn.loading import State, check_kind, check_positive, check_range
+from qfx.nn.loading import State, check_finite, check_kind, check_positive, check_range
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
 from qfx.ops.quantize import code_range
 from qfx.ops.storage import storage_of
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
-TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point")
+TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point", "shift")
 PARTS = (KEY, *TENSORS)
 
 
@@ -31,7 +31,7 @@ class FrozenState(NamedTuple):
 
 
 def scheme_tensor(scheme: Scheme, tensors: Mapping[str, Tensor | None]) -> Tensor:
-    optional = {name: tensors[name] is not None for name in ("factor", "x_zero_point")}
+    optional = {name: tensors.get(name) is not None for name in ("factor", "x_zero_point", "shift")}
     return written("Linear", fields_of(scheme) | optional)
 
 
@@ -87,6 +87,8 @@ def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str
         found["x_scale"] = (torch.float32, (1,))
     if fields["x_zero_point"]:
         found["x_zero_point"] = (torch.int32, (1,))
+    if fields["shift"]:
+        found["shift"] = (torch.float32, (k,))
     return found
 
 
@@ -94,6 +96,8 @@ def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) ->
     for name in ("scale", "factor", "x_scale"):
         if name in tensors:
             check_positive(tensors[name], prefix + name)
+    if "shift" in tensors:
+        check_finite(tensors["shift"], prefix + "shift")
     specs: dict[str, QSpec | None] = {
         "codes": scheme.w, "zero_point": scheme.w, "x_zero_point": scheme.x,
     }  # fmt: skip

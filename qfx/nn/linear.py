@@ -18,7 +18,7 @@ from qfx.ops.storage import Storage
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
-_OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
+_OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point", "shift")
 
 
 class Linear(Checked):
@@ -27,7 +27,8 @@ class Linear(Checked):
     y has the type of x, or that of autocast where it is on, as from nn.Linear. The state_dict holds
     `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, what the scheme needs
     of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point` int32
-    [1], and `scheme` int32 [32] (`qfx/nn/scheme_tensor.py`). Loading takes the scheme with the
+    [1], a learned `shift` float32 [K] that is added to x first, and `scheme` int32 [32]
+    (`qfx/nn/scheme_tensor.py`). Loading takes the scheme with the
     codes, whichever the module had, after all of it was checked; what does not fit together is an
     error that leaves the module as it was. In memory the codes are there once, as the kernels read
     them (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
@@ -41,6 +42,7 @@ class Linear(Checked):
     factor: Tensor | None
     x_scale: Tensor | None
     x_zero_point: Tensor | None
+    shift: Tensor | None
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class Linear(Checked):
 
     def _frozen(self) -> Frozen:
         held = self._buffers  # without nn.Module's __getattr__, which takes as long as the sums
-        return Frozen(held["packed"], held["scale"], *[held[name] for name in _OPTIONAL])  # type: ignore
+        return Frozen(held["packed"], held["scale"], *[held.get(name) for name in _OPTIONAL])  # type: ignore
 
     def extra_repr(self) -> str:
         return (

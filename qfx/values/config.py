@@ -118,9 +118,9 @@ def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, 
     for name in rest:
         if name not in known or config.inner != "inductor":
             near = difflib.get_close_matches(name, [*ours, *known], n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            hint = f", did you mean {' or '.join(near)}?" if near else "."
             raise UserError(
-                f"unknown option {name!r}: it is neither an option of qfx "
-                f"({', '.join(sorted(ours))}) nor of the inner compiler {config.inner!r}{hint}"
+                f"unknown option {name!r}{hint} Options of qfx are {', '.join(sorted(ours))}; "
+                f"others are those of the inner compiler {config.inner!r}, which has no such option"
             )
     return config, rest
