@@ -102,7 +102,8 @@ def cpu_seconds() -> float:
 def machine() -> dict[str, Any]:
     """What a figure depends on, next to the code: the CPU, its int8 instructions, torch, commit."""
     cpu = _cpuinfo()
-    elsewhere = ("--", ".", ":!benchmarks/results")  # results are written while others are measured
+    # Results, and their page, are written while others are measured.
+    elsewhere = ("--", ".", ":!benchmarks/results", ":!docs/results.md")
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),

@@ -1,6 +1,8 @@
 """Trained models with the data that judges them: what benchmarks/accuracy.py compares.
 
-Each model takes tensors and returns one; its outputs in float are what int8 ones are judged by.
+Here a language model and one of images; encoders are in judged_encoders.py, speech in
+judged_speech.py. Each model takes tensors and returns one; its outputs in float are what int8 ones
+are judged by.
 """
 
 from __future__ import annotations
@@ -13,18 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from benchmarks import digits, smollm
-from examples import minilm
 from qfx.ops.single_tensors import sqnr
 
 Figures = dict[str, float]
-WORDS = {
-    "simlex999.txt": "d5e0501971478a511430ee880bd0121e94ac701ba86d90544d83e6d2ba3db05d",
-    "wordsim353.tsv": "f92a022fc2537793a15bc3a8c162ebcd74990e033a228bb6388cb71e4c0b1e1d",
-}
 
 
 @dataclass(frozen=True)
@@ -83,70 +79,15 @@ def divergence(task: smollm.Task, logits: Tensor, expected: Tensor) -> Figures:
     return {"perplexity": math.exp(nll / count), "KL": kl / count, "top-1 %": 100 * same / count}
 
 
-class Embedding(nn.Module):
-    """input_ids, token_type_ids, attention_mask [B, L] -> sentence embeddings [B, 384]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return minilm.embed(self.model, dict(zip(INPUTS, inputs, strict=True)))
-
-
-INPUTS = ("input_ids", "token_type_ids", "attention_mask")
-
-
-def sentences() -> Judged:
-    """MiniLM: 50 texts and two lists of word pairs, with the similarity people see in them. It is
-    calibrated on the beginnings of 64 other texts."""
-    data = minilm.load()
-    folder = minilm.fetch(minilm.TEXTS, {f"{minilm.TEXTS_FOLDER}/{n}": s for n, s in WORDS.items()})
-    lists = {name: _pairs((folder / minilm.TEXTS_FOLDER / name).read_text()) for name in WORDS}
-    words = sorted({w for pairs in lists.values() for a, b, _ in pairs for w in (a, b)})
-    encoded = data.tokenizer(words, padding=True, return_tensors="pt")
-    inputs = [tuple(source[name] for name in INPUTS) for source in (data.inputs, encoded)]
-    others = [
-        data.tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
-        for texts in zip(*[iter(smollm.news_texts()[:64])] * 8, strict=True)
-    ]
-    batches = [tuple(other[name] for name in INPUTS) for other in others]
-    score = partial(_sentences, data.human, words, lists)
-    return Judged.of(Embedding(data.model).eval(), inputs, score, batches)
-
-
-Pairs = list[tuple[str, str, float]]
-
-
-def _pairs(text: str) -> Pairs:
-    rows = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
-    return [(a, b, float(score)) for a, b, score in rows]
-
-
-def _sentences(
-    human: Tensor,
-    words: list[str],
-    lists: dict[str, Pairs],
-    outputs: Sequence[Tensor],
-    expected: Sequence[Tensor],
-) -> Figures:
-    texts, vectors = outputs
-    unit = dict(zip(words, F.normalize(vectors.double(), dim=1), strict=True))
-    found = {"texts Pearson": minilm.pearson_to_human(texts, human)}
-    for name, pairs in lists.items():
-        cosines = [float(unit[a] @ unit[b]) for a, b, _ in pairs]
-        rank = spearmanr(cosines, [score for *_, score in pairs]).statistic
-        found[f"{name.partition('.')[0]} Spearman"] = float(rank)
-    return {**found, "SQNR dB": sqnr(expected[0], texts)}
-
-
 def images() -> Judged:
-    """The vision transformer of benchmarks/digits.py, trained in float for 30 epochs, seed 0."""
+    """The vision transformer of benchmarks/digits.py, trained in float for 30 epochs, seed 0. It is
+    calibrated on 512 of the images that it was trained on."""
     torch.manual_seed(0)
     training, held_out = digits.Data.load()
     model = digits.DigitsViT()
     digits.train(model, model, training, epochs=30, rate=4e-3, seed=0)
-    return Judged.of(model.eval(), [(held_out.x,)], partial(_images, held_out))
+    batches = [(x,) for x in training.x[:512].split(64)]
+    return Judged.of(model.eval(), [(held_out.x,)], partial(_images, held_out), batches)
 
 
 def _images(data: digits.Data, outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> Figures:
@@ -156,6 +97,3 @@ def _images(data: digits.Data, outputs: Sequence[Tensor], expected: Sequence[Ten
         "nll": score.nll,
         "SQNR dB": sqnr(expected[0], outputs[0]),
     }
-
-
-JUDGED = {"smollm": language, "minilm": sentences, "digits": images}

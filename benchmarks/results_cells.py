@@ -104,16 +104,28 @@ def cost(row: Row, rows: list[Row]) -> dict[str, str]:
 
 
 def language(row: Row, rows: list[Row]) -> dict[str, str]:
-    seconds = row.get("calibration s")
     return {
-        "KL": f"{row['KL']:.4f}",
-        "top-1": f"{row['top-1 %']:.1f} %",
+        **_divergence(row),
         "perplexity": f"{row['perplexity']:.2f}",
         "capitals of the world": f"{row['capitals world %']:.1f} %",
         "common capitals": f"{row['capitals common-countries %']:.1f} %",
-        "calibration": f"{seconds:.0f} s" if seconds else "",
-        "schemes": row.get("schemes", ""),
+        **_how(row),
     }
+
+
+def speech(row: Row, rows: list[Row]) -> dict[str, str]:
+    return {**_divergence(row), "same text": f"{row['same transcripts %']:.0f} %", **_how(row)}
+
+
+def _divergence(row: Row) -> dict[str, str]:
+    return {"KL": f"{row['KL']:.4f}", "top-1": f"{row['top-1 %']:.1f} %"}
+
+
+def _how(row: Row) -> dict[str, str]:
+    """Seconds of a calibration, and the schemes that the matmuls got."""
+    seconds = row.get("calibration s")
+    schemes = row.get("schemes", "")
+    return {"calibration": f"{seconds:.0f} s" if seconds else "", "schemes": schemes}
 
 
 def _decibel(row: Row) -> str:
@@ -121,12 +133,14 @@ def _decibel(row: Row) -> str:
 
 
 def encoder(row: Row, rows: list[Row]) -> dict[str, str]:
+    distance = row.get("1 - cosine")
     return {
+        "1 - cosine, in 0.001": "" if distance is None else f"{1000 * abs(distance):.3f}",
         "texts, Pearson": f"{row['texts Pearson']:.4f}",
         "SimLex-999, Spearman": f"{row['simlex999 Spearman']:.4f}",
         "WordSim-353, Spearman": f"{row['wordsim353 Spearman']:.4f}",
         "SQNR dB": _decibel(row),
-        "schemes": row.get("schemes", ""),
+        **_how(row),
     }
 
 
@@ -135,7 +149,7 @@ def vision(row: Row, rows: list[Row]) -> dict[str, str]:
         "accuracy": f"{row['accuracy %']:.2f} %",
         "negative log likelihood": f"{row['nll']:.4f}",
         "SQNR dB": _decibel(row),
-        "schemes": row.get("schemes", ""),
+        **_how(row),
     }
 
 

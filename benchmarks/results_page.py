@@ -171,7 +171,7 @@ def page(files: Sequence[Saved]) -> str:
     """docs/results.md."""
     text, title = HEAD + processors(files), ""
     for section in SECTIONS:
-        own = [f for f in files if shows(section, f.name)]
+        own = [f for f in files if shows(section, f.name) and any(map(section.only, f.rows))]
         if not own:
             continue
         text += "\n" if section.title == title else f"\n## {section.title}\n"
@@ -194,16 +194,24 @@ def figure(files: Sequence[Saved]) -> str:
     return table([{m: texts.get(m, "") for m in models} for texts in found.values()]) + "\n"
 
 
+def written() -> dict[Path, str]:
+    """The text that each page has by the saved results."""
+    files, readme = read(), README.read_text()
+    return {PAGE: page(files), README: FIGURE.sub(lambda _: figure(files), readme)}
+
+
+def write() -> None:
+    for path, text in written().items():
+        path.write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="fail if a page would change")
-    files, readme = read(), README.read_text()
-    new = {PAGE: page(files), README: FIGURE.sub(lambda _: figure(files), readme)}
     if parser.parse_args().check:
-        old = [path.name for path, text in new.items() if path.read_text() != text]
+        old = [path.name for path, text in written().items() if path.read_text() != text]
         sys.exit(f"out of date: {', '.join(old)}" if old else None)
-    for path, text in new.items():
-        path.write_text(text)
+    write()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import results_cells as cells
 from benchmarks.results_cells import Row
+from benchmarks.settings import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,25 @@ class Section:
 
 def _of(key: str) -> Callable[[Row], str]:
     return lambda row: str(row[key])
+
+
+def _listed(row: Row) -> Any:
+    """Float first, then the settings as benchmarks/settings.py lists them, then others."""
+    known = ["float", *SETTINGS]
+    return known.index(row["setting"]) if row["setting"] in known else len(known)
+
+
+def _trained(model: str, columns: Callable[[Row, list[Row]], dict[str, str]], text: str) -> Section:
+    return Section(
+        "accuracy",
+        "Trained models",
+        text,
+        "setting",
+        _of("setting"),
+        columns,
+        lambda row: row["model"] == model,
+        _listed,
+    )
 
 
 _LINEAR = (
@@ -120,35 +140,26 @@ SECTIONS = (
         _of("isa"),
         cells.cost,
     ),
-    Section(
-        "accuracy",
-        "Trained models",
+    _trained(
+        "smollm",
+        cells.language,
         "SmolLM2-135M: divergence (KL) of the next-token distribution from float, agreement of the "
         "likeliest token, perplexity, and questions for capitals that it answers rightly.",
-        "setting",
-        _of("setting"),
-        cells.language,
-        lambda row: row["model"] == "smollm",
-        order=lambda row: row["setting"] != "float",
     ),
-    Section(
-        "accuracy",
-        "Trained models",
-        "MiniLM: correlation with human judgement of texts and of words.",
-        "setting",
-        _of("setting"),
+    _trained(
+        "whisper",
+        cells.speech,
+        "Whisper base, on 13 clips of speech: the same divergence and agreement, behind the tokens "
+        "that float heard, and clips of which int8 would hear the same text as float.",
+    ),
+    _trained(
+        "minilm",
         cells.encoder,
-        lambda row: row["model"] == "minilm",
+        "MiniLM: how far its embeddings of texts are from float's, and their correlation with "
+        "human judgement of texts and of words.",
     ),
-    Section(
-        "accuracy",
-        "Trained models",
-        "A vision transformer on the 8x8 digits of scikit-learn.",
-        "setting",
-        _of("setting"),
-        cells.vision,
-        lambda row: row["model"] == "digits",
-    ),
+    _trained("mpnet", cells.encoder, "all-mpnet-base-v2, judged as MiniLM is."),
+    _trained("digits", cells.vision, "A vision transformer on the 8x8 digits of scikit-learn."),
     Section(
         "symmetry",
         "Symmetric and asymmetric activations",

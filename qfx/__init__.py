@@ -1,12 +1,14 @@
 """qfx: int8 for PyTorch as a compiler backend. `torch.compile(model, backend="qfx")`."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: F401  (its libraries are loaded before our extension)
+import torch  # (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
-from qfx.nn import prepare_binary, prepare_qat, quantize_
+from qfx.nn import convert, prepare_binary, prepare_qat, quantize_
+from qfx.nn.quantized import TOLD
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
     Quantized,
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from qfx.calibration.pinning import pin
     from qfx.cost.kernels import Kernels, kernels
     from qfx.dynamo_backend import qfx as backend
+    from qfx.files.loading import load
+    from qfx.files.saving import save
     from qfx.graph.capture import trace
     from qfx.match.spellings import register_matmul
     from qfx.pipeline import rewrite
@@ -52,11 +56,13 @@ __all__ = [
     "SiteRecipe",
     "backend",
     "calibrate",
+    "convert",
     "dequantize",
     "explain",
     "guard_counts",
     "invalidate",
     "kernels",
+    "load",
     "nn",
     "ops",
     "pin",
@@ -68,12 +74,13 @@ __all__ = [
     "quantize_dequantize_",
     "register_matmul",
     "rewrite",
+    "save",
     "sqnr",
     "trace",
 ]
 __version__ = "0.2.0.dev0"
 
-# What compiles, and takes a second to import: where it is, and what it is called there.
+# What compiles, and takes a second to import, and files: where it is, what it is called there.
 _WHEN_ASKED_FOR = {
     "Kernels": ("cost.kernels", "Kernels"),
     "Plan": ("plan.policy", "Plan"),
@@ -82,14 +89,42 @@ _WHEN_ASKED_FOR = {
     "calibrate": ("calibration.calibrating", "calibrate"),
     "explain": ("report.report", "explain"),
     "kernels": ("cost.kernels", "kernels"),
+    "load": ("files.loading", "load"),
     "pin": ("calibration.pinning", "pin"),
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),
+    "save": ("files.saving", "save"),
     "trace": ("graph.capture", "trace"),
 }
 
 
+_PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
+
+
+def _tell_transformers(model: torch.nn.Module) -> None:
+    """A model of transformers is saved by save_pretrained as what it is now; whoever has one has
+    imported transformers."""
+    classes = {each for module in model.modules() for each in type(module).__mro__}
+    if _PRETRAINED not in {(each.__module__, each.__name__) for each in classes}:
+        return
+    try:
+        attached = import_module("qfx.hf.attached")
+    except ImportError as why:  # of an earlier transformers
+        warnings.warn(
+            f"qfx.quantize_: {why}. What save_pretrained writes, from_pretrained does not read, "
+            "and fills the linears with random weights. qfx.save keeps the model",
+            stacklevel=4,
+        )
+    else:
+        attached.attach(model)
+
+
+TOLD.append(_tell_transformers)
+
+
 def __getattr__(name: str) -> Any:
+    if name == "hf":
+        return import_module("qfx.hf")
     if name not in _WHEN_ASKED_FOR:
         raise AttributeError(f"module 'qfx' has no attribute {name!r}")
     module, called = _WHEN_ASKED_FOR[name]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -26,6 +27,17 @@ class Part:
         return islice(iter(self.batches), self.start, self.stop)
 
 
+@dataclass(frozen=True)
+class Transformed:
+    """Each batch as `transform` gives it, each time that they are read."""
+
+    batches: Iterable[Any]
+    transform: Callable[[Any], Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.transform, self.batches)
+
+
 def parted(batches: Iterable[Any], count: int) -> tuple[Part, Part]:
     """The batches that weights are rounded on, and the last quarter, that predictions are made on:
     of `count` at least one, which of a single batch is the same, and at most 8."""
@@ -38,3 +50,20 @@ def arguments_of(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(batch, Mapping):
         return (), batch
     return (batch if isinstance(batch, list | tuple) else (batch,)), {}
+
+
+def check_call(model: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    """Raises ValueError where the forward of `model` does not take so many or such arguments."""
+    try:
+        takes = inspect.signature(getattr(model, "forward", model))
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        takes.bind(*inputs, **keywords)
+    except TypeError as why:
+        what = f"a mapping of {', '.join(keywords)}" if keywords else f"a tuple of {len(inputs)}"
+        raise ValueError(
+            f"calibrate: a batch is {what}, with which the model cannot be called, {why}; give "
+            "transform, which takes a batch and returns the model's inputs: "
+            f"transform=lambda batch: {'batch[name]' if keywords else 'batch[0]'}"
+        ) from None

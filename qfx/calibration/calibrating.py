@@ -13,15 +13,24 @@ from typing import Any
 from torch import nn
 from tqdm import tqdm
 
-from qfx.calibration.batches import arguments_of, parted
+from qfx.calibration.batches import Transformed, arguments_of, check_call, parted
 from qfx.calibration.budget import by_divergence
 from qfx.calibration.choose import Choice, by_error, by_metric
 from qfx.calibration.losses import LOSSES, Loss
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.predicting import predicted
 from qfx.calibration.record import Session, SharedInput, SiteKey
-from qfx.calibration.rounding import NEAREST, ROUNDINGS, Chosen, all_rounded, rounded
+from qfx.calibration.rounding import (
+    NEAREST,
+    ROUNDINGS,
+    SEQUENTIAL,
+    Chosen,
+    all_rounded,
+    rounded,
+    rounded_in_turn,
+)
 from qfx.calibration.search import Candidate, candidates
+from qfx.calibration.sequential import sequential
 from qfx.calibration.with_recipe import quantized
 from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
@@ -54,16 +63,21 @@ def calibrate(
     max_divergence: float | None = None,
     loss: Loss | None = None,
     progress: bool = True,
+    transform: Callable[[Any], Any] | None = None,
 ) -> Recipe:
     """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each site.
 
     `batches`: of inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
-    `model(**batch)`. `config`: its `scheme` is tried with several strengths of smoothing, and with
-    up to 8 outlying features in float; sites of a static preset may fall back to dynamic scales per
-    token. `observer`: how static ranges are found: minmax, moving-average, percentile (99.99), mse
-    or entropy. `rounding`: how the weights of what is chosen become codes: "nearest", or "gptq",
-    which for the inputs that were seen loses less, at no cost in the kernels. Its codes belong to
-    these weights and no others. Static scales and "gptq" need batches that can be read twice.
+    `model(**batch)`; `transform` makes one of what `batches` gives, as `lambda batch: batch[0]`
+    does for a loader of inputs and labels. `config`: its `scheme` is tried with several strengths
+    of smoothing, and with up to 8 outlying features in float; sites of a static preset may fall
+    back to dynamic scales per token. `observer`: how static ranges are found: minmax,
+    moving-average, percentile (99.99), mse or entropy. `rounding`: how the weights of what is
+    chosen become codes: "nearest", or "gptq", which for the inputs that were seen loses less, at no
+    cost in the kernels, or "gptq-sequential", which also makes good a part of what the matmuls
+    before have lost: worth it at few bits, for a model that is captured as one graph. These codes
+    belong to these weights and no others. They and static scales need batches that can be read
+    twice.
 
     Three ways to choose. By default the result is the fastest choice, by the cost model, whose
     error, summed over sites as noise power relative to signal, is at most `max_sqnr_loss_db` above
@@ -89,9 +103,11 @@ def calibrate(
     Ctrl-C ends the observation: the batches that were seen count. Memory: samples of at most 256
     rows an activation, and an eighth of the model or 16 MiB; the buffers once more; for "gptq" the
     codes, a quarter of the model beside them and some matrices [K, K] of the largest K; for
+    "gptq-sequential" what all batches hold at one matmul, twice, in place of the quarter; for
     `max_divergence` what one batch keeps for its gradients, and for "gptq" the codes of every
-    candidate. Raises ValueError for no batches, for a pattern that fits nothing, for an unknown
-    observer, rounding or loss, where no graph was captured, and where no gradient reaches a matmul.
+    candidate. Raises ValueError for no batches, for batches that the model cannot be called with,
+    for a pattern that fits nothing, for an unknown observer, rounding or loss, where no graph was
+    captured, and where no gradient reaches a matmul.
     """
     config = config or Config()
     _check_names(("observer", observer, OBSERVERS), ("rounding", rounding, ROUNDINGS))
@@ -105,6 +121,8 @@ def calibrate(
             f"calibrate: {again} in a second pass, but these batches can be read only once; give a "
             "list or a DataLoader"
         )
+    if transform is not None:
+        batches = Transformed(batches, transform)
     if training := in_training(model):
         warnings.warn(
             f"qfx.calibrate: {training} in training mode: what dropout and batch statistics do is "
@@ -124,6 +142,9 @@ def calibrate(
     def with_codes(chosen: Chosen, seen: Iterable[Any] = batches) -> Chosen:
         if rounding == NEAREST:
             return chosen
+        if rounding == SEQUENTIAL:
+            run = partial(sequential, model, seen, groups, observer, progress)
+            return rounded_in_turn(groups, chosen, observer, run)
         watching = partial(_observe, model, seen, session, progress)
         return rounded(groups, chosen, rounding, observer, session, watching, memory)
 
@@ -139,7 +160,7 @@ def calibrate(
         found = predicted(model, shown, loss, groups, found, observer)
         return recipe_of(by_divergence([*found.values()], max_divergence))
     if metric is None:
-        return recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes)
+        return _told(recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes))
     measure = partial(_measured, metric, model)
     wanted = measure(model)
 
@@ -147,6 +168,21 @@ def calibrate(
         return wanted - measure(quantized(model, replace(config, recipe=recipe_of(choice))))
 
     return recipe_of(by_metric([*found.values()], drop, max_drop), with_codes)
+
+
+def _told(recipe: Recipe) -> Recipe:
+    """Itself, and a warning with the reasons where it leaves everything float."""
+    if recipe.sites and all(site.scheme is None for site in recipe.sites):
+        reasons = defaultdict(list)
+        for site in recipe.sites:
+            reasons[site.reason or "no scheme is within the bound"].append(str(site))
+        each = "; ".join(f"{why} ({', '.join(names[:5])})" for why, names in reasons.items())
+        warnings.warn(
+            f"qfx.calibrate: all {len(recipe.sites)} matmuls stay float: {each}. "
+            "Config(minimum_gain=0) quantizes what only costs time",
+            stacklevel=3,
+        )
+    return recipe
 
 
 def _check_names(*given: tuple[str, str, Iterable[str]]) -> None:
@@ -189,6 +225,7 @@ def _observe(
         for batch in tqdm(batches, what, disable=not progress):
             try:
                 inputs, keywords = arguments_of(batch)
+                check_call(model, inputs, keywords)
                 watch(model, session.run, *inputs, **keywords)
             except KeyboardInterrupt:
                 if not count:

@@ -17,6 +17,7 @@ from qfx.values.scheme import QSpec
 
 LEAST_DAMPING = 0.01
 LARGEST_ROW = 2.0**96  # |x|^2; as many rows as fit into memory do not overflow
+CORRECTION = 0.25  # a part: the whole follows the noise of few rows
 _BLOCK = 128  # columns between two matmuls
 
 
@@ -42,37 +43,71 @@ class Moments:
         return min(max(self.h_kk.shape[0] / max(self.rows, 1), LEAST_DAMPING), 1.0)
 
 
+class ComparedMoments(Moments):
+    """Beside H of the rows x_m of the model rounded so far, C = sum_m (f_m - x_m) x_m^T with f_m
+    those in float. (Q11)"""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.c_kk = torch.zeros(k, k)
+
+    def compare(self, in_float: Tensor, x: Tensor) -> None:
+        both = [t.reshape(t.shape[:-1].numel(), self.h_kk.shape[0]).float() for t in (in_float, x)]
+        usable = torch.stack([t.square().sum(1) < LARGEST_ROW for t in both]).all(0)
+        exact, rows = (t[usable] for t in both)
+        self.update(rows)
+        self.c_kk.addmm_((exact - rows).t(), rows)
+
+
 class Order(NamedTuple):
     """In which order columns are rounded, and how much of each one's error goes to which."""
 
     h_kk: Tensor  # as the columns are
     columns: Tensor  # int64 [K]: the place of each in the weight
     share_kk: Tensor  # [i, j]: of the error of i to j > i, in this order
+    ways_kk: Tensor | None = None  # codes are to stand for w + w ways (Q11)
 
 
 def ordered(moments: Moments) -> Order:
     """The columns of most power first. (Q9)"""
     h_kk = moments.h_kk
     columns = h_kk.diagonal().argsort(descending=True, stable=True)
-    h = h_kk[columns][:, columns].double()
-    damping = moments.damping * h.diagonal().mean().item() if h.numel() else 0.0
-    upper, failed = _upper(h, damping or 1.0)
-    while failed:  # what float32 sums lose of a positive matrix is far below that in all but freaks
+    mean = h_kk.diagonal()[columns].double().mean().item() if h_kk.numel() else 0.0
+    damping = moments.damping * mean
+    share = _share(h_kk, columns, damping or 1.0)
+    while share is None:  # float32 sums lose far less of a positive matrix in all but freaks
         damping *= 10
-        upper, failed = _upper(h, damping)
-    return Order(h_kk, columns, (upper / upper.diagonal()).float())
+        share = _share(h_kk, columns, damping)
+    return Order(h_kk, columns, share, _ways(moments, damping or 1.0))
 
 
-def _upper(h: Tensor, damping: float) -> tuple[Tensor, bool]:
-    """U, upper triangular, with U U^T = h + damping: a Cholesky factor of what is reversed."""
-    damped = h.flip(0, 1)
-    damped.diagonal().add_(damping)
-    lower, info = torch.linalg.cholesky_ex(damped)
-    return lower.flip(0, 1), bool(info)
+def _ways(moments: Moments, damping: float) -> Tensor | None:
+    """A part of C (h + damping)^-1; None where nothing was lost before. (Q11)"""
+    if not isinstance(moments, ComparedMoments) or not moments.c_kk.any():
+        return None
+    h = moments.h_kk.double()
+    h.diagonal().add_(damping)
+    lower = torch.linalg.cholesky(h)
+    return torch.cholesky_solve(moments.c_kk.t().double(), lower).t().float() * CORRECTION
+
+
+def _share(h_kk: Tensor, columns: Tensor, damping: float) -> Tensor | None:
+    """U_ij / U_jj: U upper triangular, U U^T = h + damping with h in the order of the columns. None
+    where there is no such U.
+
+    A Cholesky factor of what is reversed. Two float64 matrices at once, no more: of a large K they
+    are what takes memory.
+    """
+    back = columns.flip(0)
+    h = h_kk[back][:, back].double()
+    h.diagonal().add_(damping)
+    lower, info = torch.linalg.cholesky_ex(h)
+    del h
+    return None if info else lower.div_(lower.diagonal().clone()).float().flip(0, 1)
 
 
 def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
-    """Codes int8 [N, K] for w float32 [N, K], under the scales that `spec` gives it. (Q9) (Q10)
+    """Codes int8 [N, K] for w float32 [N, K], under the scales that `spec` gives it. (Q9)-(Q11)
 
     Rows that would be worse than rounded to nearest, sum_kl d_k H_kl d_l of their errors d, are
     that; so are rows with a NaN or an infinity.
@@ -80,8 +115,9 @@ def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
     nearest = quantize(w_nk, spec)
     if not w_nk.numel():
         return nearest.codes
-    spread = nearest._replace(codes=_spread(w_nk, nearest, order))
-    a, b = w_nk - dequantize(nearest), w_nk - dequantize(spread)
+    aim_nk = w_nk if order.ways_kk is None else w_nk + w_nk @ order.ways_kk
+    spread = nearest._replace(codes=_spread(aim_nk, nearest, order))
+    a, b = aim_nk - dequantize(nearest), aim_nk - dequantize(spread)
     gains = ((a - b) @ order.h_kk).mul_(a.add_(b)).sum(1, keepdim=True)  # a H a^T - b H b^T
     return torch.where(gains > 0, spread.codes, nearest.codes)  # NaN is not
 

@@ -22,13 +22,35 @@ def labels(output: Any, random: torch.Generator) -> Tensor:
     """The cross entropy of logits [..., V] with labels drawn from the distribution that they are.
     Rows with a NaN do not count. (D2)"""
     rows = _rows(_logits_of(output))
-    chances = rows.detach().softmax(-1)
-    usable = chances.isfinite().all(-1)
-    rows, chances = rows[usable], chances[usable]
-    if not rows.numel():
+    drawn, usable = _drawn(rows.detach(), random)
+    rows = rows if usable.all() else rows[usable]
+    return _CrossEntropy.apply(rows, drawn)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """PyTorch keeps two tensors of the size of the logits; this one computes softmax again."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, drawn: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, drawn)
+        return F.cross_entropy(rows, drawn, reduction="none")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        rows, drawn = ctx.saved_tensors
+        chances = rows.log_softmax(-1).exp_()
+        chances[torch.arange(len(drawn)), drawn] -= 1
+        return chances.mul_(grad[:, None]), None
+
+
+def _drawn(logits: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A label for each usable row, and which are. Vocabularies are large: few copies at once."""
+    chances = logits.softmax(-1)
+    usable = chances.sum(-1).isfinite()  # of a row all are NaN, or none
+    chances = chances if usable.all() else chances[usable]
+    if not chances.numel():
         raise UserError("calibrate: the logits of a batch have no row without a NaN")
-    drawn = chances.multinomial(1, generator=random).squeeze(1)
-    return F.cross_entropy(rows, drawn, reduction="none")
+    return chances.multinomial(1, generator=random).squeeze(1), usable
 
 
 def direction(output: Any, random: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qfx.calibration.gptq import Moments, Order, ordered, rounded_codes
+from qfx.calibration.gptq import ComparedMoments, Moments, Order, ordered, rounded_codes
 from qfx.calibration.record import Session, SharedInput, SiteKey, Transform
 from qfx.calibration.search import Candidate, errors_of
 from qfx.ops.packing import Packing
@@ -22,6 +22,7 @@ from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec
 from qfx.weights.given_codes import digest_for
 
 NEAREST = "nearest"
+SEQUENTIAL = "gptq-sequential"
 ROUNDINGS = (NEAREST, *METHODS)
 _FLOAT32 = 4  # bytes
 _ROWS = 4096  # of a weight at once, where they are quantized each by itself
@@ -55,6 +56,24 @@ def rounded(
         for key in keys:
             given = (groups[key], chosen[key], moments.pop(key))
             result[key] = _rounded(*given, method, observer)
+    return result
+
+
+def rounded_in_turn(
+    groups: Mapping[SiteKey, SharedInput],
+    chosen: Chosen,
+    observer: str,
+    run: Callable[[Chosen, Callable[[SiteKey, ComparedMoments], Candidate]], None],
+) -> dict[SiteKey, Candidate]:
+    """The same by (Q11). `run` calls what it is given for one group after the other."""
+    result = {key: _told(candidate) for key, candidate in chosen.items()}
+
+    def round_group(key: SiteKey, moments: ComparedMoments) -> Candidate:
+        if not result[key].reason:
+            result[key] = _rounded(groups[key], chosen[key], moments, SEQUENTIAL, observer)
+        return result[key]
+
+    run(chosen, round_group)
     return result
 
 

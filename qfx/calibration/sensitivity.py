@@ -74,11 +74,9 @@ class _Probe(NamedTuple):
     total: int  # of all rows
     price: Tensor
 
-    def take(self, zero: Tensor) -> None:
-        assert zero.grad is not None
-        g_mn = zero.grad.reshape(-1, zero.shape[-1])[self.kept].float()
+    def take(self, gradient: Tensor) -> None:
+        g_mn = gradient.reshape(-1, gradient.shape[-1])[self.kept].float()
         self.price.copy_((g_mn @ g_mn.t()) / max(g_mn.shape[1], 1) * _pairs(self.total, len(g_mn)))
-        zero.grad = None
 
 
 def _pairs(total: int, kept: int) -> Tensor:
@@ -120,7 +118,8 @@ class _Prober(Recorder):
         if not torch.is_grad_enabled():
             probe.price.fill_(torch.nan)
             return result
-        zero = torch.zeros(probe.shape, dtype=result.dtype, requires_grad=True)
-        zero.register_post_accumulate_grad_hook(probe.take)
-        self.gradients.leaves.append(zero)
+        leaf = torch.zeros((), dtype=result.dtype, requires_grad=True)
+        zero = leaf.expand(probe.shape)  # takes no memory
+        zero.register_hook(probe.take)
+        self.gradients.leaves.append(leaf)
         return result + apply(probe.site.y_view, zero)

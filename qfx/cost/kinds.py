@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import torch
@@ -45,7 +45,7 @@ class Kind:
 
 
 GRIDS = ("float", "int8")
-FINEST = QSpec(bits=4, symmetric=False, group=64)  # groups, with zero points: they take the longest
+FINEST = QSpec(bits=4, symmetric=False, group=linears.GROUP)  # zero points take the longest
 
 
 def _linear(scheme: Scheme) -> Kind:
@@ -67,6 +67,7 @@ KINDS = {
         CORRECTIONS,
     ),
     "groups": _linear(Scheme(linears.ASYMMETRIC, FINEST)),
+    "x_groups": _linear(Scheme(replace(linears.ASYMMETRIC, group=FINEST.group), FINEST)),
     "weight_only": _linear(Scheme(x=None)),
     "products": _batch(batches.PRODUCT_AXES, batches.product),
     "attentions": _batch(batches.ATTENTION_AXES, batches.attention),

@@ -19,7 +19,7 @@ from qfx.cost.measuring import ROUNDS, Timing, apart, random, weights
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
-from qfx.ops.forms import QUANTIZE, form_of, of_scheme, of_weight
+from qfx.ops.forms import form_of, of_scheme, of_weight
 from qfx.ops.packing import Packing
 from qfx.ops.weight import PANEL
 from qfx.values.scheme import QSpec, Scheme
@@ -27,6 +27,7 @@ from qfx.weights.cache import Packed, pack
 
 AXES = ((1, 2, 4, 16, 64, 256), (32, 128, 1024, 2048, 4096), (32, 128, 512, 2048, 4096))  # M, K, N
 SPARSE_AXES = ((1, 8, 64, 256), (64, 512, 2048), (32, 256, 2048))
+GROUP = 64  # elements of K that share a scale, where some do
 BLOCK = 16  # columns that float libraries take at once
 VECTOR = 32  # a divisor of the features that int8 kernels take at once
 ASYMMETRIC = QSpec(symmetric=False)
@@ -36,7 +37,7 @@ def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
     """Of bias-free linears of this scheme, each of another weight, as in a model: few rows take as
     long as reading it does."""
     floats = weights(n, k, dtype)
-    packed = pack(floats[0], (), Packing(scheme.w))
+    packed = pack(floats[0], (), Packing(scheme.w, group=scheme.group))
     each = apart(packed.blocks)
 
     def timed(m: int) -> list[float]:
@@ -51,20 +52,18 @@ def in_int8(scheme: Scheme, x: Tensor, packed: Packed) -> Callable[[], Tensor]:
     """The linear as its form runs it, nothing left to do but call the operators."""
     form, end = form_of(scheme), {"bias": None, "activation": "none", "out_dtype": x.dtype}
     values: dict[str, Any] = {"x": x, **of_scheme(scheme), **of_weight(packed), **end}
-    whole = form.fused if not form.codes else form.dynamic
-    if whole is not None:
-        operator, arguments = whole.operator, whole.arguments(values)
-        return lambda: operator(*arguments)  # type: ignore[no-any-return]
-    codes, rest = dict.fromkeys(("q", "scale", "zero_point")), form.fused
-    quantize, made = QUANTIZE.operator, QUANTIZE.arguments(values)
-    _, _, _, *others = rest.arguments(values | codes)
-    return lambda: rest.operator(*quantize(*made), *others)  # type: ignore[no-any-return]
+    whole = form.dynamic if form.codes else form.fused
+    assert whole is not None
+    operator, arguments = whole.operator, whole.arguments(values)
+    return lambda: operator(*arguments)  # type: ignore[no-any-return]
 
 
 def between_points(table: Table, work: Work) -> Estimate:
-    """A size below the grid's smallest counts as that one."""
-    grids = (table.grids["float"], table.grids["int8"])
-    return Estimate(*(g.linear(*g.within(work.m, work.k, work.n)) for g in grids))
+    """A size below the grid's smallest counts as that one. Smaller groups than those of the grid
+    take at most as many times as long as there are more of them."""
+    grids, group = (table.grids["float"], table.grids["int8"]), work.scheme and work.scheme.group
+    float_s, int8_s = (g.linear(*g.within(work.m, work.k, work.n)) for g in grids)
+    return Estimate(float_s, int8_s * max(GROUP / (group or GROUP), 1.0))
 
 
 def with_corrections(table: Table, work: Work) -> Estimate:

@@ -84,8 +84,8 @@ class Pattern:
 
 
 class Template:
-    """A call with names of a pattern, to be made from what they stand for. `target`: None where its
-    name means several operators, and it is the same one with other arguments."""
+    """A call with names of a pattern, to be made from what they stand for, and constants. `target`:
+    None where its name means several operators, and it is the same one with other arguments."""
 
     def __init__(self, text: str, calls: Calls) -> None:
         self.root = _call(text)
@@ -99,7 +99,7 @@ class Template:
             if isinstance(tree, ast.Starred):
                 found += bound[_name(tree.value)]
             else:
-                found.append(bound[tree.id] if isinstance(tree, ast.Name) else _part(tree, bound))
+                found.append(_argument(tree, bound))
         return tuple(found)
 
 
@@ -108,9 +108,14 @@ def calls(node: Any, *targets: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
-def _part(tree: ast.expr, bound: Bound) -> Any:
+def _argument(tree: ast.expr, bound: Bound) -> Any:
+    if isinstance(tree, ast.Name):
+        return bound[tree.id]
+    return _part(tree, bound) if isinstance(tree, ast.Subscript) else ast.literal_eval(tree)
+
+
+def _part(tree: ast.Subscript, bound: Bound) -> Any:
     """`t[i]`: the node that already reads this result."""
-    assert isinstance(tree, ast.Subscript)
     source, part = bound[_name(tree.value)], ast.literal_eval(tree.slice)
     return next(n for n in source.users if calls(n, operator.getitem) and n.args[1] == part)
 

@@ -17,7 +17,7 @@ from qfx.graph.views import View
 from qfx.host.operators import schema
 from qfx.match.base import FLOAT, Match, Size
 from qfx.ops.forms import FORMS
-from qfx.values.scheme import GROUP_MULTIPLE, PER_TENSOR, QSpec, Scheme
+from qfx.values.scheme import GROUP_MULTIPLE, PER_ROW, PER_TENSOR, QSpec, Scheme
 
 Sizes = tuple[Size | None, Size | None, Size | None, Size | None]  # batch, M, K, N
 Arguments = Mapping[str, Any]
@@ -117,11 +117,17 @@ def _named(node: fx.Node) -> dict[str, Any]:
 
 
 def _spec(a: Arguments, axes: tuple[int, ...] | None = None) -> QSpec:
-    return QSpec(a["bits"], a["symmetric"], axes or tuple(a["axes"]), static=axes is not None)
+    group, static = a.get("group", 0), axes is not None
+    return QSpec(a["bits"], a["symmetric"], axes or tuple(a["axes"]), group, static)
 
 
 def _dynamic(a: Arguments) -> str:
     return str(Scheme(x=_spec(a), rotation=a.get("rotation", 0)))
+
+
+def _groups_dynamic(a: Arguments) -> str:
+    rotation = a.get("rotation", 0)
+    return f"x{_spec(a)}_w{_weight_in_groups(a, a['x'])}{f'_h{rotation}' * bool(rotation)}"
 
 
 def _weight_only(a: Arguments) -> str:
@@ -151,11 +157,16 @@ def _of_codes(a: Arguments, w: QSpec | None = None) -> str:
 
 
 def _of_groups(a: Arguments) -> str:
-    codes, scale = _seen(a["q"]), _seen(a["w_scale"])
+    return _of_codes(a, _weight_in_groups(a, a["q"]))
+
+
+def _weight_in_groups(a: Arguments, left: Any) -> QSpec:
+    """Its groups are the smallest of which there are as many as scales."""
+    x, scale = _seen(left), _seen(a["w_scale"])
     group = 0
-    if codes is not None and scale is not None and scale.shape[-1] > 1:
-        group = math.ceil(codes.shape[-1] / scale.shape[-1] / GROUP_MULTIPLE) * GROUP_MULTIPLE
-    return _of_codes(a, QSpec(symmetric=a.get("w_zero") is None, group=group))
+    if x is not None and scale is not None and scale.shape[-1] > 1:
+        group = math.ceil(x.shape[-1] / scale.shape[-1] / GROUP_MULTIPLE) * GROUP_MULTIPLE
+    return QSpec(symmetric=a.get("w_zero") is None, group=group)
 
 
 def _of_training(a: Arguments) -> str:
@@ -180,12 +191,15 @@ def _of_forms() -> dict[Any, Any]:
 
 _QUANTIZE = _by_target(
     quantize=_spec,
+    quantize_groups=lambda a: _spec({"axes": PER_ROW, **a}),
     quantize_static=lambda a: _spec(a, PER_TENSOR),
     quantize_stochastic=lambda a: _spec({"symmetric": True, **a}),
 )
 _ROWS = _of_forms() | _by_target(
     int8_linear_requantize=_Says("q", _linear, _of_codes),
     int8_linear_groups=_Says("q", _linear, _of_groups, gemm=False),
+    int8_linear_groups_ste=_Says("q", _linear, _of_groups, gemm=False),
+    int8_linear_groups_dynamic=_Says("x", _linear, _groups_dynamic, gemm=False),
     int8_linear_ste=_Says("q", _linear, _of_training),
     int8_mm=_Says("q", _linear, _of_codes),
     int8_bmm=_Says("a_q", _batched, _of_codes),

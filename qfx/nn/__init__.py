@@ -2,15 +2,19 @@
 
 from qfx.nn import functional
 from qfx.nn.binary import BinaryLinear
+from qfx.nn.deployed import convert
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.qat import prepare_binary, prepare_qat
 from qfx.nn.quantized import quantize_
+from qfx.nn.sign_linear import SignLinear
 
 __all__ = [
     "BinaryLinear",
     "LSQLinear",
     "Linear",
+    "SignLinear",
+    "convert",
     "functional",
     "prepare_binary",
     "prepare_qat",

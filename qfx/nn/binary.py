@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, output_dtype
-from qfx.nn.functional import first_order, scaled_gradient
+from qfx.nn.functional import first_order, scaled_gradient, shifted
 from qfx.nn.scheme_tensor import written
 from qfx.nn.trained_state import TrainedState
 from qfx.values.scheme import PER_ROW, PER_TENSOR
@@ -97,6 +97,7 @@ class BinaryLinear(TrainedState):
 
     kind = "BinaryLinear"
     steps = ("x_log_scale",)
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -126,7 +127,8 @@ class BinaryLinear(TrainedState):
                 f"BinaryLinear: axes={axes} is neither (1,) per row nor (0, 1) per tensor"
             )
         self.in_features, self.out_features = sizes(linear, "BinaryLinear")
-        self.axes, self.weight, self.bias = axes, linear.weight, linear.bias
+        self.axes, self.weight = axes, linear.weight
+        self.register_parameter("bias", linear.bias)
         device = linear.weight.device
         unknown = torch.full((1,), torch.nan, dtype=torch.float32, device=device)
         self.x_log_scale = nn.Parameter(unknown)
@@ -146,11 +148,8 @@ class BinaryLinear(TrainedState):
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
         """Sets the scale of activations to mean|x|, that of least square error for x [..., K]."""
-        size = self._shifted(x).float().abs().mean()
+        size = shifted(x, self.shift).float().abs().mean()
         self.x_log_scale.copy_(size.clamp_min(2.0**-126).log().reshape(1))
-
-    def _shifted(self, x: Tensor) -> Tensor:
-        return x if self.shift is None else x + self.shift.to(x.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(casting_all_but((self.x_log_scale,), fn), recurse)
@@ -162,7 +161,7 @@ class BinaryLinear(TrainedState):
         if not self.training:
             packed = self._memo.get((self.weight,), lambda: binary_packed(self.weight, self.axes))
         return binary_linear(
-            self._shifted(input), self.weight, self.bias, x_scale, self.axes, packed
+            shifted(input, self.shift), self.weight, self.bias, x_scale, self.axes, packed
         )
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Carry: what of an nn.Linear goes over to the module in its place, and why some can have none.
+"""Carry: what of a linear goes over to the module in its place, and why some can have none.
 
 Hooks on calls go over, and so do attributes, parameters, buffers and children that users gave it.
 What would be lost or go stale is a reason, with what to do about it.
@@ -7,9 +7,11 @@ What would be lost or go stale is a reason, with what to do about it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import cache
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
@@ -18,7 +20,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from qfx.host.modules import has_old_backward_hook, pre_hooks, registries, share_hooks, state_hooks
 
-_OF_ALL = frozenset(vars(nn.Linear(1, 1, device="meta")))  # attributes of any nn.Linear
 _OWN_TENSORS = ("weight", "bias")
 # What computes a parameter before each call: its hook, name, what ends it.
 _MAKERS: tuple[tuple[type, str, str], ...] = (
@@ -28,17 +29,29 @@ _MAKERS: tuple[tuple[type, str, str], ...] = (
 )
 
 
-def carry(linear: nn.Linear, module: nn.Module) -> None:
+def _not_of_user(linear: nn.Module) -> frozenset[str]:
+    """Attributes and tensors of any linear of its kind."""
+    return _of_all(type(linear))  # type: ignore[arg-type]
+
+
+@cache
+def _of_all(kind: Any) -> frozenset[str]:
+    with torch.device("meta"):  # takes no random numbers
+        made = kind(1, 1)
+    return frozenset(vars(made)).union(*registries(made))
+
+
+def carry(linear: nn.Module, module: nn.Module) -> None:
     """Gives `module` what users gave `linear`: hooks, attributes, tensors, children, its mode."""
     module.training = linear.training
     share_hooks(linear, module)
     for name, value in _own_attributes(linear).items():
         vars(module)[name] = value
     for of, to in zip(registries(linear), registries(module), strict=True):
-        to.update({n: v for n, v in of.items() if n not in _OWN_TENSORS})
+        to.update({n: v for n, v in of.items() if n not in _not_of_user(linear)})
 
 
-def obstacles(linear: nn.Linear, names: Collection[str]) -> Iterator[str]:
+def obstacles(linear: nn.Module, names: Collection[str]) -> Iterator[str]:
     """Why no module can take the place of `linear`, and what to do; nothing where one can.
 
     `names`: those of the attributes of such a module, which those of `linear` must not hide.
@@ -49,15 +62,15 @@ def obstacles(linear: nn.Linear, names: Collection[str]) -> Iterator[str]:
         yield "it has hooks on its state dict, which will have other keys: remove them"
     if has_old_backward_hook(linear):
         yield (
-            "register_backward_hook gave it a hook, which sees the gradients of nn.Linear's own "
+            "register_backward_hook gave it a hook, which sees the gradients of its own "
             "node: use register_full_backward_hook"
         )
-    own = {*_own_attributes(linear), *(n for r in registries(linear) for n in r)}
-    for name in sorted((own - {*_OWN_TENSORS}) & {*names} - {*dir(nn.Linear)}):
+    tensors = {n for r in registries(linear) for n in r} - _not_of_user(linear)
+    for name in sorted({*_own_attributes(linear), *tensors} & {*names} - {*dir(type(linear))}):
         yield f"its attribute {name!r} would hide that of the module in its place: rename it"
 
 
-def sizes(linear: nn.Linear, who: str) -> tuple[int, int]:
+def sizes(linear: Any, who: str) -> tuple[int, int]:
     """K and N of its weight [N, K]. Raises ValueError, in the name of `who`, for a weight that is
     not there to be taken over."""
     for reason in computed_weights(linear):
@@ -66,7 +79,7 @@ def sizes(linear: nn.Linear, who: str) -> tuple[int, int]:
     return k, n
 
 
-def computed_weights(linear: nn.Linear) -> Iterator[str]:
+def computed_weights(linear: nn.Module) -> Iterator[str]:
     """Why its weight or bias may not be the one that its next call computes with."""
     for name in _OWN_TENSORS:
         if name not in linear._parameters:
@@ -77,7 +90,7 @@ def computed_weights(linear: nn.Linear) -> Iterator[str]:
         yield f"its weight has shape {shape}, not [N, K]: let whoever shards it gather it first"
 
 
-def _computed(linear: nn.Linear, name: str) -> str:
+def _computed(linear: nn.Module, name: str) -> str:
     if parametrize.is_parametrized(linear, name):
         return parametrized(linear, name)
     for hook in pre_hooks(linear):
@@ -91,7 +104,7 @@ def _computed(linear: nn.Linear, name: str) -> str:
     )
 
 
-def parametrized(linear: nn.Linear, name: str) -> str:
+def parametrized(linear: nn.Module, name: str) -> str:
     """What makes a parametrized weight, and what ends that."""
     assert isinstance(linear.parametrizations, nn.ModuleDict)
     chain = linear.parametrizations[name]
@@ -107,8 +120,8 @@ def _of_user(hook: Any) -> bool:
     return not made_in.startswith("torch.nn.utils.")
 
 
-def _own_methods(linear: nn.Linear) -> Iterator[str]:
-    own = {n: v for n, v in vars(linear).items() if n not in _OF_ALL and not _is_plain(linear, n)}
+def _own_methods(linear: nn.Module) -> Iterator[str]:
+    own = _own_attributes(linear)
     if "_hf_hook" in own and "forward" in own:
         yield (
             "accelerate has replaced its forward: accelerate.hooks.remove_hook_from_module(model, "
@@ -116,19 +129,20 @@ def _own_methods(linear: nn.Linear) -> Iterator[str]:
         )
         return
     for name, value in own.items():
-        if hasattr(nn.Linear, name):
-            yield f"its {name} is its own, not that of nn.Linear: delete it, del module.{name}"
+        if hasattr(type(linear), name):
+            kind = "nn.Linear" if type(linear) is nn.Linear else type(linear).__name__
+            yield f"its {name} is its own, not that of {kind}: delete it, del module.{name}"
         elif isinstance(value, MethodType) and value.__self__ is linear:
             yield f"its attribute {name!r} is a method of it: delete it, del module.{name}"
 
 
-def _is_plain(linear: nn.Linear, name: str) -> bool:
+def _is_plain(linear: nn.Module, name: str) -> bool:
     """Whether an attribute is what it would be without: accelerate leaves such a forward."""
     value = vars(linear)[name]
     bound = isinstance(value, MethodType) and value.__self__ is linear
     return bound and value.__func__ is getattr(type(linear), name, None)
 
 
-def _own_attributes(linear: nn.Linear) -> dict[str, Any]:
-    own = {n: v for n, v in vars(linear).items() if n not in _OF_ALL | {*_OWN_TENSORS}}
+def _own_attributes(linear: nn.Module) -> dict[str, Any]:
+    own = {n: v for n, v in vars(linear).items() if n not in _not_of_user(linear)}
     return {n: v for n, v in own.items() if not _is_plain(linear, n)}

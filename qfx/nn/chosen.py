@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
@@ -14,6 +15,7 @@ from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import wraps_tensors
 from qfx.nn.carry import obstacles, parametrized
 from qfx.nn.loading import Checked
+from qfx.nn.trained_state import TrainedState
 from qfx.values.config import Config
 from qfx.values.floats import FLOATS, SERVED
 from qfx.values.select import check_names, left_out
@@ -47,11 +49,7 @@ def chosen(
     modules = model.named_modules(remove_duplicate=False)
     linears = {n: m for n, m in modules if n and _is_float(m)}
     check_names(config, linears)
-    if any(map(is_sharded, model.modules())):
-        raise ValueError(
-            f"{who}: FSDP shards the model and keeps account of its parameters: call {who} first, "
-            "and shard the model afterwards"
-        )
+    check_unsharded(model, who)
     found = Chosen(who, model, linears, {}, {}, {})
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     for name, module in linears.items():
@@ -65,6 +63,11 @@ def chosen(
             found.taken[name] = module
     if not any(type(m) is nn.Linear for m in linears.values()):
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
+        trained = [n for n, m in model.named_modules() if isinstance(m, TrainedState)]
+        if trained:
+            beside += (
+                f"; {listed(trained)} are linears with learned steps: qfx.convert deploys them"
+            )
         raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
     return found
 
@@ -72,6 +75,15 @@ def chosen(
 def _is_float(module: nn.Module) -> TypeGuard[nn.Linear]:
     """A linear that is none of qfx's modules yet."""
     return isinstance(module, nn.Linear) and not isinstance(module, Checked)
+
+
+def check_unsharded(model: nn.Module, who: str) -> None:
+    """Raises ValueError for a model that FSDP shards."""
+    if any(map(is_sharded, model.modules())):
+        raise ValueError(
+            f"{who}: FSDP shards the model and keeps account of its parameters: call {who} first, "
+            "and shard the model afterwards"
+        )
 
 
 def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -> str:
@@ -85,6 +97,11 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
         return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
     if type(module) is not nn.Linear:
         return f"{type(module).__name__}, a subclass of nn.Linear"
+    return unserved(weight)
+
+
+def unserved(weight: Any) -> str:
+    """Why a weight of this type becomes no codes; '' where it does."""
     if isinstance(weight, Tensor) and wraps_tensors(weight):
         return f"its weight is a {type(weight).__name__}, a tensor subclass"
     if isinstance(weight, Tensor) and weight.dtype not in FLOATS:
@@ -92,20 +109,28 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
     return ""
 
 
-def refuse(found: Chosen, make: Callable[[nn.Linear], nn.Module]) -> None:
-    """Raises ValueError that names every linear whose place no module of `make` can take."""
-    blank = nn.Linear(1, 1, device="meta").to_empty(device="cpu")  # takes no random numbers
+def refuse(
+    found: Chosen,
+    make: Callable[[nn.Linear], nn.Module],
+    instead: str = "\nor leave them out: qfx.Config(skip={})",
+    faults: Callable[[Any], Iterable[str]] = lambda linear: (),
+) -> None:
+    """Raises ValueError that names every linear whose place no module of `make` can take, and what
+    may be done `instead`. `faults`: more reasons of a linear."""
+    blank = nn.Linear(1, 1, bias=False, device="meta")  # takes no random numbers
+    blank.weight = nn.Parameter(torch.ones(1, 1, device="cpu"))
     known = dir(make(blank))
     reasons = defaultdict(list)
     for name, linear in found.taken.items():
-        for reason in (*obstacles(linear, known), *_offloaded(found.model, name, linear)):
+        own = (*obstacles(linear, known), *_offloaded(found.model, name, linear))
+        for reason in own or faults(linear):
             reasons[reason].append(name)
     if reasons:
         lines = "".join(f"\n  {listed(names)}: {reason}" for reason, names in reasons.items())
         out = [n for n in found.taken if any(n in names for names in reasons.values())]
         raise ValueError(
             f"{found.who}: {len(out)} of {len(found.taken)} linears cannot be replaced as they are,"
-            f" and nothing was changed:{lines}\nor leave them out: qfx.Config(skip={out})"
+            f" and nothing was changed:{lines}{instead.format(out)}"
         )
 
 

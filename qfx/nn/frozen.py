@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from qfx.nn.dtypes import output_dtype
-from qfx.nn.functional import first_order
+from qfx.nn.functional import first_order, shifted
 from qfx.ops.forms import Form, form_of, of_scheme, quantizing
 from qfx.ops.packing import Packing
-from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import Quantized, dequantize
 from qfx.ops.storage import storage_of
 from qfx.values.scheme import QSpec, Scheme
@@ -36,6 +35,7 @@ class Frozen(NamedTuple):
     factor: Tensor | None = None
     x_scale: Tensor | None = None
     x_zero_point: Tensor | None = None
+    shift: Tensor | None = None
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
@@ -43,7 +43,8 @@ def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
     site = how if isinstance(how, SiteRecipe) else None
     scheme = _checked(weight, how).at(weight.shape[1])
     factor = site.factor if site else None
-    packing = Packing(scheme.w, factor, scheme.rotation, rounding=site.rounding if site else None)
+    rounding = site.rounding if site else None
+    packing = Packing(scheme.w, factor, scheme.rotation, rounding=rounding, group=scheme.group)
     packed = pack(weight, (), packing)
     if factor is not None:
         packed = packed._replace(factor=_vector(factor, torch.float32, weight))
@@ -93,6 +94,7 @@ def prepared(scheme: Scheme) -> Prepared:
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
     """x [..., K] -> [..., N], of the type of x or of autocast. `how`: of the scheme that `freeze`
     returned."""
+    x = shifted(x, frozen.shift)
     if not (torch.is_grad_enabled() and _requires_grad(x, bias)):
         return _run(x, _values(x, bias, frozen, how), how)
     if how.form.trained is not None:
@@ -125,8 +127,9 @@ def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> di
 def _run(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
     """The fewest operators that there are for the scheme."""
     form = how.form
-    if form.dynamic is not None and not how.scheme.calibrated:
-        return form.dynamic(values)  # type: ignore[no-any-return]
+    dynamic = None if how.scheme.calibrated else form.dynamic
+    if dynamic is not None and (dynamic.on_cuda or not values["packed"].is_cuda):
+        return dynamic(values)  # type: ignore[no-any-return]
     if form.codes:
         values |= _codes(values, how)
     elif values["factor"] is not None or values["rotation"]:
@@ -151,7 +154,7 @@ def _trained(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
 
 
 class _Carried(torch.autograd.Function):
-    """Of x', for operators without a gradient of their own: weight-only, groups, zero points."""
+    """Of x', for the operator without a gradient of its own: float activations, int8 weights."""
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, how: Prepared, *frozen: Any) -> Tensor:
@@ -160,27 +163,21 @@ class _Carried(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, bias, ctx.how, *frozen = inputs
-        kept = Frozen(*frozen)
-        ctx.save_for_backward(x if kept.x_scale is not None else None, *kept[:3], *kept[4:])
+        x, bias, ctx.how, packed, scale, *_ = inputs
+        ctx.save_for_backward(packed, scale)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        x, packed, scale, zero_point, x_scale, x_zero_point = ctx.saved_tensors
+        packed, scale = ctx.saved_tensors
         grad = first_order(grad, "Linear", scale)
         g_mn = grad.reshape(math.prod(ctx.shape[:-1]), scale.shape[0])
         codes = ctx.how.form.storage.unpack(packed, scale.shape[0], ctx.shape[-1])
-        w_hat = weight_values(codes, scale, zero_point, ctx.how.scheme, grad.dtype)
+        w_hat = weight_values(codes, scale, None, ctx.how.scheme, grad.dtype)
         dx = (g_mn @ w_hat).reshape(ctx.shape)
-        if x_scale is not None:  # (T2)
-            spec = ctx.how.scheme.x
-            qmin, qmax = code_range(spec.bits, spec.symmetric)
-            v = x / x_scale + (0 if x_zero_point is None else x_zero_point)
-            dx = dx * ((v >= qmin) & (v <= qmax))
         db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
-        return dx.to(ctx.dtype), db, *([None] * 7)
+        return dx.to(ctx.dtype), db, *([None] * 8)
 
 
 def weight_values(
@@ -195,7 +192,7 @@ def weight_values(
 
 def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
     """float32 [N, K]: the weight that multiplies x itself, factor * (R^T w^). (R1)"""
-    codes = storage_of(scheme.w).unpack(frozen.packed, n, k)
+    codes = storage_of(scheme.w, scheme.group).unpack(frozen.packed, n, k)
     w_hat = weight_values(codes, frozen.scale, frozen.zero_point, scheme, torch.float32)
     if frozen.factor is None and not scheme.rotation:
         return w_hat

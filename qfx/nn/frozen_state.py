@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import has_values
-from qfx.nn.loading import State, check_kind, check_positive, check_range
+from qfx.nn.loading import State, check_finite, check_kind, check_positive, check_range
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
 from qfx.ops.quantize import code_range
 from qfx.ops.storage import storage_of
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
-TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point")
+TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point", "shift")
 PARTS = (KEY, *TENSORS)
 
 
@@ -31,7 +31,7 @@ class FrozenState(NamedTuple):
 
 
 def scheme_tensor(scheme: Scheme, tensors: Mapping[str, Tensor | None]) -> Tensor:
-    optional = {name: tensors[name] is not None for name in ("factor", "x_zero_point")}
+    optional = {name: tensors.get(name) is not None for name in ("factor", "x_zero_point", "shift")}
     return written("Linear", fields_of(scheme) | optional)
 
 
@@ -50,12 +50,12 @@ def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
     scheme = scheme_of(fields, prefix + KEY)
     if fault := _fault(scheme, fields, k):
         raise ValueError(f"{prefix}{KEY}: {scheme} {fault}")
-    kinds = _kinds(scheme, fields, n, k)
+    wanted = kinds(scheme, fields, n, k)
     for name in TENSORS:
-        if (name in given) != (name in kinds):
-            wrong = "is missing" if name in kinds else "is there in vain"
+        if (name in given) != (name in wanted):
+            wrong = "is missing" if name in wanted else "is there in vain"
             raise ValueError(f"{prefix}{name} {wrong}: {prefix}{KEY} says {scheme}")
-    for name, (dtype, shape) in kinds.items():
+    for name, (dtype, shape) in wanted.items():
         check_kind(given[name], prefix + name, (dtype,), shape)
     _check_values(given, prefix, scheme)
     return FrozenState(scheme, given)
@@ -75,25 +75,29 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
 Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
-def _kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
+def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
     """Type and shape of each tensor that is saved."""
-    per_row = storage_of(scheme.w).scales(scheme.w, n, k)
-    kinds: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
+    per_row = storage_of(scheme.w, scheme.group).scales(scheme.w, n, k)
+    found: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
     if not scheme.w.symmetric:
-        kinds["zero_point"] = (torch.int32, per_row)
+        found["zero_point"] = (torch.int32, per_row)
     if fields["factor"]:
-        kinds["factor"] = (torch.float32, (k,))
+        found["factor"] = (torch.float32, (k,))
     if scheme.calibrated:
-        kinds["x_scale"] = (torch.float32, (1,))
+        found["x_scale"] = (torch.float32, (1,))
     if fields["x_zero_point"]:
-        kinds["x_zero_point"] = (torch.int32, (1,))
-    return kinds
+        found["x_zero_point"] = (torch.int32, (1,))
+    if fields["shift"]:
+        found["shift"] = (torch.float32, (k,))
+    return found
 
 
 def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) -> None:
     for name in ("scale", "factor", "x_scale"):
         if name in tensors:
             check_positive(tensors[name], prefix + name)
+    if "shift" in tensors:
+        check_finite(tensors["shift"], prefix + "shift")
     specs: dict[str, QSpec | None] = {
         "codes": scheme.w, "zero_point": scheme.w, "x_zero_point": scheme.x,
     }  # fmt: skip

@@ -143,6 +143,15 @@ def scaled_gradient(step: Tensor, features: int, bits: int) -> Tensor:
     return step.detach() + (step - step.detach()) * factor
 
 
+def shifted(x: Tensor, shift: Tensor | None) -> Tensor:
+    """x [..., K] + shift [K], in the type of x; x itself where there is no shift."""
+    if shift is None:
+        return x
+    if x.shape[-1] != shift.shape[0]:
+        raise ValueError(f"x has K={x.shape[-1]}, but the shift added to it has {shift.shape[0]}")
+    return x + shift.to(x.dtype)
+
+
 def best_step(v: Tensor, bits: int, symmetric: bool, axes: tuple[int, ...]) -> Tensor:
     """The step of least mean square error for v [rows, K], among 64 fractions of the largest one.
 

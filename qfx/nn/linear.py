@@ -19,7 +19,7 @@ from qfx.ops.storage import Storage
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
-_OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point")
+_OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point", "shift")
 
 
 class Linear(Checked, nn.Linear):
@@ -30,7 +30,8 @@ class Linear(Checked, nn.Linear):
     y has the type of x, or that of autocast where it is on, as from nn.Linear. The state_dict holds
     `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, what the scheme needs
     of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point` int32
-    [1], and `scheme` int32 [32] (`qfx/nn/scheme_tensor.py`). Loading takes the scheme with the
+    [1], a learned `shift` float32 [K] that is added to x first, and `scheme` int32 [32]
+    (`qfx/nn/scheme_tensor.py`). Loading takes the scheme with the
     codes, whichever the module had, after all of it was checked; what does not fit together is an
     error that leaves the module as it was. In memory the codes are there once, as the kernels read
     them (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
@@ -45,6 +46,7 @@ class Linear(Checked, nn.Linear):
     factor: Tensor | None
     x_scale: Tensor | None
     x_zero_point: Tensor | None
+    shift: Tensor | None
 
     def __init__(
         self,
@@ -70,6 +72,21 @@ class Linear(Checked, nn.Linear):
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module._take(linear, scheme)
+        module.train(linear.training)
+        return module
+
+    @classmethod
+    def from_state(cls, linear: nn.Linear, state: FrozenState) -> Linear:
+        """Of saved codes that were checked for a weight of the size of that of `linear`, whose bias
+        is taken over. The float weight is not read and may have no values. The codes are packed on
+        their device."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module.in_features, module.out_features = sizes(linear, "Linear")
+        module.bias = linear.bias
+        for name in ("packed", "scale", *_OPTIONAL):
+            module.register_buffer(name, None, persistent=name != "packed")
+        module._put(state, assign=True)
         module.train(linear.training)
         return module
 
@@ -102,7 +119,7 @@ class Linear(Checked, nn.Linear):
 
         Assigning to `weight.data`, or writing in place to it or to `weight`, quantizes the values
         again and says in the log how much of the change that loses. The codes of before are kept, a
-        byte an element, and are restored when the change is taken back (Q11): see `settle`.
+        byte an element, and are restored when the change is taken back (Q13): see `settle`.
         `weight = v` keeps none. A write to a view of it (`weight[0].mul_(2)`) changes nothing.
         """
         values = float_weight(self._frozen(), self.scheme, self.out_features, self.in_features)
@@ -138,7 +155,7 @@ class Linear(Checked, nn.Linear):
 
     def _frozen(self) -> Frozen:
         held = self._buffers  # without nn.Module's __getattr__, which takes as long as the sums
-        return Frozen(held["packed"], held["scale"], *[held[name] for name in _OPTIONAL])  # type: ignore
+        return Frozen(held["packed"], held["scale"], *[held.get(name) for name in _OPTIONAL])  # type: ignore
 
     def extra_repr(self) -> str:
         return (
@@ -192,7 +209,7 @@ class Linear(Checked, nn.Linear):
 
     def _put(self, found: FrozenState, assign: bool) -> None:
         self.settle()
-        device = self.packed.device
+        device = None if assign else self.packed.device
         for name in ("scale", *_OPTIONAL):
             given = found.tensors.get(name)
             if given is not None:
@@ -201,7 +218,7 @@ class Linear(Checked, nn.Linear):
             self._buffers[name] = given
         codes = found.tensors["codes"].detach()
         self._how = prepared(found.scheme)
-        self.packed = self._storage.pack(codes if assign else codes.to(device), self.scheme.w)
+        self.packed = self._storage.pack(codes if assign else codes.to(device), self.scheme.group)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # what `.compile()` made is not part of it
@@ -215,7 +232,7 @@ class Linear(Checked, nn.Linear):
         scheme = state.pop("scheme")
         super().__setstate__(state)
         self._how = prepared(scheme)
-        self.packed = self._storage.pack(self.packed, self.scheme.w)
+        self.packed = self._storage.pack(self.packed, self.scheme.group)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self.packed
@@ -232,4 +249,4 @@ class Linear(Checked, nn.Linear):
             codes = torch.zeros(shape, dtype=torch.int8, device=device)
         else:
             codes = self._storage.unpack(packed, *shape).to(device)
-        return self._storage.pack(codes, self.scheme.w)  # type: ignore[no-any-return]
+        return self._storage.pack(codes, self.scheme.group)  # type: ignore[no-any-return]

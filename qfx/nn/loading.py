@@ -80,11 +80,20 @@ def check_range(value: Tensor, name: str, least: int, most: int) -> None:
 def check_positive(value: Tensor, name: str) -> None:
     """Raises ValueError for what is not finite and positive, whose place it names."""
     if has_values(value):
-        wrong = ~((value > 0) & value.isfinite())
-        if wrong.any():
-            place = wrong.nonzero()[0].tolist()
-            found = value[tuple(place)].item()
-            raise ValueError(f"{name} holds {found} at {place}, which is not finite and positive")
+        _check_all(value, name, (value > 0) & value.isfinite(), "finite and positive")
+
+
+def check_finite(value: Tensor, name: str) -> None:
+    """Raises ValueError for what is not finite, whose place it names."""
+    if has_values(value):
+        _check_all(value, name, value.isfinite(), "finite")
+
+
+def _check_all(value: Tensor, name: str, right: Tensor, what: str) -> None:
+    if not right.all():
+        place = (~right).nonzero()[0].tolist()
+        found = value[tuple(place)].item()
+        raise ValueError(f"{name} holds {found} at {place}, which is not {what}")
 
 
 def check_place(value: Any, name: str, held: Tensor, assign: bool) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
-from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, specs
+from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, shifted, specs
 from qfx.nn.scheme_tensor import fields_of, written
 from qfx.nn.trained_state import TrainedState
 from qfx.values.scheme import PER_TENSOR, Scheme
@@ -33,6 +33,7 @@ class LSQLinear(TrainedState):
 
     kind = "LSQLinear"
     steps = ("w_log_step", "x_log_step")
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class LSQLinear(TrainedState):
 
     def _take(self, linear: nn.Linear, scheme: Scheme, shift: bool) -> None:
         self.in_features, self.out_features = sizes(linear, "LSQLinear")
-        self.scheme, self.weight, self.bias = scheme, linear.weight, linear.bias
+        self.scheme, self.weight = scheme, linear.weight
+        self.register_parameter("bias", linear.bias)
         spec, w_spec = specs(scheme, "LSQLinear")
         step = best_step(linear.weight, w_spec.bits, True, w_spec.axes)
         self.w_log_step = nn.Parameter(step.log())
@@ -85,10 +87,8 @@ class LSQLinear(TrainedState):
         """Fits the step of activations to x [..., K], by least mean square error."""
         if self.x_log_step is not None:
             spec, _ = specs(self.scheme, "LSQLinear")
-            shifted = x if self.shift is None else x + self.shift
-            self.x_log_step.copy_(
-                best_step(shifted, spec.bits, spec.symmetric, PER_TENSOR).log().reshape(1)
-            )
+            step = best_step(shifted(x, self.shift), spec.bits, spec.symmetric, PER_TENSOR)
+            self.x_log_step.copy_(step.log().reshape(1))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(casting_all_but((self.w_log_step, self.x_log_step), fn), recurse)
@@ -96,7 +96,7 @@ class LSQLinear(TrainedState):
     def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
         """x [..., K] -> [..., N]."""
         k, n = self.in_features, self.out_features
-        x = input if self.shift is None else input + self.shift.to(input.dtype)
+        x = shifted(input, self.shift)
         shared = n * k if self.scheme.w.axes == PER_TENSOR else k
         w_step = scaled_gradient(self.w_log_step.float().exp(), shared, self.scheme.w.bits)
         x_step = None

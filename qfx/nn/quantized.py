@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 
 from torch import nn
 
 from qfx.host.tensors import storage_id
-from qfx.nn.chosen import chosen, refuse
+from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
 from qfx.smoothing.factors import Factors, factors_of
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
+
+TOLD: list[Callable[[nn.Module], None]] = []  # who hears of each model that became int8
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
@@ -35,6 +37,22 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     `register_backward_hook`.
     """
     config = config or Config()
+    found, hows = planned(model, config, "quantize_")
+    factors = factors_of(model) if config.smoothing else {}
+    made = {m: Linear.from_float(m, _smoothed(m, how, factors)) for m, how in hows.items()}
+    replace(found, {name: made[m] for name, m in found.taken.items()})
+    for tell in TOLD:
+        tell(model)
+    return model
+
+
+def planned(
+    model: nn.Module, config: Config, who: str
+) -> tuple[Chosen, dict[nn.Linear, Scheme | SiteRecipe]]:
+    """Which linears become int8, and how each is quantized; nothing is changed, no weight read.
+
+    Raises ValueError, in the name of `who`, where `quantize_` does.
+    """
     names = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         names[module].append(name)
@@ -42,13 +60,10 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     def decided(linear: nn.Linear) -> Scheme | SiteRecipe | None:
         return _decided(config, names[linear])
 
-    found = chosen(model, config, "quantize_", lambda linear: _left_float(decided(linear)))
+    found = chosen(model, config, who, lambda linear: _left_float(decided(linear)))
     refuse(found, Linear.from_float)
-    taken = [(m, decided(m)) for m in dict.fromkeys(found.taken.values())]
-    factors = factors_of(model) if config.smoothing else {}
-    made = [(m, _smoothed(m, how, factors)) for m, how in taken if how is not None]
-    each = {m: Linear.from_float(m, how) for m, how in made}
-    return replace(found, {name: each[m] for name, m in found.taken.items()})
+    hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
+    return found, {m: how for m, how in hows.items() if how is not None}
 
 
 def _left_float(how: Scheme | SiteRecipe | None) -> str:

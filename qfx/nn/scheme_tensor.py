@@ -33,13 +33,14 @@ _SPEC: dict[str, tuple[Any, ...] | None] = {
 }
 # Field -> what its number is the place of.
 FIELDS: dict[str, tuple[Any, ...] | None] = {
-    "module": ("", "Linear", "LSQLinear", "BinaryLinear"),
+    "module": ("", "Linear", "LSQLinear", "BinaryLinear", "SignLinear"),
     **{f"x.{name}": values for name, values in _SPEC.items()},
     **{f"w.{name}": values for name, values in _SPEC.items()},
     "backward": BACKWARD,
     "rotation": _COUNT,
     "factor": _NO_YES,  # whether there is a factor [K]
     "x_zero_point": _NO_YES,  # whether the static zero point of x is given
+    "shift": _NO_YES,  # whether there is a shift [K]
 }
 
 

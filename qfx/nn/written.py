@@ -1,7 +1,7 @@
 """Written: what a `qfx.nn.Linear` holds after its weight was written to, as by a merged adapter.
 
 Values that are written become codes again, such that small changes are not lost. What takes a
-change back, as of an adapter that is taken out again, restores the very codes of before. (Q11)
+change back, as of an adapter that is taken out again, restores the very codes of before. (Q13)
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def written(
 
 
 def _projected(change: Tensor) -> Tensor:
-    """Sums of each row under 8 patterns of signs: what tells one change from another. (Q11)"""
+    """Sums of each row under 8 patterns of signs: what tells one change from another. (Q13)"""
     signs = torch.rand(change.shape[1], 8, generator=torch.Generator().manual_seed(1)) < 0.5
     return change @ torch.where(signs, -1.0, 1.0).to(change.device)
 
@@ -135,7 +135,7 @@ def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
 def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     """The codes of `value`. Rows that change by less than half a step keep their scale where they
     can, and are rounded at random: what is on a grid, rounded to the nearest, would not hear of
-    the change. (Q11)"""
+    the change. (Q13)"""
     made = _anew(value, now, scheme)
     if made.factor is not now.factor:  # another grid altogether
         return made
@@ -151,7 +151,7 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Froz
     dither = torch.rand(value.shape, generator=torch.Generator().manual_seed(2)) - 0.5
     dither = torch.where(small[:, None], dither.to(value.device), 0.0)
     codes = _codes_under(made, wanted, scheme, dither)[0]
-    return made._replace(packed=storage_of(scheme.w).pack(codes, scheme.w))
+    return made._replace(packed=storage_of(scheme.w, scheme.group).pack(codes, scheme.group))
 
 
 def _codes_under(

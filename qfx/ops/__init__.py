@@ -7,6 +7,7 @@ from qfx.ops import (
     binary,
     bmm,
     groups,
+    groups_ste,
     guard,
     linear,
     quantize,
@@ -19,6 +20,6 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "groups", "guard",
-    "linear", "quantize", "rotation", "ste", "stochastic", "weight", "weight_only",
+    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "groups", "groups_ste",
+    "guard", "linear", "quantize", "rotation", "ste", "stochastic", "weight", "weight_only",
 ]  # fmt: skip

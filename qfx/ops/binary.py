@@ -87,6 +87,36 @@ def unpacked_signs(packed: Tensor, n: int, k: int) -> Tensor:
     return 2.0 * bits.transpose(1, 2).reshape(n_padded, k_padded)[:n, :k].double() - 1.0
 
 
+def octets_of(packed: Tensor, n: int, k: int) -> Tensor:
+    """The signs that binary_pack keeps of a weight [n, k], of either layout, as uint8 [n, k / 8],
+    rounded up: bit k % 8 of byte k // 8 says that w_nk >= 0."""
+    if packed.device.type == "cuda":
+        return cuda_octets_of(packed, n, k)
+    n_padded, k_padded = _padded(n, k)
+    words = packed[HEADER_BYTES:].view(torch.uint8)
+    words = words.reshape(n_padded // PANEL, k_padded // GROUP, PANEL, 4).transpose(1, 2)
+    return words.reshape(n_padded, k_padded // 8)[:n, : -(-k // 8)].contiguous()
+
+
+def cuda_octets_of(packed: Tensor, n: int, k: int) -> Tensor:
+    """octets_of the layout on CUDA, on any device."""
+    counts = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS)
+    octets = packed[counts:].view(torch.uint8)
+    return octets.reshape(n, -(-k // CUDA_GROUP) * CUDA_GROUP // 8)[:, : -(-k // 8)].contiguous()
+
+
+def signs_of(octets: Tensor, k: int) -> Tensor:
+    """uint8 [n, k / 8], rounded up -> +1 or -1, int8 [n, k]."""
+    places = torch.arange(8, dtype=torch.uint8, device=octets.device)
+    bits = (octets[:, :, None] >> places) & 1
+    return 2 * bits.reshape(octets.shape[0], -1)[:, :k].to(torch.int8) - 1
+
+
+def packed_octets(octets: Tensor, k: int) -> Tensor:
+    """What binary_pack makes of a weight [n, k] of which octets_of has these."""
+    return torch.ops.qfx.binary_pack(signs_of(octets, k))  # type: ignore[no-any-return]
+
+
 @reference
 def binary_mm(x: Tensor, packed: Tensor, n: int) -> Tensor:
     """sum_k sign(x[m, k]) sign(w[n, k]), exact: x [..., K] float -> int32 [..., n]. (H1)"""

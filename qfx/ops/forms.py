@@ -21,6 +21,7 @@ from qfx.values.gpu_build import has_kernel
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
+CUDA_GROUP_MULTIPLE = 64  # of elements that share a scale there
 _TRANSFORM = ("factor", "rotation")  # of K (R1): the last arguments, left out where nothing is done
 
 
@@ -32,6 +33,7 @@ class Call:
         self.operator = operator
         self.names = names
         self.plain = names[:-2] if names[-2:] == _TRANSFORM else names
+        self.on_cuda = has_kernel(self.name, torch.device("cuda"))  # asked once: calls are many
 
     @property
     def name(self) -> str:
@@ -53,9 +55,10 @@ class Call:
 @dataclass(frozen=True)
 class Form:
     """One row. `fused` computes the linear: of codes where the activation is quantized (`codes`),
-    else of x. `dynamic` quantizes x itself; `trained` has gradients; `guarded` runs rows in float
-    whose error may be too large. `gemm`: its products are exact int8 matmuls, which the canonical
-    form shows apart from their dequantization. The name is also that of its kind of cost."""
+    else of x. `dynamic` quantizes x itself; `trained` has gradients, of a weight too where that may
+    train (`trains_weight`); `guarded` runs rows in float whose error may be too large. `gemm`: its
+    products are exact int8 matmuls, which the canonical form shows apart from their dequantization.
+    `x_groups`: groups of K have scales of x. The name is also that of its kind of cost."""
 
     name: str
     words: str
@@ -65,10 +68,24 @@ class Form:
     dynamic: Call | None = None
     trained: Call | None = None
     guarded: Call | None = None
+    trains_weight: bool = False
     gemm: bool = False
+    x_groups: bool = False
 
     def serves(self, scheme: Scheme) -> bool:
-        return self.codes == (scheme.x is not None) and self.storage is storage_of(scheme.w)
+        x, storage = scheme.x, storage_of(scheme.w, scheme.group)
+        grouped = x is not None and x.group != 0
+        return (self.codes, self.x_groups) == (x is not None, grouped) and self.storage is storage
+
+    def lacking(self, scheme: Scheme, device: torch.device) -> str | None:
+        """Why it does not run this scheme there, or None."""
+        if device.type != "cuda" or not scheme.group:
+            return self.fused.lacking(device)
+        if self.x_groups:
+            return f"{self.fused.name} on cuda has groups of weights only, not of activations"
+        if scheme.group % CUDA_GROUP_MULTIPLE:
+            return f"{self.fused.name} on cuda has groups of multiples of {CUDA_GROUP_MULTIPLE}"
+        return self.fused.lacking(device)
 
 
 FORMS = (
@@ -81,6 +98,7 @@ FORMS = (
         dynamic=Call(ops.int8_linear_dynamic.default),
         trained=Call(ops.int8_linear_ste.default),
         guarded=Call(ops.int8_linear_guarded.default),
+        trains_weight=True,
         gemm=True,
     ),
     Form(
@@ -89,6 +107,20 @@ FORMS = (
         codes=True,
         storage=GROUPS,
         fused=Call(ops.int8_linear_groups.default),
+        dynamic=Call(ops.int8_linear_groups_dynamic.default),
+        trained=Call(ops.int8_linear_groups_ste.default),
+        guarded=Call(ops.int8_linear_groups_guarded.default),
+    ),
+    Form(
+        name="x_groups",
+        words="activations with groups",
+        codes=True,
+        storage=GROUPS,
+        fused=Call(ops.int8_linear_groups.default),
+        dynamic=Call(ops.int8_linear_groups_dynamic.default),
+        trained=Call(ops.int8_linear_groups_ste.default),
+        guarded=Call(ops.int8_linear_groups_guarded.default),
+        x_groups=True,
     ),
     Form(
         name="weight_only",
@@ -100,6 +132,7 @@ FORMS = (
 )
 QUANTIZE = Call(ops.quantize.default)
 QUANTIZE_STATIC = Call(ops.quantize_static.default)
+QUANTIZE_GROUPS = Call(ops.quantize_groups.default)
 
 
 def form_of(scheme: Scheme) -> Form:
@@ -110,10 +143,14 @@ def form_of(scheme: Scheme) -> Form:
     raise AssertionError(f"no form serves {scheme}")
 
 
-def why_no_gradient(scheme: Scheme) -> str | None:
+def why_no_gradient(scheme: Scheme, weight_trains: bool) -> str | None:
     """Why sites of this scheme stay float where gradients are recorded, or None."""
     form = form_of(scheme)
-    return None if form.trained else f"{scheme}: {form.words} have no gradient"
+    if form.trained is None:
+        return f"{scheme}: {form.words} have no gradient"
+    if weight_trains and not form.trains_weight:
+        return f"{scheme}: {form.words} have no gradient to the weight, which trains"
+    return None
 
 
 def why_not_guarded(scheme: Scheme) -> str | None:
@@ -125,12 +162,15 @@ def why_not_guarded(scheme: Scheme) -> str | None:
 
 def quantizing(spec: QSpec) -> Call:
     """What makes codes of an activation."""
+    if spec.group:
+        return QUANTIZE_GROUPS
     return QUANTIZE_STATIC if spec.static else QUANTIZE
 
 
 def of_spec(spec: QSpec) -> dict[str, Any]:
     """The arguments that say how an activation is quantized."""
-    return {"axes": list(spec.axes), "bits": spec.bits, "symmetric": spec.symmetric}
+    axes = list(spec.axes)
+    return {"axes": axes, "group": spec.group, "bits": spec.bits, "symmetric": spec.symmetric}
 
 
 def of_weight(packed: Any) -> dict[str, Any]:
@@ -142,5 +182,5 @@ def of_weight(packed: Any) -> dict[str, Any]:
 def of_scheme(scheme: Scheme) -> dict[str, Any]:
     """The arguments that a scheme gives to the operators of its form."""
     axes = PER_TENSOR if scheme.w.axes == PER_COLUMN else scheme.w.axes
-    weight = {"w_bits": scheme.w.bits, "w_axes": list(axes)}
+    weight = {"w_bits": scheme.w.bits, "w_axes": list(axes), "w_group": scheme.w.group}
     return weight if scheme.x is None else {**weight, **of_spec(scheme.x)}

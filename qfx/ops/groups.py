@@ -69,7 +69,7 @@ def int8_linear_groups(
 ) -> Tensor:
     """q int8 [..., K], w_scale float32, w_zero int32 [N, G] or [N, 1] -> out_dtype [..., N]. (E3)
 
-    `packed` is `pack_weight(codes, group)`, and G = ceil(K / group); 1 if it was packed without.
+    `packed` is `pack_weight(codes, group)`, G = ceil(K / group); 1 if it was packed without.
     scale float32 and zero_point int32: [..., G], [..., 1], or one for all.
     """
     n, k = w_scale.shape[0], q.shape[-1]
@@ -77,12 +77,12 @@ def int8_linear_groups(
     m, groups = q.shape[:-1].numel(), -(-k // group)
     scale_mg, zero_mg = (_of_groups(v, m, groups) for v in (scale, zero_point))
     w_scale = w_scale.expand(n, groups)
-    w_zero = torch.zeros(n, 1).int() if w_zero is None else w_zero
-    w_zero = w_zero.expand(n, groups)
+    w_zero = torch.zeros(n, 1) if w_zero is None else w_zero
+    w_zero_ng = w_zero.long().expand(n, groups)
     rows, sums = q.reshape(m, k).long(), torch.zeros(m, n)
     for g in range(groups):
         inside = slice(g * group, (g + 1) * group)
-        w_g = w[:, inside] - w_zero[:, g, None]
+        w_g = w[:, inside] - w_zero_ng[:, g, None]
         exact = ((rows[:, inside] - zero_mg[:, g, None]) @ w_g.t()).int().float()
         scales = scale_mg[:, g, None] * w_scale[:, g]
         sums = (sums.double() + exact.double() * scales.double()).float()  # an fma: (E3)

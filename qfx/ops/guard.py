@@ -36,7 +36,9 @@ def relative_bound(
         _, scale, _ = quantize_groups(x, group, bits, symmetric, factor, rotation)
     else:
         _, scale, _ = quantize(x, axes, bits, symmetric, factor, rotation)
-    scales_mk = scale.reshape(len(rows), -1).double().repeat_interleave(group or max(k, 1), 1)
+    scales_mk = (
+        scale.reshape(len(rows), scale.shape[-1]).double().repeat_interleave(group or max(k, 1), 1)
+    )
     steps = scales_mk[:, :k].norm(dim=1) * (0.5 + (qmax - qmin) * 2.0**-21)  # (B1)
     alpha, beta = error.double()
     transformed = rows if factor is None else rows * factor

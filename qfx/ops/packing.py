@@ -35,7 +35,8 @@ class Constant(NamedTuple):
 @dataclass(frozen=True)
 class Packing:
     """How a weight is stored: divided by `factor` [K], rotated in blocks, then codes by `spec`; the
-    columns that are `outliers` apart, in float. `rounding`: the codes, where not the nearest."""
+    columns that are `outliers` apart, in float. `rounding`: the codes, where not the nearest.
+    `group`: `Scheme.group`, that of the spec unless it is given."""
 
     spec: QSpec
     factor: tuple[float, ...] | None = None
@@ -43,6 +44,10 @@ class Packing:
     outliers: tuple[int, ...] = ()
     guarded: bool = False  # with what the guard's bound (B5) needs
     rounding: Rounding | None = None
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group", self.group or self.spec.group)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -55,6 +60,7 @@ class Packing:
 
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
+        transform += f"_k{self.group}" if self.group != self.spec.group else ""
         outliers = f"_o{len(self.outliers)}" if self.outliers else ""
         rounded = f"_{self.rounding.method}" if self.rounding else ""
         return f"{self.spec}{transform}{outliers}{rounded}{'_guarded' if self.guarded else ''}"
@@ -87,20 +93,28 @@ def parts_of(
     if factor is not None:
         w_nk = torch.div(aten.to.dtype(w_nk, torch.float32), factor)
     codes = constants.get("codes")
-    stored = storage_of(spec).quantized(w_nk, spec, packing.rotation, k, codes)
+    storage, turned = storage_of(spec, packing.group), packing.rotation
+    stored = storage.quantized(w_nk, spec, packing.group, turned, k, codes)
     if packing.guarded:
-        found["error"] = _error(given, w_nk, stored.triple, packing)
+        found["error"] = _error(given, w_nk, stored.triple, packing, k)
     return stored.parts | found
 
 
-def _error(given: Any, w_nk: Any, triple: Any, packing: Packing) -> Any:
+def _error(given: Any, w_nk: Any, triple: Any, packing: Packing, k: int | None) -> Any:
     """alpha and beta, float32 [2]: the norms of codes and of their error, relative to w. (B5)"""
     wanted = aten.to.dtype(w_nk, torch.float32)
     if packing.rotation:
         wanted = ops.rotate.default(wanted, None, packing.rotation)
-    codes = ops.dequantize.default(triple[0], triple[1], None, None, None, "none", torch.float32)
+    zero_point = None if packing.spec.symmetric else triple[2]
+    codes = ops.dequantize.default(*triple[:2], zero_point, None, None, "none", torch.float32)
+    roundings = 2.0**-16
+    if packing.spec.grouped or packing.group:
+        assert k is not None
+        row = -(-k // (packing.spec.group or k)) * (packing.spec.group or k)  # of whole groups
+        codes = aten.slice.Tensor(torch.reshape(codes, (-1, row)), 1, 0, k)
+        roundings += -(-k // (packing.group or k)) * 2.0**-22
     size = aten.clamp_min.default(_norms(given), 2.0**-1000)
-    beta = _norms(torch.sub(wanted, codes)) + _norms(wanted) * 2.0**-16
+    beta = _norms(torch.sub(wanted, codes)) + _norms(wanted) * roundings
     parts = torch.stack([_norms(codes), beta])
     padded = aten.constant_pad_nd.default(torch.div(parts, size), [0, 1])  # a weight without rows
     return aten.to.dtype(torch.mul(aten.amax.default(padded, [1]), 1 + 2.0**-23), torch.float32)

@@ -153,7 +153,7 @@ def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor 
         zero_point = saved.zero_point
         codes = saved.q.int() - zero_point
         limits = code_range(ctx.bits, ctx.symmetric)
-        dx, dstep = _through_step(dx, _input(ctx, saved), codes, saved.x_step, zero_point, limits)
+        dx, dstep = through_step(dx, _input(ctx, saved), codes, saved.x_step, zero_point, limits)
     if _is_transformed(ctx, saved):
         dx = ops.rotate(dx, saved.factor, ctx.rotation, True)
     return dx.to(ctx.x_dtype), dstep
@@ -173,7 +173,7 @@ def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor
     if saved.w_step is not None:
         codes, _ = _weight_codes(ctx, saved)
         w, limits = _float_weight(ctx, saved), code_range(ctx.w_bits, True)
-        dw, dstep = _through_step(dw, w, codes, saved.w_step, 0, limits)
+        dw, dstep = through_step(dw, w, codes, saved.w_step, 0, limits)
     if _is_transformed(ctx, saved):
         dw = ops.rotate(dw, None, ctx.rotation, True)
         dw = dw if saved.factor is None else dw / saved.factor
@@ -203,7 +203,7 @@ def _product_like(w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (b.t() @ a.t()).t() if w.stride(0) < w.stride(1) else a @ b
 
 
-def _through_step(
+def through_step(
     d: Tensor, v: Tensor, codes: Tensor, step: Tensor, zero: Any, limits: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """From the gradient d of v^ = codes * step to those of v and of step. (T2)"""

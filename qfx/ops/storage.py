@@ -27,21 +27,22 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Storage:
-    """`holds`: of which weights. `quantized(w_nk, spec, rotation, k, codes)` makes them from float,
-    with `codes` in the place of the nearest where they are not None; `pack(codes_nk, spec)` from
-    codes alone, which `unpack(blocks, n, k)` gives back.
+    """`holds(spec, group)`: of which weights; `group`: the elements of K that are added up by
+    themselves, be it for scales of x, 0 for all. `quantized(w_nk, spec, group, rotation, k, codes)`
+    makes them from float, with `codes` in the place of the nearest where they are not None;
+    `pack(codes_nk, group)` from codes alone, which `unpack(blocks, n, k)` gives back.
     `scales(spec, n, k)`: the shape of the scale, and of the zero point where there is one."""
 
     name: str
-    holds: Callable[[QSpec], bool]
-    quantized: Callable[[Any, QSpec, int, int | None, Any], Stored]
-    pack: Callable[[Any, QSpec], Any]
+    holds: Callable[[QSpec, int], bool]
+    quantized: Callable[[Any, QSpec, int, int, int | None, Any], Stored]
+    pack: Callable[[Any, int], Any]
     unpack: Callable[[Any, int, int], Any]
     scales: Callable[[QSpec, int, int], tuple[int, ...]]
     cuts_k: bool = False  # into groups, so K has to be known
 
 
-def _rows(w_nk: Any, spec: QSpec, rotation: int, k: int | None, codes: Any) -> Stored:
+def _rows(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, codes: Any) -> Stored:
     """One scale for each row, or for all. (Q1) (Q3)"""
     axes = list(PER_TENSOR if spec.axes == PER_COLUMN else spec.axes)
     turned = (None, rotation) if rotation else ()
@@ -51,8 +52,9 @@ def _rows(w_nk: Any, spec: QSpec, rotation: int, k: int | None, codes: Any) -> S
     return Stored({"blocks": blocks, "scale": scale}, triple)
 
 
-def _groups(w_nk: Any, spec: QSpec, rotation: int, k: int | None, codes: Any) -> Stored:
-    """One scale, and zero point, for each group of a row, [N, G] column by column. (E3)"""
+def _groups(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, codes: Any) -> Stored:
+    """One scale, and zero point, for each group of a row, [N, G] column by column, or for each row,
+    [N, 1]. (E3)"""
     assert k is not None
     size = spec.group or k
     padding = -k % size
@@ -63,8 +65,11 @@ def _groups(w_nk: Any, spec: QSpec, rotation: int, k: int | None, codes: Any) ->
     triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)
     if codes is None:
         codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
+    else:
+        whole = aten.constant_pad_nd.default(codes, [0, padding])
+        triple = (torch.reshape(whole, (-1, size)), triple[1], triple[2])
     names = ("scale",) if spec.symmetric else ("scale", "zero_point")
-    parts = {"blocks": ops.pack_weight.default(codes, spec.group)}
+    parts = {"blocks": ops.pack_weight.default(codes, group)}
     for i, name in enumerate(names, 1):
         rows_g = torch.reshape(triple[i], (-1, (k + padding) // size))
         parts[name] = torch.t(aten.contiguous.default(torch.t(rows_g)))
@@ -73,17 +78,17 @@ def _groups(w_nk: Any, spec: QSpec, rotation: int, k: int | None, codes: Any) ->
 
 ROWS = Storage(
     name="rows",
-    holds=lambda spec: not spec.grouped,
+    holds=lambda spec, group: not (spec.grouped or group),
     quantized=_rows,
-    pack=lambda codes, spec: ops.pack_weight(codes),
+    pack=lambda codes, group: ops.pack_weight(codes),
     unpack=lambda blocks, n, k: ops.unpack_weight(blocks, n, k),
     scales=lambda spec, n, k: (n,),
 )
 GROUPS = Storage(
     name="groups",
-    holds=lambda spec: spec.grouped,
+    holds=lambda spec, group: spec.grouped or group != 0,
     quantized=_groups,
-    pack=lambda codes, spec: ops.pack_weight(codes, spec.group),
+    pack=lambda codes, group: ops.pack_weight(codes, group),
     unpack=lambda blocks, n, k: ops.unpack_weight(blocks, n, k),
     scales=lambda spec, n, k: (n, -(-k // (spec.group or max(k, 1)))),
     cuts_k=True,
@@ -91,6 +96,6 @@ GROUPS = Storage(
 STORAGES = (ROWS, GROUPS)
 
 
-def storage_of(spec: QSpec) -> Storage:
-    """The first row that holds weights of this kind."""
-    return next(storage for storage in STORAGES if storage.holds(spec))
+def storage_of(spec: QSpec, group: int) -> Storage:
+    """The first row that holds weights of this kind, K cut into groups."""
+    return next(storage for storage in STORAGES if storage.holds(spec, group))

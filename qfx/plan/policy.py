@@ -193,9 +193,9 @@ def _why_nearest(site: Site) -> str | None:
 def _impossible(site: Site, scheme: Scheme) -> str | None:
     """Why this site cannot have this scheme, or None."""
     form = form_of(scheme)
-    if site.trains and (why_not := why_no_gradient(scheme)):
+    if site.trains and (why_not := why_no_gradient(scheme, site.weight_trains)):
         return why_not
-    if lacking := form.fused.lacking(site.device):
+    if lacking := form.lacking(scheme, site.device):
         return f"{scheme}: {lacking}"
     if form.storage.cuts_k and not site.k:
         return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"

@@ -18,7 +18,7 @@ from qfx.graph.capture import parameter_name
 from qfx.graph.unchanged import in_training, unchanged
 from qfx.host.dynamo import uncompiled_module
 from qfx.match.own_calls import BINARY
-from qfx.nn import BinaryLinear, Linear, LSQLinear
+from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
 from qfx.pipeline import Context, run_passes
 from qfx.report.breaks import BEFORE, said, said_since
 from qfx.report.html import page
@@ -172,7 +172,7 @@ def _shape(module: nn.Module) -> str:
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _MULTIPLIES = (nn.Linear, *_RECURRENT)
-_OWN = (Linear, LSQLinear, BinaryLinear)
+_OWN = (Linear, LSQLinear, BinaryLinear, SignLinear)
 _UNSEEN = "in no captured graph: not called on these inputs, or by code Dynamo does not capture"
 
 

@@ -88,7 +88,7 @@ def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
     rotation, given = scheme.block(site.k), recipe.factor if recipe else None
     columns = recipe.outliers if recipe else ()
     rounding, guarded = recipe.rounding if recipe else None, entry.guard is not None
-    packing = Packing(scheme.w, given, rotation, columns, guarded, rounding)
+    packing = Packing(scheme.w, given, rotation, columns, guarded, rounding, scheme.group)
     packed = provide.weight(site, packing)
     device = str(getattr(value(site.weight), "device", "cpu"))
 

@@ -22,6 +22,7 @@ from qfx.graph.capture import device, graphs, value
 from qfx.graph.faults import at
 from qfx.graph.patterns import Bound, Pattern, Template, calls
 from qfx.host.nodes import is_erased
+from qfx.ops.forms import Call
 from qfx.rewriting.aten_quantization import inline, inlined
 from qfx.rewriting.canonical import erase, finish
 from qfx.rewriting.codes import emit
@@ -84,7 +85,7 @@ def _apply(graph: fx.Graph, root: fx.Node, make: Template, bound: Bound) -> None
             erase(graph, node, down_to=set())
         return
     y = bound.get("y", root)
-    with graph.inserting_before(bound["acc"]):
+    with graph.inserting_before(bound.get("acc", root)):
         made = emit(graph, make.target, arguments, f"{y.name.removesuffix('_dequantize')}_int8")
     made.meta = dict(root.meta)
     if OF_MODEL in y.meta:
@@ -119,10 +120,14 @@ def _is_turned(root: fx.Node, bound: Bound) -> str | None:
 
 def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
     """By several matmuls; but one row a CPU quantizes in less time than a call takes."""
-    readers = len(bound["acc"].args[0].users)
+    readers = len(bound.get("acc", root).args[0].users)
     if readers == 1 or (_one_row(root) and device(bound["t"]).type == "cpu"):
         return None
     return f"{readers} matmuls read its codes"
+
+
+def _groups_have_no_kernel(root: fx.Node, bound: Bound) -> str | None:
+    return _GROUPS_DYNAMIC.lacking(device(bound["t"]))
 
 
 def _is_inlined(root: fx.Node, bound: Bound) -> str | None:
@@ -143,6 +148,10 @@ def _one_row(y: fx.Node) -> bool:
 
 _LINEAR = "dequantize(acc, t[1], None, w_scale, bias, activation, out_dtype)"
 _MM = "int8_mm(t[0], t[2], packed, n)"
+_GROUPS = (
+    "int8_linear_groups(t[0], t[1], t[2], packed, w_scale, w_zero, bias, activation, out_dtype)"
+)
+_GROUPS_DYNAMIC = Call(torch.ops.qfx.int8_linear_groups_dynamic.default)
 RULES: tuple[tuple[Rule, ...], ...] = (
     (  # the transform of K moves into the pass that quantizes
         Rule(
@@ -175,6 +184,22 @@ RULES: tuple[tuple[Rule, ...], ...] = (
                 "out_dtype, *transform)"
             ),
             (_products_are_read, _is_inlined, _codes_are_shared),
+        ),
+        Rule(
+            pattern(_GROUPS, t="quantize(x, axes, bits, symmetric, *transform)"),
+            template(
+                "int8_linear_groups_dynamic(x, packed, w_scale, w_zero, bias, axes, 0, bits, "
+                "symmetric, activation, out_dtype, *transform)"
+            ),
+            (_groups_have_no_kernel, _codes_are_shared),
+        ),
+        Rule(
+            pattern(_GROUPS, t="quantize_groups(x, group, bits, symmetric, *transform)"),
+            template(
+                "int8_linear_groups_dynamic(x, packed, w_scale, w_zero, bias, [1], group, bits, "
+                "symmetric, activation, out_dtype, *transform)"
+            ),
+            (_groups_have_no_kernel, _codes_are_shared),
         ),
         Rule(  # several do, or the scale is static
             pattern(_LINEAR, acc=_MM, t="codes(*how)"),

@@ -22,7 +22,7 @@ from qfx.rewriting.notation import INLINED, pattern
 log = logging.getLogger(__name__)
 ops = torch.ops.qfx
 
-_T = "codes(*how)"
+_T, _OF_GROUPS = "codes(*how)", "codes_of_groups(*how)"
 READS_PRODUCTS = (  # what a dequantization of int32 products looks like
     pattern(
         "dequantize(acc, t[1], None, w_scale, bias, activation, out_dtype)",
@@ -36,7 +36,8 @@ READS_PRODUCTS = (  # what a dequantization of int32 products looks like
 READS_CODES = (  # operators that are given codes, their scale and their zero point
     pattern("int8_linear(t[0], t[1], t[2], *rest)", t=_T),
     pattern("int8_linear_requantize(t[0], t[1], t[2], *rest)", t=_T),
-    pattern("int8_linear_groups(t[0], t[1], t[2], *rest)", t=_T),
+    pattern("int8_linear_groups(t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
+    pattern("int8_linear_groups_ste(x, bias, x_step, t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
     pattern("int8_linear_ste(x, w, bias, x_step, w_step, t[0], t[1], t[2], *rest)", t=_T),
 )
 PRODUCTS = (ops.int8_mm.default, ops.int8_bmm.default)

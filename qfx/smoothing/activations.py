@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.host.tensors import Watching, storage_id, version, weak_storage
+from qfx.host.tensors import Watching, storage_id, tree_leaves, version, weak_storage
 
 aten = torch.ops.aten
 _PRODUCTS: dict[Any, tuple[int, int]] = {  # where x [M, K] and the weight [K, N] are
@@ -34,6 +34,7 @@ class Reads:
     found: dict[tuple[int, int], Read] = field(default_factory=dict)
     squares: list[Tensor] = field(default_factory=list)
     embedded: set[int] = field(default_factory=set)  # storages of what was looked up
+    used: set[int | None] = field(default_factory=set)  # storages of all that operators were given
 
     def sets(self) -> Iterator[tuple[list[Read], Tensor]]:
         """Reads that share an input, directly or by way of others, and the mean of x_k^2 over their
@@ -64,6 +65,7 @@ class _Watch(Watching):
         self.alive: list[Any] = []  # as long as something knows a storage, its identity is unused
 
     def see(self, operator: Any, args: tuple[Any, ...]) -> None:
+        self.reads.used.update(storage_id(a) for a in tree_leaves(args) if isinstance(a, Tensor))
         if operator is aten.embedding.default:
             self.alive.append(weak_storage(args[1]))
             self.reads.embedded.add(storage_id(args[1]) or 0)

@@ -20,6 +20,7 @@ PRESETS = {
     "w8a8-asymmetric": Scheme(x=ASYMMETRIC),
     "w8a8-tensor": Scheme(x=replace(ASYMMETRIC, axes=PER_TENSOR)),
     "w8a8-static": Scheme(x=QSpec(axes=PER_TENSOR, static=True), rotation=64),
+    "w8a8-groups": Scheme(x=QSpec(group=64), w=QSpec(group=64), rotation=64),
     "w8": Scheme(x=None),
     "w7a7": Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),
     "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, symmetric=False, group=64)),
@@ -78,6 +79,7 @@ class Config:
             )
         if not isinstance(self.recipe, Recipe | None):
             raise TypeError(f"option 'recipe' takes a qfx.Recipe, got {self.recipe!r}")
+        self.chosen  # noqa: B018  (a preset may have no int8 backward)
         gain = self.minimum_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise UserError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
@@ -116,9 +118,9 @@ def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, 
     for name in rest:
         if name not in known or config.inner != "inductor":
             near = difflib.get_close_matches(name, [*ours, *known], n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            hint = f", did you mean {' or '.join(near)}?" if near else "."
             raise UserError(
-                f"unknown option {name!r}: it is neither an option of qfx "
-                f"({', '.join(sorted(ours))}) nor of the inner compiler {config.inner!r}{hint}"
+                f"unknown option {name!r}{hint} Options of qfx are {', '.join(sorted(ours))}; "
+                f"others are those of the inner compiler {config.inner!r}, which has no such option"
             )
     return config, rest

@@ -17,9 +17,10 @@ from torch import Tensor
 from qfx.values.atomic_write import write_text
 from qfx.values.codes_file import beside, read_codes, write_codes
 from qfx.values.errors import UserError
+from qfx.values.json_text import parsed
 from qfx.values.printable import printable
 from qfx.values.rounding import Rounding
-from qfx.values.scheme import QSpec, Scheme
+from qfx.values.scheme_json import list_of, scheme_from
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed
 
 VERSION = 1  # of the JSON
@@ -86,7 +87,7 @@ class Recipe:
 
 
 def _recipe(text: str, codes: Callable[[], Mapping[str, Tensor]]) -> Recipe:
-    raw = _parsed(text)
+    raw = parsed(text, "this is no recipe of qfx")
     version = raw.get("qfx_recipe") if isinstance(raw, dict) else None
     if version is None:
         raise UserError("this is no recipe of qfx: it has no qfx_recipe version")
@@ -96,8 +97,8 @@ def _recipe(text: str, codes: Callable[[], Mapping[str, Tensor]]) -> Recipe:
         raise UserError(f"this recipe has an unknown part {', '.join(map(repr, unknown))}")
     try:
         pinned = raw.get("pinned")
-        products = None if pinned is None else tuple(map(_product, _list(pinned)))
-        return Recipe(tuple(_site(site, codes) for site in _list(raw["sites"])), products)
+        products = None if pinned is None else tuple(map(_product, list_of(pinned)))
+        return Recipe(tuple(_site(site, codes) for site in list_of(raw["sites"])), products)
     except (TypeError, KeyError, AttributeError) as why:
         raise UserError(f"this recipe has sites that are none: {why}") from None
 
@@ -154,29 +155,6 @@ def _key(site: SiteRecipe) -> str:
     return f"{site.name}[{site.call}]"
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as why:
-        raise UserError(f"this is no recipe of qfx: it is not JSON, {why}") from None
-    except RecursionError:
-        raise UserError("this is no recipe of qfx: it is nested too deeply") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, whose keys must differ: of two equal ones the last would count."""
-    counts = Counter(key for key, _ in pairs)
-    if twice := [key for key, count in counts.items() if count > 1]:
-        raise UserError(f"this is no recipe of qfx: {twice[0]!r} is there twice in one object")
-    return dict(pairs)
-
-
-def _list(raw: Any) -> list[Any]:
-    if not isinstance(raw, list):
-        raise TypeError(f"{raw!r} is no list")
-    return raw
-
-
 def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> SiteRecipe:
     known = {f.name for f in fields(SiteRecipe)}
     if unknown := sorted(raw.keys() - known):
@@ -186,9 +164,9 @@ def _site(raw: dict[str, Any], codes: Callable[[], Mapping[str, Tensor]]) -> Sit
         **{
             **raw,
             "rounding": None,
-            "scheme": None if scheme is None else _scheme(scheme),
-            "factor": None if factor is None else tuple(_list(factor)),
-            "outliers": tuple(_list(raw.get("outliers", []))),  # earlier builds wrote none
+            "scheme": None if scheme is None else scheme_from(scheme),
+            "factor": None if factor is None else tuple(list_of(factor)),
+            "outliers": tuple(list_of(raw.get("outliers", []))),  # earlier builds wrote none
         }
     )
     return site if rounding is None else replace(site, rounding=_rounding(site, rounding, codes()))
@@ -207,13 +185,4 @@ def _rounding(site: SiteRecipe, said: Any, codes: Mapping[str, Tensor]) -> Round
 
 def _product(raw: dict[str, Any]) -> PinnedProduct:
     scheme = raw["scheme"]
-    return PinnedProduct(**{**raw, "scheme": None if scheme is None else _scheme(scheme)})
-
-
-def _scheme(raw: dict[str, Any]) -> Scheme:
-    x = None if raw["x"] is None else _spec(raw["x"])
-    return Scheme(**{**raw, "x": x, "w": _spec(raw["w"])})
-
-
-def _spec(raw: dict[str, Any]) -> QSpec:
-    return QSpec(**{**raw, "axes": tuple(_list(raw["axes"]))})
+    return PinnedProduct(**{**raw, "scheme": None if scheme is None else scheme_from(scheme)})

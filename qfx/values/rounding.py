@@ -11,7 +11,10 @@ from torch import Tensor
 
 from qfx.values.errors import UserError
 
-METHODS = {"gptq": "GPTQ"}  # how codes may be found, and what people call it
+METHODS = {
+    "gptq": "GPTQ",
+    "gptq-sequential": "sequential GPTQ",
+}  # how codes may be found, and what people call it
 _CHUNK = 2**20  # elements
 
 

@@ -13,7 +13,7 @@ PER_TENSOR = (0, 1)
 PER_COLUMN = (0,)  # per in feature: folded into the other operand, docs/numerics.md (R1)
 BACKWARD = ("float", "int8")
 ROTATIONS = (0, 16, 64)  # sizes of the blocks of K that may be rotated
-GROUP_MULTIPLE = 64
+GROUP_MULTIPLE = 32
 _AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t", PER_COLUMN: "c"}
 
 
@@ -23,9 +23,9 @@ class QSpec:
 
     `bits`: 2 to 8. `symmetric`: zero point 0 or not. `axes`: the tuple of axes of the matrix that
     are reduced away, `PER_ROW`, `PER_TENSOR` or `PER_COLUMN`. `group`: how many elements of a row
-    share a scale, a multiple of 64, or 0 for all. `static`: the scale is given in advance, by a
-    `Recipe`. The token is `s8r`, `a8t`, `s4g64`, with a capital where static. Raises ValueError for
-    anything else, TypeError for other types.
+    share a scale, a multiple of 32 (on CUDA of 64), or 0 for all. `static`: the scale is given in
+    advance, by a `Recipe`. The token is `s8r`, `a8t`, `s4g64`, with a capital where static. Raises
+    ValueError for anything else, TypeError for other types.
     """
 
     bits: int = 8
@@ -65,10 +65,11 @@ class QSpec:
 class Scheme:
     """How one site is quantized: its activation `x` and its weight `w`.
 
-    `x` None: the activation stays float, only the weight is int8. `backward`: the matmuls of its
-    gradients, "float", or "int8" on stochastically rounded gradients. `rotation`: the largest block
-    of K that is rotated, 0, 16 or 64 (docs/numerics.md (R1)); `block` says which one fits. Raises
-    ValueError for what no operator computes, TypeError for other types.
+    `x` None: the activation stays float, only the weight is int8. Where both have groups, they are
+    of one size. `backward`: the matmuls of its gradients, "float", or "int8" on stochastically
+    rounded gradients. `rotation`: the largest block of K that is rotated, 0, 16 or 64
+    (docs/numerics.md (R1)); `block` says which one fits. Raises ValueError for what no operator
+    computes, TypeError for other types.
     """
 
     x: QSpec | None = field(default_factory=QSpec)
@@ -89,6 +90,13 @@ class Scheme:
             _check_weight_only(self.w)
         else:
             _check_activation(self.x, self.w)
+            _check_groups(self.x, self.w, self.backward)
+
+    @property
+    def group(self) -> int:
+        """How many elements of K are added up by themselves, as a scale of x or w asks for: 0 where
+        no operand has groups."""
+        return self.w.group or (self.x.group if self.x else 0)
 
     def block(self, k: int | None) -> int:
         """The size of the rotated blocks of K: the largest that divides `k`, 0 for none."""
@@ -112,7 +120,8 @@ class Scheme:
     @property
     def fits_activations(self) -> bool:
         """Whether products of two activations can be quantized alike, with scales per call."""
-        plain = not self.w.grouped and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)
+        plain = not (self.w.grouped or self.group)
+        plain = plain and PER_COLUMN not in (self.w.axes, self.x and self.x.axes)
         return self.x is not None and not self.x.static and plain
 
     def __str__(self) -> str:
@@ -145,9 +154,24 @@ def _check_weight_only(w: QSpec) -> None:
 
 
 def _check_activation(x: QSpec, w: QSpec) -> None:
-    if x.group:
-        raise ValueError(f"Scheme: only weights can have groups, the activation is {x}")
     if x.axes == PER_COLUMN and not x.static:
         raise ValueError("Scheme: an activation per column is static: its scales are folded away")
     if x.axes == w.axes == PER_COLUMN:
         raise ValueError("Scheme: only one operand can be per column, the other takes its scales")
+
+
+def _check_groups(x: QSpec, w: QSpec, backward: str) -> None:
+    if x.group and w.group and x.group != w.group:
+        raise ValueError(
+            f"Scheme: the activation has groups of {x.group} and the weight of {w.group}; where "
+            "both have groups, these are equal"
+        )
+    if x.group and w.axes != PER_ROW:
+        raise ValueError(
+            f"Scheme: the activation {x} needs a weight with a scale for each row or group, not {w}"
+        )
+    if (x.group or w.grouped) and backward == "int8":
+        raise ValueError(
+            "Scheme: backward='int8' is for one scale a row and weights without zero points, not "
+            f"for x {x} and w {w}"
+        )

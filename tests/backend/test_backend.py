@@ -138,8 +138,9 @@ def test_half_models(dtype: torch.dtype) -> None:
         assert y.dtype == dtype and sqnr(model(x), y) > 20
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-groups"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast_keeps_the_dtypes(inside: bool) -> None:
+def test_autocast_keeps_the_dtypes(inside: bool, scheme: str) -> None:
     class Casting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -153,8 +154,31 @@ def test_autocast_keeps_the_dtypes(inside: bool) -> None:
 
     model, x = Casting(), torch.randn(4, 8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-        assert compiled(model)(x).dtype == model(x).dtype == torch.bfloat16
-        assert _int8_calls(compiled(model), x) == 1
+        ours = compiled(model, scheme=scheme)
+        assert ours(x).dtype == model(x).dtype == torch.bfloat16
+        assert _int8_calls(ours, x) == 1
+
+
+def test_groups_of_symbolic_rows() -> None:
+    """One graph for all numbers of rows, codes that q and k share, the bits of the modules."""
+    scheme = qfx.Scheme(x=qfx.QSpec(group=32), w=qfx.QSpec(group=32), rotation=16)
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"q": nn.Linear(80, 48), "k": nn.Linear(80, 48)}).eval()
+    modules = {name: qfx.nn.Linear.from_float(linear, scheme) for name, linear in model.items()}
+    run = lambda parts, x: parts["q"](x) * parts["k"](x)  # noqa: E731
+    graphs = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        graphs.append(gm)
+        options = {"scheme": scheme, "minimum_gain": 0, "inner": "eager"}
+        return qfx.backend(gm, inputs, options=options)
+
+    ours = torch.compile(lambda x: run(model, x), backend=backend, dynamic=True)
+    with torch.no_grad():
+        for rows in (7, 3, 50):
+            x = torch.randn(rows, 80)
+            assert torch.equal(ours(x), run(modules, x))
+    assert len(graphs) == 1
 
 
 def test_double_models_are_left_alone() -> None:

@@ -60,6 +60,8 @@ SCHEMES = {
     ),
     "groups": Gives({"scheme": Scheme(w=QSpec(bits=4, group=64))}),
     "groups_asymmetric": Gives({"scheme": "w4a8"}),
+    "groups_of_x": Gives({"scheme": Scheme(x=QSpec(group=32))}),
+    "groups_of_both": Gives({"scheme": "w8a8-groups"}),
     "asymmetric_weight": Gives({"scheme": Scheme(w=QSpec(symmetric=False))}),
     "columns_in_float": Gives(_site(Scheme(), outliers=(3, 9))),
     "the_column_in_float": Gives(_site(Scheme(), outliers=(3, FEATURE)), w="F6"),

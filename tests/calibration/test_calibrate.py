@@ -96,7 +96,7 @@ def test_sites_of_one_input_share_its_codes() -> None:
 
 @pytest.mark.parametrize("rounding", ["nearest", "gptq"])
 @pytest.mark.parametrize("sticks_out", [1, 60])
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-static", "w7a7", "w4a8"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-static", "w7a7", "w4a8", "w8a8-groups"])
 def test_the_error_of_a_site_is_what_it_says(scheme: str, sticks_out: int, rounding: str) -> None:
     """One site, on the rows that were sampled: simulated error against that of the operators. One
     feature may be so large that it stays float."""
@@ -377,3 +377,38 @@ def test_every_observer_gives_static_ranges(observer: str) -> None:
     model, x = Gated().eval(), batches(seed=7)[0]
     recipe = calibrated(model, batches(), STATIC, observer=observer)
     assert loss(model, x, recipe=recipe) > 25
+
+
+# --- batches that are more than inputs ---
+
+
+@pytest.mark.parametrize("how", [{}, {"rounding": "gptq"}, {"max_divergence": 1e9}])
+def test_a_transform_makes_inputs_of_each_batch_whenever_it_is_read(how: Any) -> None:
+    """The recipe is that of the inputs alone, in every pass over them."""
+    labelled = torch.utils.data.DataLoader([(x, i) for i, x in enumerate(batches())], batch_size=1)
+    expected = calibrated(Gated().eval(), [x[None] for x in batches()], STATIC, **how)
+    found = calibrated(Gated().eval(), labelled, STATIC, transform=lambda b: b[0], **how)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "phrase"),
+    [
+        (
+            (batches()[0], 1),
+            r"a tuple of 2, .*too many positional.*=lambda batch: batch\[0",
+        ),
+        ({"x": batches()[0], "label": 1}, "a mapping of x, label, .*'label'; give transform"),
+    ],
+)
+def test_batches_that_the_model_does_not_take_are_an_error_that_names_transform(
+    batch: Any, phrase: str
+) -> None:
+    with pytest.raises(ValueError, match=f"(?s)^calibrate: a batch is {phrase}"):
+        calibrated(Gated().eval(), [batch])
+
+
+def test_a_recipe_that_leaves_all_float_says_why() -> None:
+    with pytest.warns(UserWarning, match=r"all 3 matmuls stay float: int8 would be .*\(gate, up"):
+        recipe = calibrated(Gated().eval(), batches(), qfx.Config(minimum_gain=1e5))
+    assert all(site.scheme is None for site in recipe.sites)

@@ -11,6 +11,7 @@ from qfx.calibration.gptq import Moments, ordered, rounded_codes
 from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import dequantize, quantize
 from tests.lib.bounds import U32
+from tests.lib.live_bytes import most_bytes
 from tests.lib.rounded import operands
 
 SPECS = [
@@ -120,3 +121,10 @@ def test_damping_is_what_few_rows_do_not_know(rows: int, damping: float) -> None
     h = Moments(16)
     h.rows = rows
     assert h.damping == damping
+
+
+def test_a_large_k_takes_two_matrices_in_float64() -> None:
+    """Beside the moments: of 11008 features each of the two is 1 GB."""
+    k = 200
+    h = moments(operands(1, k)[1])
+    assert most_bytes(lambda: ordered(h)) <= 2 * 8 * k**2 + 64 * k

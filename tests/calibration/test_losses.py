@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.calibration import losses
 from qfx.calibration.losses import LOSSES, losses_of
+from tests.lib.bounds import U32
+from tests.lib.live_bytes import most_bytes
 
 
 class Named(dict[str, Tensor]):
@@ -39,6 +42,18 @@ def test_rows_of_logits_with_a_nan_do_not_count() -> None:
     assert losses.labels(logits, generator()).shape == (5,)
     with pytest.raises(ValueError, match="have no row without a NaN"):
         losses.labels(logits[1, 1], generator())
+
+
+def test_logits_of_a_large_vocabulary_are_copied_once() -> None:
+    """For the gradient, which is that of PyTorch's cross entropy but for the last bits of exp."""
+    logits = torch.randn(8, 5000, requires_grad=True)
+    size, slack = 4 * logits.numel(), 100 * len(logits)
+    assert most_bytes(lambda: losses.labels(logits, generator()).sum().backward()) <= size + slack
+    found, logits.grad = logits.grad, None
+    drawn = logits.detach().softmax(-1).multinomial(1, generator=generator()).squeeze(1)
+    F.cross_entropy(logits, drawn, reduction="sum").backward()
+    assert found is not None and logits.grad is not None
+    assert ((found - logits.grad).abs() <= 8 * U32).all()  # of numbers between -1 and 1
 
 
 @pytest.mark.parametrize("output", [Named(logits=torch.ones(2, 3)), {"logits": torch.ones(2, 3)}])

@@ -43,6 +43,7 @@ SCHEMES: list[Any] = [
     *(name for name in PRESETS if name not in ("w8a8-symmetric", "w8a8-asymmetric", "w7a7")),
     Scheme(x=QSpec(axes=PER_COLUMN, static=True)),
     Scheme(w=QSpec(bits=2, axes=PER_TENSOR)),
+    Scheme(x=QSpec(group=32)),
 ]
 
 
@@ -72,7 +73,7 @@ def by_hand(
     assert scheme and site.rounding
     turned = ref["rotate"](w / (1 if factor is None else factor), None, turn)
     stored = quantize(turned, scheme.w)
-    packed = ref["pack_weight"](site.rounding.codes, scheme.w.group)
+    packed = ref["pack_weight"](site.rounding.codes, scheme.group)
     end = (bias, "none", torch.float32)
     if scheme.x is None:
         turned_x = ref["rotate"](x, factor, turn)
@@ -81,11 +82,15 @@ def by_hand(
         zero = None if site.zero_point is None else torch.tensor([site.zero_point]).int()
         given = (torch.tensor([site.scale]), zero, scheme.x.bits, scheme.x.symmetric)
         codes = ref["quantize_static"](x, *given, factor, turn)
+    elif scheme.x.group:
+        given_x = (scheme.x.group, scheme.x.bits, scheme.x.symmetric)
+        codes = ref["quantize_groups"](x, *given_x, factor, turn)
     else:
         given_x = (list(scheme.x.axes), scheme.x.bits, scheme.x.symmetric)
         codes = ref["quantize"](x, *given_x, factor, turn)
-    if scheme.w.grouped:
-        return ref["int8_linear_groups"](*codes, packed, stored.scale, stored.zero_point, *end)
+    if scheme.w.grouped or scheme.group:
+        zero_point = None if scheme.w.symmetric else stored.zero_point
+        return ref["int8_linear_groups"](*codes, packed, stored.scale, zero_point, *end)
     return ref["int8_linear"](*codes, packed, stored.scale[:, 0], *end)
 
 

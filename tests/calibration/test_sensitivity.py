@@ -8,6 +8,7 @@ import torch
 from qfx.calibration import sensitivity
 from qfx.calibration.batches import arguments_of, parted
 from qfx.calibration.sensitivity import _pairs
+from qfx.captured_graphs import watch_recording
 
 K = 32
 
@@ -35,6 +36,14 @@ def test_a_part_of_the_rows_gives_an_estimate(monkeypatch: pytest.MonkeyPatch) -
         found.append((d[kept] @ d[kept].t() * (g[kept] @ g[kept].t()) * _pairs(40, 10)).sum())
     error = torch.stack(found).std() / len(found) ** 0.5
     assert abs(torch.stack(found).mean() - whole) < 5 * error
+
+
+def test_gradients_are_found_without_tensors_for_them() -> None:
+    """A product's size in zeros, for each site, would be a fifth of what a batch takes."""
+    gradients = sensitivity.Gradients(torch.Generator().manual_seed(0))
+    model = torch.nn.Sequential(torch.nn.Linear(K, 500), torch.nn.Linear(500, 3)).eval()
+    watch_recording(model, gradients.run, torch.randn(7, K))
+    assert [leaf.untyped_storage().nbytes() for leaf in gradients.leaves] == [4, 4]
 
 
 def test_faulty_rows_are_not_kept() -> None:

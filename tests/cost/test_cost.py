@@ -35,6 +35,7 @@ MACHINE = (torch.float32, 1, "ref")
 ASYMMETRIC = qfx.Scheme(x=qfx.QSpec(symmetric=False))
 GROUPS = qfx.Scheme(w=qfx.QSpec(bits=4, group=64))
 ZERO_POINTS = qfx.Scheme(w=qfx.QSpec(symmetric=False))  # of weights, without groups
+GROUPS_OF_X = qfx.Scheme(x=qfx.QSpec(group=64))
 WEIGHT_ONLY = qfx.Scheme(x=None)
 SINGLE = FIXED["int8"]
 FIXED_COST = fixed_tables()
@@ -190,6 +191,7 @@ KIND_OF = {
     ASYMMETRIC: "int8",
     GROUPS: "groups",
     ZERO_POINTS: "groups",
+    GROUPS_OF_X: "x_groups",
     WEIGHT_ONLY: "weight_only",
 }
 
@@ -219,6 +221,15 @@ def test_schemes_have_the_tables_of_their_kinds(scheme: qfx.Scheme) -> None:
     rotated = estimate(FIXED_COST, 64, 512, 256, replace(scheme, rotation=64))
     turned = "turn" if scheme.x is None else "rotation"  # float activations have no other pass
     assert math.isclose(rotated.int8_s - found.int8_s, SINGLE.over(turned, 64, 512), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("operand", ["x", "w"])
+def test_groups_half_as_long_cost_twice_as_much_at_most(operand: str) -> None:
+    coarse, known, fine = (
+        estimate(FIXED_COST, 64, 512, 256, qfx.Scheme(**{operand: qfx.QSpec(group=g)}))
+        for g in (128, 64, 32)
+    )
+    assert coarse == known and fine.int8_s == 2 * known.int8_s and fine.float_s == known.float_s
 
 
 def test_training_turns_the_weight_and_both_gradients() -> None:

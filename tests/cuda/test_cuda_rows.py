@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from qfx.ops.forms import CUDA_GROUP_MULTIPLE
 from tests.cuda import emulator as cuda_emulator
 from tests.lib.rows import ROWS, Row
 from tests.ops.test_op_parts import WITHOUT_CUDA, as_tuple, assert_equals
@@ -26,7 +27,16 @@ def small(row: Row) -> Row:
 
 # int8_weight_linear adds up in another order, (W2): tests/cuda/test_cuda_gemm.py has its bound.
 ELSEWHERE = {*WITHOUT_CUDA, "int8_weight_linear"}
-CUDA_ROWS = list(dict.fromkeys(small(row) for row in ROWS if row.op not in ELSEWHERE))
+
+
+def served(row: Row) -> bool:
+    """Groups are of weights there, and of multiples of 64."""
+    grouped = "groups" in row.op or row.op == "pack_weight"
+    other = row.x_groups or (grouped and row.group % CUDA_GROUP_MULTIPLE)
+    return row.op not in ELSEWHERE and not other
+
+
+CUDA_ROWS = list(dict.fromkeys(small(row) for row in ROWS if served(row)))
 
 
 def test_the_emulator_sees_what_is_wrong() -> None:

@@ -29,7 +29,15 @@ from tests.lib.bounds import TINY, UNIT, Known
 
 LINEAR = tuple(
     f"qfx::int8_{name}"
-    for name in ("linear", "linear_dynamic", "linear_groups", "linear_ste", "weight_linear")
+    for name in (
+        "linear",
+        "linear_dynamic",
+        "linear_groups",
+        "linear_groups_dynamic",
+        "linear_groups_ste",
+        "linear_ste",
+        "weight_linear",
+    )
 )
 BMM = ("qfx::int8_bmm", "qfx::int8_bmm_dynamic")
 ATTENTION = ("qfx::int8_attention",)

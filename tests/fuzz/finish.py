@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from qfx.values.config import PRESETS
 from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
 from tests.fuzz.graphs import Chosen, Program
 
@@ -24,6 +25,7 @@ SCHEMES: tuple[tuple[Any, Scheme, int], ...] = (
     (COARSE, COARSE, 1),
     ("w8", Scheme(x=None), 1),
     (GROUPED, replace(GROUPED, w=QSpec(bits=6, symmetric=False)), 1),
+    ("w8a8-groups", PRESETS["w8a8-groups"], 1),
 )
 _NAME = re.compile(r"\bv\d+o?\b")
 

@@ -13,7 +13,7 @@ import qfx
 K = 32
 X = torch.randn(6, K, generator=torch.Generator().manual_seed(0))
 TENSOR = qfx.Scheme(x=qfx.QSpec(axes=qfx.PER_TENSOR))
-NEW = (qfx.nn.Linear, qfx.nn.LSQLinear, qfx.nn.BinaryLinear)
+NEW = (qfx.nn.Linear, qfx.nn.LSQLinear, qfx.nn.BinaryLinear, qfx.nn.SignLinear)
 Prepare = Callable[..., nn.Module]
 PREPARE: dict[str, Prepare] = {
     "quantize_": qfx.quantize_,
@@ -23,7 +23,12 @@ PREPARE: dict[str, Prepare] = {
     ),
     "prepare_binary": lambda m, config=None: qfx.prepare_binary(m, X, config=config),
 }
+TRAINED = ("prepare_qat", "prepare_qat, learned", "prepare_binary")  # what `convert` takes
+REPLACE = PREPARE | {
+    f"convert of {how}": lambda m, how=how: qfx.convert(PREPARE[how](m)) for how in TRAINED
+}
 BY_ALL = pytest.mark.parametrize("how", PREPARE)
+BY_EACH = pytest.mark.parametrize("how", REPLACE)
 
 
 def model() -> nn.Sequential:

@@ -25,7 +25,8 @@ class Row:
 
     `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
     `group`: elements of K that share a scale of the weight, or heads of queries that share keys,
-    where the operator knows of groups.
+    where the operator knows of groups. `x_groups`: x has a scale for each of these groups too.
+    `w_rows`: and the weight one for each row.
     """
 
     op: str
@@ -42,6 +43,8 @@ class Row:
     factor: bool = False
     rotation: int = 0
     group: int = 0
+    x_groups: bool = False
+    w_rows: bool = False
 
     def __str__(self) -> str:
         shape = "x".join(map(str, (*self.leading, self.k, self.n)))
@@ -49,6 +52,7 @@ class Row:
             f"{'s' if self.symmetric else 'a'}{self.bits}{'t' if self.axes == PER_TENSOR else 'r'}"
         )
         group = f"-g{self.group}" if self.group else ""
+        group += f"{'-of-x' * self.x_groups}{'-w-rows' * self.w_rows}"
         types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
         transform = f"{'-factor' * self.factor}{f'-h{self.rotation}' if self.rotation else ''}"
         bias = "-bias" * self.bias
@@ -125,12 +129,39 @@ def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
 
 
 def _linear_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    q, scale, zero, packed, _, *tail = _linear(row, g)
+    q, scale, zero, _, _, *tail = _linear(row, g)
+    weight = _weight_in_groups(row, g)
+    if row.x_groups:
+        scale = _scales(g, *row.leading, _groups(row))
+        zero = _codes(g, *scale.shape).int() * (not row.symmetric)
+    return (q, scale, zero, *weight, *tail)
+
+
+def _groups(row: Row) -> int:
+    return -(-row.k // row.group) if row.group else min(row.k, 1)
+
+
+def _weight_in_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     packed = REFERENCES["pack_weight"](_codes(g, row.n, row.k), row.group)
-    groups = -(-row.k // row.group) if row.group else min(row.k, 1)
-    w_scale = _scales(g, row.n, groups)
-    w_zero = None if row.symmetric else _codes(g, row.n, groups).int()
-    return (q, scale, zero, packed, w_scale, w_zero, *tail)
+    columns = 1 if row.w_rows else _groups(row)
+    w_scale = _scales(g, row.n, columns)
+    return packed, w_scale, None if row.symmetric else _codes(g, row.n, columns).int()
+
+
+def _linear_groups_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    operands = (_x(row, g), *_weight_in_groups(row, g), _bias(row, g))
+    how = (list(row.axes), row.group if row.x_groups else 0, row.bits, row.symmetric)
+    return (*operands, *how, row.activation, row.out_dtype, *_transform(row, g))
+
+
+def _groups_ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    *operands, bias, _, dtype = _linear_groups(row, g)
+    how = (0 if row.w_rows else row.group, row.bits, row.symmetric, dtype)
+    return (_x(row, g), bias, None, *operands, *how, *_transform(row, g))
+
+
+def _quantize_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    return (_x(row, g), row.group or 32, row.bits, row.symmetric, *_transform(row, g))
 
 
 def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -212,9 +243,23 @@ def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     error = torch.tensor([1.01, 0.01])
     operands = (_packed(row, g), _scales(g, row.n), error, _bias(row, g))
     how, transform = (list(row.axes), row.bits, row.symmetric), _transform(row, g)
-    bounds = relative_bound(x, error, *how, *transform)
-    guard = max(0.999 * bounds.mean().item(), 1e-3) if len(bounds) else 0.02
+    guard = _guard(relative_bound(x, error, *how, *transform))
     return (x, w, *operands, guard, "", *how, row.activation, row.out_dtype, *transform)
+
+
+def _guard(bounds: Tensor) -> float:
+    return max(0.999 * bounds.mean().item(), 1e-3) if len(bounds) else 0.02
+
+
+def _groups_guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """The same with groups."""
+    x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
+    error, group = torch.tensor([1.01, 0.01]), row.group if row.x_groups else 0
+    operands = (*_weight_in_groups(row, g), error, _bias(row, g))
+    how, transform = (row.bits, row.symmetric), _transform(row, g)
+    guard = _guard(relative_bound(x, error, row.axes, *how, *transform, group))
+    end = (row.activation, row.out_dtype, *transform)
+    return (x, w, *operands, guard, "", list(row.axes), group, *how, *end)
 
 
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
@@ -239,6 +284,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "attention_decode": _attention,
     "attention_append": _append,
     "int8_linear_guarded": _guarded,
+    "int8_linear_groups_guarded": _groups_guarded,
     "binary_pack": lambda r, g: (_weight(r, g),),
     "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
     "binary_linear": lambda r, g: (
@@ -250,7 +296,10 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.out_dtype,
     ),
     "int8_linear": _linear,
+    "quantize_groups": _quantize_groups,
     "int8_linear_groups": _linear_groups,
+    "int8_linear_groups_ste": _groups_ste,
+    "int8_linear_groups_dynamic": _linear_groups_dynamic,
     "int8_linear_requantize": _requantize,
     "int8_weight_linear": lambda r, g: (
         _x(r, g),
@@ -276,7 +325,8 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
 }
 _TRANSFORMED = (
     "rotate", "quantize", "quantize_static", "int8_linear_dynamic",
-    "int8_linear_ste", "int8_linear_guarded",
+    "int8_linear_ste", "int8_linear_guarded", "quantize_groups", "int8_linear_groups_dynamic",
+    "int8_linear_groups_ste", "int8_linear_groups_guarded",
 )  # fmt: skip
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
@@ -292,18 +342,20 @@ _SHAPES = (
 )
 _ARRANGING = (
     "int8_mm", "int8_linear", "int8_linear_dynamic", "int8_linear_groups", "int8_linear_requantize",
-    "int8_linear_ste", "int8_linear_guarded", "binary_mm", "binary_linear",
+    "int8_linear_ste", "int8_linear_guarded", "int8_linear_groups_dynamic",
+    "int8_linear_groups_guarded", "binary_mm", "binary_linear",
 )  # fmt: skip
 _QUANTIZED = (
     "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
-    "int8_bmm_dynamic", "int8_linear_guarded",
+    "int8_bmm_dynamic", "int8_linear_guarded", "int8_linear_groups_dynamic",
+    "int8_linear_groups_guarded",
 )  # fmt: skip
 _ROWWISE = (
     *_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear", "int8_linear_groups",
 )  # fmt: skip
 _FLOAT_OUT = (
     "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
-    "int8_weight_linear", "binary_linear",
+    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear",
 )  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
@@ -346,8 +398,18 @@ ROWS += [
     for symmetric in (True, False)
 ]
 ROWS += [
-    Row(op, leading=(m,), k=k, n=n, symmetric=symmetric, group=group, bias=False)
-    for op in ("pack_weight", "int8_linear_groups")
+    Row(op, leading=(m,), k=k, n=n, symmetric=symmetric, group=group, bias=False, **more)  # type: ignore[arg-type]
+    for op, more in (
+        ("pack_weight", {}),
+        ("quantize_groups", {}),
+        ("int8_linear_groups", {}),
+        ("int8_linear_groups", {"x_groups": True}),
+        ("int8_linear_groups", {"x_groups": True, "w_rows": True}),
+        ("int8_linear_groups_dynamic", {}),
+        ("int8_linear_groups_dynamic", {"x_groups": True, "bits": 5}),
+        ("int8_linear_groups_guarded", {}),
+        ("int8_linear_groups_guarded", {"x_groups": True, "w_rows": True}),
+    )
     # whole and short last groups, several in a block of K or one in several, tails of N
     for m, k, n, group in (
         (1, 64, 32, 64),
@@ -361,6 +423,9 @@ ROWS += [
         (3, 8, 0, 64),
         (0, 100, 5, 64),
         (40, 300, 64, 512),
+        (3, 31, 5, 32),
+        (70, 330, 33, 32),
+        (9, 200, 40, 96),
     )
     for symmetric in (True, False)
 ]

@@ -3,6 +3,7 @@ of a step that the laws share."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import qfx._C as _C
@@ -106,8 +107,9 @@ FLAGS = st.booleans()
 GRIDS = st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR, qfx.PER_COLUMN])
 X_SPECS = st.none() | st.builds(qfx.QSpec, BITS, FLAGS)
 X_SPECS |= st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_TENSOR), st.just(0), FLAGS)
+X_SPECS |= st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_ROW), st.sampled_from([32, 64]))
 FLAT = st.builds(qfx.QSpec, BITS, st.just(True), GRIDS)
-GROUPED = st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_ROW), st.sampled_from([0, 64, 128]))
+GROUPED = st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_ROW), st.sampled_from([0, 32, 64]))
 
 
 @st.composite
@@ -115,9 +117,11 @@ def recipes(draw: st.DrawFn, n: int, k: int) -> qfx.SiteRecipe:
     """Any scheme that a module can have, with what it needs and may have."""
     x = draw(X_SPECS)
     w = draw(FLAT if x is None else FLAT | GROUPED)
-    scheme = qfx.Scheme(
-        x, w, draw(st.sampled_from(["float", "int8"])), draw(st.sampled_from([0, 16, 64]))
-    )
+    if x is not None and x.group:
+        w = replace(w, axes=qfx.PER_ROW, group=draw(st.sampled_from([0, x.group])))
+    plain = not (w.grouped or (x is not None and x.group))
+    backward = draw(st.sampled_from(["float", "int8"])) if plain else "float"
+    scheme = qfx.Scheme(x, w, backward, draw(st.sampled_from([0, 16, 64])))
     given: dict[str, Any] = {}
     if w.axes != qfx.PER_COLUMN and draw(FLAGS):
         factors = st.lists(st.floats(0.5, 2, width=32), min_size=k, max_size=k)

@@ -22,6 +22,9 @@ ROWS, BATCH = torch.randn(4, 64), torch.randn(2, 4, 64)
 DYNAMIC = (None, [1], 7, False, "none", torch.float32)
 
 
+GROUPS_OF_X = qfx.Scheme(x=qfx.QSpec(group=32), w=qfx.QSpec(symmetric=False), rotation=64)
+
+
 def _linears() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 8))
 
@@ -35,6 +38,12 @@ OWN: dict[str, tuple[Any, Tensor, list[tuple[str, str, str]]]] = {
         ("0", "4x64x16", "xa8r_ws8r_h64"), ("2", "4x16x8", "xa8r_ws8r_h16")]),
     "quantize_, groups": (_replaced("w4a8"), ROWS, [
         ("0", "4x64x16", "xa8r_wa4g64"), ("2", "4x16x8", "xa8r_wa4g64")]),
+    "quantize_, groups of x": (_replaced(GROUPS_OF_X), ROWS, [
+        ("0", "4x64x16", "xs8g32_wa8r_h64"), ("2", "4x16x8", "xs8g32_wa8r_h16")]),
+    "rewritten, groups": (
+        qfx.rewrite(qfx.trace(nn.Linear(128, 16), ROWS.repeat(1, 2)),
+                    qfx.Config(scheme="w8a8-groups", minimum_gain=0))[0],
+        ROWS.repeat(1, 2), [("", "4x128x16", "xs8g64_ws8g64_h64")]),
     "quantize_, weight only": (_replaced("w8"), ROWS, [
         ("0", "4x64x16", "ws8r"), ("2", "4x16x8", "ws8r")]),
     "LSQLinear": (qfx.prepare_qat(_linears(), config=qfx.Config(scheme=COARSE)), ROWS, [

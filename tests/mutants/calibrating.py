@@ -230,8 +230,8 @@ CALIBRATING = (
     ),
     Mutant(
         "labels are the likeliest",
-        old="drawn = chances.multinomial(1, generator=random).squeeze(1)",
-        new="drawn = chances.argmax(-1)",
+        old="return chances.multinomial(1, generator=random).squeeze(1), usable",
+        new="return chances.argmax(-1), usable",
         tests=("test_labels_are_drawn_from_the_logits",),
     ),
     Mutant(

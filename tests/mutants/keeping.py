@@ -7,8 +7,9 @@ from tests.mutants.mutant import Mutant
 KEEPING = (
     Mutant(
         "a file is written in place",
-        old="        _write(partial, data, mode)\n",
-        new="        target.write_bytes(data)\n        shutil.copy(target, partial)\n",
+        old="    _write(partials[path], write, mode)\n",
+        new="    with target.open('wb') as file:\n        write(file)\n"
+        "    shutil.copy(target, partials[path])\n",
         tests=(
             "test_a_full_disk_leaves_the_earlier_file",
             "test_a_failure_at_the_end_leaves_the_earlier_file",
@@ -16,14 +17,14 @@ KEEPING = (
     ),
     Mutant(
         "a file that is written anew loses its permissions",
-        old="            shutil.copymode(target, partial)\n",
-        new="            pass\n",
+        old="        shutil.copymode(target, partial)\n",
+        new="        pass\n",
         tests=("test_permissions_stay_and_links_are_followed",),
     ),
     Mutant(
         "a link is replaced, not what it points to",
-        old="Path(os.path.realpath(path))",
-        new="Path(path)",
+        old="_move(partial, Path(os.path.realpath(path)))",
+        new="_move(partial, Path(path))",
         tests=("test_permissions_stay_and_links_are_followed",),
     ),
     Mutant(
@@ -76,8 +77,8 @@ KEEPING = (
     ),
     Mutant(
         "what the scheme needs may be missing",
-        old="if (name in given) != (name in kinds):",
-        new="if name in given and name not in kinds:",
+        old="if (name in given) != (name in wanted):",
+        new="if name in given and name not in wanted:",
         tests=(
             "test_one_change_gives_what_the_file_says_or_an_error",
             "test_the_error_says_what_is_wrong",
@@ -157,5 +158,54 @@ KEEPING = (
         old="plain[l] += row[l];\n      falling[l] += plain[l];",
         new="plain[l] += row[l];",
         tests=("test_any_changed_byte_of_a_packed_weight_is_noticed",),
+    ),
+    Mutant(
+        "the digest of a saved file is not compared",
+        old="if file and digest.hexdigest() != file.sha256:",
+        new="if file and not digest.hexdigest():",
+        tests=("test_any_change_of_the_tensors_is_refused",),
+    ),
+    Mutant(
+        "codes lie beside what is made of them until all are read",
+        old="        del tensor\n    return made, rest",
+        new="        rest.setdefault('', []).append(tensor)\n    rest.pop('', 0)\n"
+        "    return made, rest",
+        tests=("test_the_peak_is_little_more_than_the_file",),
+    ),
+    Mutant(
+        "a saved tie is lost",
+        old="in _tied(skeleton, plan):\n",
+        new="in ():\n",
+        tests=("test_a_model_comes_back",),
+    ),
+    Mutant(
+        "a model of another is written over",
+        old="if path.exists() and table_of(path).metadata.get(MARK) is None:",
+        new="if path.exists() and not table_of(path).entries:",
+        tests=("test_an_earlier_model_is_replaced_and_no_file_of_another",),
+    ),
+    Mutant(
+        "buffers outside of the state dict are not saved",
+        old="    everything = {**state, **derived}\n",
+        new="    everything = {**state}\n    derived = {}\n",
+        tests=("test_a_model_comes_back",),
+    ),
+    Mutant(
+        "models of transformers are saved without what stops a loader that lacks qfx",
+        old='        state[f"{name}.{MARK}"] =',
+        new="        _ =",
+        tests=("test_without_qfx_hf_loading_is_an_error_and_not_random_weights",),
+    ),
+    Mutant(
+        "what no file has is taken for loaded",
+        old='return isinstance(tensor, Tensor) and getattr(tensor, "_is_hf_initialized", False)',
+        new="return isinstance(tensor, Tensor)",
+        tests=("test_a_damaged_folder_is_refused",),
+    ),
+    Mutant(
+        "tied weights are quantized before they are there",
+        old='self.later = {m for name, m in names if f"{name}.weight" in tied}',
+        new="self.later = {m for name, m in names if not tied}",
+        tests=("test_loading_quantizes_and_saving_brings_it_back",),
     ),
 )

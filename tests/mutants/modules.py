@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 MODULES = (
     Mutant(
         "a module passes gradients of what a static scale clips",
-        old="dx = dx * ((v >= qmin) & (v <= qmax))",
-        new="dx = dx * (v >= qmin)",
+        old="inside = (scaled + zero >= limits[0]) & (scaled + zero <= limits[1])",
+        new="inside = scaled + zero >= limits[0]",
         tests=("test_gradients_reach_input_and_bias",),
     ),
     Mutant(
@@ -37,7 +37,7 @@ MODULES = (
     ),
     Mutant(
         "a copied module forgets its groups",
-        old="self.packed = self._storage.pack(self.packed, self.scheme.w)",
+        old="self.packed = self._storage.pack(self.packed, self.scheme.group)",
         new="self.packed = torch.ops.qfx.pack_weight(self.packed)",
         tests=("test_copies_give_the_same_bits",),
     ),
@@ -79,9 +79,27 @@ MODULES = (
     ),
     Mutant(
         "the shift of activations is lost",
-        old="x = input if self.shift is None else input + self.shift.to(input.dtype)",
-        new="x = input if self.shift is None else input + self.shift.detach().to(input.dtype)",
+        old="return x + shift.to(x.dtype)",
+        new="return x + shift.detach().to(x.dtype)",
         tests=("test_shift_gets_the_column_sum_of_dx",),
+    ),
+    Mutant(
+        "a converted module keeps the very shift that trained",
+        old="module.shift.detach().float().clone()",
+        new="module.shift.float()",
+        tests=("test_no_float_weight_and_no_step_is_kept",),
+    ),
+    Mutant(
+        "a state without a shift is refused",
+        old='    if fields["shift"]:\n        found["shift"] = (torch.float32, (k,))',
+        new='    found["shift"] = (torch.float32, (k,))',
+        tests=("test_round_trips_of_the_state",),
+    ),
+    Mutant(
+        "steps that were never fitted are served",
+        old="if step.isnan().any():",
+        new="if False:",
+        tests=("test_half_trained_modules_are_refused_and_nothing_is_changed",),
     ),
     Mutant(
         "binary weights beyond the clip get gradients",

@@ -108,7 +108,7 @@ ROWS = (
     ),
     Mutant(
         "the smallest asymmetric scale may be zero",
-        old="const float scale = std::max(high / n - low / n, kSmallestScale);",
+        old="const float scale = at_least(high / n - low / n, kSmallestScale);",
         new="const float scale = high / n - low / n;",
         tests=("test_quantize_equals_its_reference",),
     ),

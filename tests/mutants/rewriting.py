@@ -121,7 +121,7 @@ REWRITING = (
     ),
     Mutant(
         "the guard's beta forgets what rotation rounds",
-        old=" + _norms(wanted) * 2.0**-16",
+        old=" + _norms(wanted) * roundings",
         new="",
         tests=("test_alpha_and_beta_without_a_factor_are_those_of_the_codes",),
     ),

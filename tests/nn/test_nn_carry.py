@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.host.modules import CALL_HOOKS, STATE_HOOKS
 from qfx.ops.single_tensors import sqnr
-from tests.lib.prepared import BY_ALL, NEW, PREPARE, K, X, model
+from tests.lib.prepared import BY_EACH, NEW, REPLACE, K, X, model
 
 
 def _doubled(log: list[str]) -> Any:
@@ -77,7 +77,7 @@ def observed(f: nn.Module, log: list[str]) -> tuple[Tensor, Tensor, list[str]]:
 
 
 @given(
-    st.sampled_from(sorted(PREPARE)),
+    st.sampled_from(sorted(REPLACE)),
     st.lists(st.tuples(st.sampled_from(sorted(HOOKS)), st.sampled_from([0, 2])), max_size=5),
     st.data(),
 )
@@ -87,8 +87,8 @@ def test_hooks_go_over_in_order_and_their_handles_remove_them(
     log: list[str] = []
     before, after = model(), model()
     handles = [HOOKS[name](before[at], log) for name, at in hooks]
-    PREPARE[how](before)
-    PREPARE[how](after)
+    REPLACE[how](before)
+    REPLACE[how](after)
     after.load_state_dict(before.state_dict())  # steps are fitted to what hooks make of inputs
     plain = observed(after, log)
     late = [HOOKS[name](after[at], log) for name, at in hooks]
@@ -124,13 +124,13 @@ def give(linear: nn.Linear) -> None:
     linear.register_forward_hook(lambda m, args, y: m.gain * y + m.adapter(args[0]))
 
 
-@BY_ALL
+@BY_EACH
 def test_attributes_tensors_and_children_go_over(how: str) -> None:
     m = model()
     give(m[0])  # type: ignore[arg-type]
     old, handed = m[0], (m[0].gain, m[0].count, m[0].hidden)
     m[0].eval()
-    PREPARE[how](m)
+    REPLACE[how](m)
     new: Any = m[0]
     assert new is not old and (new.gain, new.count, new.hidden) == handed and not new.training
     assert new._is_hf_initialized and new.note is old.note
@@ -139,7 +139,7 @@ def test_attributes_tensors_and_children_go_over(how: str) -> None:
     assert copy.deepcopy(m)(X).equal(m(X))
 
 
-@BY_ALL
+@BY_EACH
 def test_shared_modules_are_replaced_once_with_their_hooks(how: str) -> None:
     shared = nn.Linear(K, K)
     m = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.Sequential(shared))})
@@ -147,14 +147,14 @@ def test_shared_modules_are_replaced_once_with_their_hooks(how: str) -> None:
     calls: list[int] = []
     shared.register_forward_hook(lambda *_: calls.append(1))
     m.forward = lambda x: m["b"](m["a"](x))  # type: ignore[method-assign]
-    PREPARE[how](m)
+    REPLACE[how](m)
     calls.clear()
     m(X)
     assert m["a"] is m["b"][0] is m["b"][1][0] is m["c"][0] and len(calls) == 3
     assert type(m["a"]) in NEW
 
 
-@BY_ALL
+@BY_EACH
 def test_features_are_those_of_the_weight(how: str) -> None:
     """Whoever cuts features off a layer seldom tells its attributes."""
     m = model()
@@ -165,16 +165,16 @@ def test_features_are_those_of_the_weight(how: str) -> None:
     assert made[0].in_features == 24 and made(x).shape == (6, K)
 
 
-@BY_ALL
+@BY_EACH
 def test_modules_may_be_called_by_keyword(how: str) -> None:
-    m = PREPARE[how](model())
+    m = REPLACE[how](model())
     assert torch.equal(m[0](input=X), m[0](X))
 
 
-@BY_ALL
+@BY_EACH
 def test_random_numbers_are_not_touched(how: str) -> None:
     m, before = model(), torch.get_rng_state()
-    PREPARE[how](m)
+    REPLACE[how](m)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -55,6 +55,9 @@ SCHEMES: dict[str, qfx.Scheme | qfx.SiteRecipe] = {
         qfx.Scheme(w=Q(bits=4, group=64)),
         qfx.Scheme(w=Q(bits=4, symmetric=False, group=128)),
         qfx.Scheme(w=Q(symmetric=False), rotation=64),
+        qfx.Scheme(x=Q(group=32)),
+        qfx.Scheme(x=Q(group=64), w=Q(group=64), rotation=64),
+        qfx.Scheme(x=Q(symmetric=False, group=96), w=Q(symmetric=False)),
         qfx.Scheme(x=None),
         qfx.Scheme(x=None, w=Q(bits=4), rotation=64),
     )
@@ -100,6 +103,9 @@ def x_values(module: qfx.nn.Linear) -> Tensor:
     how = (scheme.x.bits, scheme.x.symmetric)
     if scheme.x.static:
         codes = REFERENCES["quantize_static"](turned, module.x_scale, module.x_zero_point, *how)
+    elif scheme.x.group:
+        q, *each = REFERENCES["quantize_groups"](turned, scheme.x.group, *how)
+        codes = (q, *(v.repeat_interleave(scheme.x.group, -1)[..., :k] for v in each))
     else:
         codes = REFERENCES["quantize"](turned, scheme.x.axes, *how)
     return (codes[0].double() - codes[2]) * codes[1].double()

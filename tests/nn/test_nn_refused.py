@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, prune
 import qfx
 from qfx.host.modules import STATE_HOOKS
 from qfx.ops.single_tensors import sqnr
-from tests.lib.prepared import BY_ALL, NEW, PREPARE, K, X, model
+from tests.lib.prepared import BY_ALL, BY_EACH, NEW, PREPARE, REPLACE, TRAINED, K, X, model
 
 
 def _pruned(linear: nn.Linear, name: str) -> None:
@@ -160,6 +160,24 @@ def test_obstacles_are_refused_by_name_and_nothing_is_changed(row: str, how: str
         assert how == "prepare_binary" or sqnr(linear(x).detach(), m[2](x).detach()) > 25
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*weights? norm")
+@pytest.mark.parametrize("how", TRAINED)
+@pytest.mark.parametrize("row", [row for row in OBSTACLES if row != "a name that is taken"])
+def test_obstacles_that_came_while_it_trained(row: str, how: str) -> None:
+    attach, phrase, undo = OBSTACLES[row]
+    m: Any = PREPARE[how](model())
+    attach(m[2])
+    before = [dict(vars(part)) for part in m]
+    phrase = phrase.replace("nn.Linear", type(m[2]).__name__)
+    with pytest.raises(ValueError, match=rf"(?s)^convert: 1 of 2 .*\n  2: .*{phrase}.*$"):
+        qfx.convert(m)
+    assert [dict(vars(part)) for part in m] == before
+    if undo is not None:
+        undo(m[2])
+        expected = m.eval()(X)
+        assert torch.equal(qfx.convert(m)(X), expected) and type(m[2]) in NEW
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_all_obstacles_are_in_one_message() -> None:
     m = nn.Sequential(*(nn.Linear(K, K) for _ in range(30)))
@@ -175,13 +193,13 @@ def test_all_obstacles_are_in_one_message() -> None:
     assert "\n  26: accelerate" in text and "'25', '26']" in text
 
 
-@BY_ALL
+@BY_EACH
 def test_models_that_fsdp_shards_are_refused(how: str, one_rank: Any) -> None:
     m = model()
     fully_shard(m[0], mesh=one_rank)
     with pytest.raises(ValueError, match=r"FSDP shards .* shard the model afterwards"):
-        PREPARE[how](m)
-    m = PREPARE[how](model())
+        REPLACE[how](m)
+    m = REPLACE[how](model())
     expected = m(X).detach()
     assert torch.equal(fully_shard(m, mesh=one_rank)(X), expected)
 

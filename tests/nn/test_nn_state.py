@@ -140,8 +140,10 @@ DTYPES = (
 )  # fmt: skip
 NUMBERS = (0, 1, -1, 2, 7, -128, 127, 128, 2**31 - 1, torch.nan, torch.inf, -torch.inf, 1e-42)
 MUTATED = (
-    "xs8r_ws8r", "xa4r_ws2r", "xs8t_ws8t", "xs8r_ws8c_h64", "xs8r_wa4g128", "static, groups",
-    "static, factor, rotation", "static with zero point",
+    "xs8r_ws8r", "xa4r_ws2r", "xs8t_ws8t", "xs8r_ws8c_h64", "xs8r_wa4g128", "xs8g32_ws8r",
+    "static, groups",
+    "static, factor, rotation",
+    "static with zero point",
 )  # fmt: skip
 
 
@@ -177,6 +179,7 @@ def mutations(state: State) -> Iterator[tuple[str, State]]:
             yield f"{name} {i}", {**state, name: changed}
     extra = {"zero_point": torch.zeros(N, 1).int(), "factor": torch.ones(K)}
     extra |= {"x_scale": torch.ones(1), "x_zero_point": torch.zeros(1).int()}
+    extra |= {"shift": torch.ones(K)}
     yield from ((f"with {n}", {**state, n: v}) for n, v in extra.items() if n not in state)
 
 
@@ -315,6 +318,7 @@ def test_the_rows_of_the_table_stay_where_they_are() -> None:
     assert list(FIELDS) == [
         "module", "x.bits", "x.symmetric", "x.axes", "x.group", "x.static", "w.bits", "w.symmetric",
         "w.axes", "w.group", "w.static", "backward", "rotation", "factor", "x_zero_point",
+        "shift",
     ]  # fmt: skip
     module = made("static, factor, rotation")
     head = [1, 1, 8, 1, 1, 0, 1, 8, 1, 0, 0, 0, 0, 64, 1, 0]

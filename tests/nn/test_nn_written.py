@@ -1,5 +1,5 @@
 """Writing to the weight of a qfx.nn.Linear, as whoever merges an adapter does: it is quantized
-again, and taking the change back restores the codes. (Q11)"""
+again, and taking the change back restores the codes. (Q13)"""
 
 from __future__ import annotations
 

@@ -18,11 +18,14 @@ from qfx.ops.forms import FORMS, Call, form_of, why_no_gradient, why_not_guarded
 from qfx.ops.packing import Packing, parts_of
 from qfx.ops.storage import STORAGES, storage_of
 
-WEIGHTS = st.builds(
-    QSpec, st.integers(2, 8), st.booleans(), st.just(PER_ROW), st.sampled_from([0, 64, 128])
-) | st.builds(QSpec, st.integers(2, 8), st.just(True), st.sampled_from([PER_TENSOR, PER_COLUMN]))
-INPUTS = st.none() | st.builds(
-    QSpec, st.integers(2, 8), st.booleans(), st.sampled_from([PER_ROW, PER_TENSOR])
+GROUPS = st.sampled_from([0, 32, 64, 128])
+WEIGHTS = st.builds(QSpec, st.integers(2, 8), st.booleans(), st.just(PER_ROW), GROUPS) | st.builds(
+    QSpec, st.integers(2, 8), st.just(True), st.sampled_from([PER_TENSOR, PER_COLUMN])
+)
+INPUTS = (
+    st.none()
+    | st.builds(QSpec, st.integers(2, 8), st.booleans(), st.sampled_from([PER_ROW, PER_TENSOR]))
+    | st.builds(QSpec, st.integers(2, 8), st.booleans(), st.just(PER_ROW), GROUPS)
 )
 
 
@@ -40,19 +43,20 @@ SCHEMES = st.tuples(INPUTS, WEIGHTS).filter(lambda xw: _legal(*xw)).map(lambda x
 @given(SCHEMES)
 def test_one_row_serves_a_scheme(scheme: Scheme) -> None:
     assert [form for form in FORMS if form.serves(scheme)] == [form_of(scheme)]
-    assert storage_of(scheme.w) is form_of(scheme).storage
+    assert storage_of(scheme.w, scheme.group) is form_of(scheme).storage
 
 
-@given(WEIGHTS, st.integers(1, 40), st.integers(1, 300))
-def test_a_storage_gives_back_what_it_packs(spec: QSpec, n: int, k: int) -> None:
+@given(SCHEMES, st.integers(1, 40), st.integers(1, 300))
+def test_a_storage_gives_back_what_it_packs(scheme: Scheme, n: int, k: int) -> None:
     """Codes in their range, scales of the shape that is said, codes as they went in."""
-    storage = storage_of(spec)
+    spec, group = scheme.w, scheme.group
+    storage = storage_of(spec, group)
     w = torch.randn(n, k, generator=torch.Generator().manual_seed(n * k))
-    parts = parts_of(w, Packing(spec), {}, k)
+    parts = parts_of(w, Packing(spec, group=group), {}, k)
     assert parts["scale"].shape == storage.scales(spec, n, k)
     codes = storage.unpack(parts["blocks"], n, k)
     assert codes.dtype == torch.int8 and codes.int().abs().max() <= 2 ** (spec.bits - 1)
-    assert torch.equal(storage.pack(codes, spec), parts["blocks"])
+    assert torch.equal(storage.pack(codes, group), parts["blocks"])
 
 
 def _calls() -> list[tuple[str, Call]]:
@@ -88,7 +92,8 @@ def test_activations_are_quantized_as_the_scheme_says(bits: int, axes: tuple[int
     assert (values - model.bias - wanted).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("scheme", [Scheme(x=None), Scheme(), Scheme(w=QSpec(bits=4, group=64))])
+@pytest.mark.parametrize("scheme", [Scheme(x=None), Scheme(), Scheme(w=QSpec(bits=4, group=64)),
+    Scheme(x=QSpec(group=32))])  # fmt: skip
 def test_a_factor_without_a_rotation_counts_in_every_form(scheme: Scheme) -> None:
     linear, x = nn.Linear(64, 8), torch.randn(4, 64)
     factor = tuple(1 + i / 64 for i in range(64))
@@ -103,7 +108,8 @@ def test_a_factor_without_a_rotation_counts_in_every_form(scheme: Scheme) -> Non
 @given(SCHEMES)
 def test_reasons_are_there_where_operators_are_not(scheme: Scheme) -> None:
     form = form_of(scheme)
-    assert (why_no_gradient(scheme) is None) == (form.trained is not None)
+    assert (why_no_gradient(scheme, False) is None) == (form.trained is not None)
+    assert (why_no_gradient(scheme, True) is None) == form.trains_weight
     assert (why_not_guarded(scheme) is None) == (form.guarded is not None)
 
 

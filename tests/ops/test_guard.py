@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.packing import Packing
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights.cache import pack
-from tests.conftest import same_bits
+from tests.conftest import on_isa, same_bits
 from tests.lib.models import FEATURES, Block, compiled
 from tests.lib.strategies import BITS, ISAS, SEEDS, filled
 
@@ -72,6 +73,47 @@ def test_no_row_is_further_off_than_its_bound(
     finally:
         _C.set_isa(before)
     assert (_error(x, w, y) <= relative_bound(x, packed.error, *how, *transform)).all()
+
+
+@given(
+    seed=SEEDS, isa=ISAS, rows=st.integers(1, 9), n=st.integers(1, 9),
+    k=st.sampled_from([1, 16, 64, 65, 200, 320]), fill=st.sampled_from(FILLS),
+    w_fill=st.sampled_from(FILLS), bits=BITS, w_bits=BITS, symmetric=st.booleans(),
+    w_symmetric=st.booleans(), x_group=st.booleans(), w_group=st.booleans(),
+    group=st.sampled_from([32, 64, 96, 256]), rotation=st.sampled_from([0, 16, 64]),
+    factor=st.booleans(),
+)  # fmt: skip
+def test_no_row_with_groups_is_further_off_than_its_bound(
+    seed: int, isa: str, rows: int, n: int, k: int, fill: str, w_fill: str, bits: int, w_bits: int,
+    symmetric: bool, w_symmetric: bool, x_group: bool, w_group: bool, group: int, rotation: int,
+    factor: bool,
+) -> None:  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    x, w = filled(fill, rows, k, generator), filled(w_fill, n, k, generator)
+    block = Scheme(rotation=rotation).block(k)
+    given = _column_factor(k, generator) if factor else None
+    spec = QSpec(bits=w_bits, symmetric=w_symmetric, group=group if w_group else 0)
+    packed = pack(w, (), Packing(spec, given, block, guarded=True, group=group))
+    transform = (None if given is None else torch.tensor(given), block)
+    assert packed.error is not None
+    x_group = group if x_group else 0
+    weight = (packed.blocks, packed.scale, packed.zero_point)
+    how = (None, [1], x_group, bits, symmetric, "none", torch.float32)
+    with on_isa(isa):
+        y = ops.int8_linear_groups_dynamic(x, *weight, *how, *transform)
+    bound = relative_bound(x, packed.error, [1], bits, symmetric, *transform, x_group)
+    assert (_error(x, w, y) <= bound).all()
+
+
+@pytest.mark.parametrize("scheme", ["w8a8-groups", Scheme(w=QSpec(symmetric=False))], ids=str)
+def test_rows_above_are_float_with_groups(scheme: str | Scheme) -> None:
+    layer, (x, bad) = nn.Linear(K, 30), _outliers()
+    config = qfx.Config(minimum_gain=0, scheme=scheme, guard=LIMIT)
+    graph, plan = qfx.rewrite(qfx.trace(layer, x), config)
+    assert plan.entries[0].reason.endswith("; guarded")
+    unguarded, _ = qfx.rewrite(qfx.trace(layer, x), replace(config, guard=None))
+    y, plain, in_float = graph(x), unguarded(x), layer(x)
+    assert same_bits(y[bad], in_float[bad]) and same_bits(y[~bad], plain[~bad])
 
 
 def test_the_bound_is_not_vacuous() -> None:
@@ -276,8 +318,6 @@ def test_plan_says_guarded_and_graphs_without_a_guard_are_as_before() -> None:
     "scheme, why",
     [
         (Scheme(x=None), "float activations times int8 weights have no bound"),
-        (Scheme(w=QSpec(bits=4, group=64)), "weights with groups or zero points have no bound"),
-        (Scheme(w=QSpec(symmetric=False)), "weights with groups or zero points have no bound"),
     ],
 )
 def test_schemes_without_a_guard_say_so(scheme: Scheme, why: str) -> None:

@@ -140,7 +140,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "quantize_static: x has K=8 (shape 5x8), which rotation=64 does not divide",
     ),
     "rotate_integers": (lambda: rotate(Q), "rotate: x has dtype Char, expected Float"),
-    "pack_group": (lambda: ops.pack_weight(Q, 32), "group=32, expected 0 (one scale for all of K)"),
+    "pack_group": (lambda: ops.pack_weight(Q, 48), "group=48, expected 0 (one scale for all of K)"),
     "header_group": (lambda: dynamic(packed=damaged(32, 3)), "its header says groups of 3"),
     "groups_k": (lambda: groups(Q), "x has K=8 (shape 5x8) but the weight was packed for K=100"),
     "groups_n": (lambda: groups(w_scale=torch.ones(7, 2)), "the weight was packed for N=6"),
@@ -157,12 +157,25 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "w_zero has dtype Float, expected Int",
     ),
     "groups_zero_count": (
-        lambda: groups(w_zero=torch.ones(6, 1, dtype=torch.int32)),
-        "w_zero has shape 6x1, expected 6x2",
+        lambda: groups(w_zero=torch.ones(6, 3, dtype=torch.int32)),
+        "w_zero has shape 6x3, expected 6x2",
     ),
     "groups_without": (
         lambda: groups(Q, PACKED),
         "w_scale has shape 6x2, expected 6x1: a column for each group of 64 of the K=8",
+    ),
+    "groups_of_x": (
+        lambda: ops.int8_linear_groups_dynamic(
+            CODES.float(), GROUPED, SCALES, None, None, [1], 32, 8, True, "none", torch.float32
+        ),
+        "group=32, expected 0 or the 64 that the weight was packed in",
+    ),
+    "groups_scale": (
+        lambda: ops.int8_linear_groups(
+            CODES, torch.ones(5, 3), ZERO, GROUPED, SCALES, None, None, "none", torch.float32
+        ),
+        "scale has shape 5x3, expected one value, one for each of 5 rows, or one for each of their "
+        "2 groups",
     ),
     "groups_long": (
         lambda: ops.int8_linear_groups(

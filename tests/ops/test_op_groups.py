@@ -1,4 +1,4 @@
-"""int8_linear_groups, and weights quantized in groups: laws beyond the table."""
+"""int8_linear_groups, and operands quantized in groups: laws beyond the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.conftest import on_isa, same_bits
 from tests.lib.strategies import BITS, FINITE, ISAS, POSITIVE, SEEDS, filled, step_error
 
 OPS = torch.ops.qfx
-GROUPS = st.sampled_from([0, 64, 128, 192, 640])
+GROUPS = st.sampled_from([0, 32, 64, 96, 128, 640])
+WHOSE = st.sampled_from(["x", "w", "xw"])  # groups
 DEPTHS = st.sampled_from([1, 63, 64, 65, 130, 200, 500, 1100])
 TAIL = (None, "none", torch.float32)
 
@@ -48,47 +49,83 @@ def test_each_group_is_quantized_by_itself(
 
 
 @given(
-    ISAS, POSITIVE, DEPTHS, POSITIVE, GROUPS, BITS, st.booleans(),
+    ISAS, POSITIVE, DEPTHS, POSITIVE, GROUPS, WHOSE, BITS, st.booleans(),
     st.sampled_from(("normal", "equal", "zero_rows", "one_sided", "outlier")), SEEDS,
 )  # fmt: skip
 def test_is_within_the_bound_of_its_operands(
-    isa: str, m: int, k: int, n: int, group: int, bits: int, symmetric: bool, fill: str, seed: int
-) -> None:
+    isa: str, m: int, k: int, n: int, group: int, whose: str, bits: int, symmetric: bool, fill: str,
+    seed: int,
+) -> None:  # fmt: skip
     """(B2) with a step for each group, and the roundings of (E3): G + 3 of each term."""
     generator = torch.Generator().manual_seed(seed)
     x, w = (filled(fill, rows, k, generator) for rows in (m, n))
-    q, scale, zero = OPS.quantize(x, [1], 8, False)
-    w_q, w_scale, w_zero = quantize_groups(w, group, bits, symmetric)
+    x_group, w_group = (group if operand in whose else 0 for operand in "xw")
+    q, scale, zero = quantize_groups(x, x_group, 8, False)
+    w_q, w_scale, w_zero = quantize_groups(w, w_group, bits, symmetric)
     weight = (OPS.pack_weight(w_q, group), w_scale, None if symmetric else w_zero)
     with on_isa(isa):
         y = OPS.int8_linear_groups(q, scale, zero, *weight, *TAIL)
+        if x_group:
+            how = (None, [1], group, 8, False, "none", torch.float32)
+            assert same_bits(y, OPS.int8_linear_groups_dynamic(x, *weight, *how))
     size_x, size_w = x.double().abs(), w.double().abs()
-    error_x = step_error(scale, 8, False).expand(m, k)
-    error_w = _in_k(step_error(w_scale, bits, symmetric), group, k)
+    error_x = _in_k(step_error(scale, 8, False), x_group, k)
+    error_w = _in_k(step_error(w_scale, bits, symmetric), w_group, k)
     bound = size_x @ error_w.t() + error_x @ size_w.t() + error_x @ error_w.t()
     most = (size_x + error_x) @ (size_w + error_w).t()
-    bound += (w_scale.shape[1] + 3) * 2.0**-24 * 1.01 * most
+    bound += (-(-k // (group or k)) + 3) * 2.0**-24 * 1.01 * most
     assert ((y.double() - x.double() @ w.double().t()).abs() <= bound).all()
 
 
 @given(ISAS, POSITIVE, DEPTHS, POSITIVE, SEEDS)
 def test_one_group_is_int8_linear(isa: str, m: int, k: int, n: int, seed: int) -> None:
-    """The same bits where the order of the scales does not matter: they are powers of two."""
+    """The same bits, for groups of no operand, of x, and of both."""
     generator = torch.Generator().manual_seed(seed)
-    q, _, zero = OPS.quantize(torch.randn(m, k, generator=generator), [1], 8, False)
+    x = torch.randn(m, k, generator=generator)
+    q, scale, zero = OPS.quantize(x, [1], 8, False)
     w = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
-    scale, w_scale = (
-        2.0 ** torch.randint(-9, 9, (rows, 1), generator=generator) for rows in (m, n)
-    )
+    w_scale, whole = torch.rand(n, 1, generator=generator), -(-k // 32) * 32
     with on_isa(isa):
+        assert all(map(same_bits, OPS.quantize_groups(x, whole, 8, False), (q, scale, zero)))
+        dynamic = OPS.int8_linear_groups_dynamic(
+            x, OPS.pack_weight(w, whole), w_scale, None, None, [1], whole, 8, False, *TAIL[1:]
+        )
         packed = OPS.pack_weight(w)
         found = OPS.int8_linear_groups(q, scale, zero, packed, w_scale, None, *TAIL)
+        assert same_bits(found, dynamic)
         in_groups = OPS.pack_weight(w, 64)
         assert same_bits(found, OPS.int8_linear(q, scale, zero, packed, w_scale.flatten(), *TAIL))
         assert same_bits(
             found, OPS.int8_linear(q, scale, zero, in_groups, w_scale.flatten(), *TAIL)
         )
     assert torch.equal(OPS.unpack_weight(in_groups, n, k), w)
+
+
+@given(ISAS, POSITIVE, DEPTHS, POSITIVE, st.sampled_from([32, 64, 96]), WHOSE, SEEDS)
+def test_is_the_sum_of_its_groups(
+    isa: str, m: int, k: int, n: int, group: int, whose: str, seed: int
+) -> None:
+    """Exactly: codes and scales are such that every sum is an integer below 2^24. (E3)"""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape, top: torch.randint(-top, top, shape, generator=generator)  # noqa: E731
+    groups = -(-k // group)
+    q, w = draw(m, k, top=8).char(), draw(n, k, top=8).char()
+    shapes = [(rows, groups if o in whose else 1) for rows, o in ((m, "x"), (n, "w"))]
+    zero, w_zero = (draw(*shape, top=8).int() for shape in shapes)
+    scale, w_scale = (2.0 ** draw(*shape, top=2).abs() for shape in shapes)
+    with on_isa(isa):
+        packed = OPS.pack_weight(w, group)
+        y = OPS.int8_linear_groups(q, scale, zero, packed, w_scale, w_zero, *TAIL)
+    x_mk, w_nk = (
+        (codes.double() - _spread(z, group, k)) * _spread(s, group, k)
+        for codes, z, s in ((q, zero, scale), (w, w_zero, w_scale))
+    )
+    assert torch.equal(y.double(), x_mk @ w_nk.t())
+
+
+def _spread(values: Tensor, group: int, k: int) -> Tensor:
+    """Values of groups, or of rows, as values of elements."""
+    return values.expand(-1, k) if values.shape[1] == 1 else _in_k(values, group, k)
 
 
 @given(ISAS, POSITIVE, DEPTHS, POSITIVE, GROUPS, SEEDS)
@@ -128,13 +165,14 @@ def test_a_fault_shows_where_it_came_from(isa: str) -> None:
     for symmetric in (True, False):
         w_q, w_scale, w_zero = quantize_groups(w, 64, 8, symmetric)
         weight = (OPS.pack_weight(w_q, 64), w_scale, None if symmetric else w_zero)
-        y = OPS.int8_linear_groups(*OPS.quantize(x, [1], 8, False), *weight, *TAIL)
         expected = torch.zeros(9, 70, dtype=torch.bool)
         expected[[2, 7]], expected[:, [3, 64]] = True, True
-        assert torch.equal(y.isfinite(), ~expected)
+        for codes in (OPS.quantize(x, [1], 8, False), OPS.quantize_groups(x, 64, 8, False)):
+            y = OPS.int8_linear_groups(*codes, *weight, *TAIL)
+            assert torch.equal(y.isfinite(), ~expected)
 
 
-def test_a_group_that_is_no_multiple_of_64_is_an_error() -> None:
-    phrase = "group=100 is no multiple of 64"
+def test_a_group_that_is_no_multiple_of_32_is_an_error() -> None:
+    phrase = "group=100 is no multiple of 32"
     with pytest.raises(ValueError, match=re.escape(phrase)):
         quantize_groups(torch.ones(2, 300), 100, 4, True)

@@ -27,10 +27,16 @@ OPS = sorted(
 )
 FLOAT_OUT = (
     "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
-    "int8_weight_linear", "binary_linear",
+    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear",
 )  # fmt: skip
 INTEGERS_OUT = ("binary_pack", "binary_mm")  # autograd takes these for constants
-QUANTIZING = ("quantize", "quantize_static", "quantize_stochastic", "fake_quantize")
+QUANTIZING = (
+    "quantize",
+    "quantize_groups",
+    "quantize_static",
+    "quantize_stochastic",
+    "fake_quantize",
+)
 WITHOUT_GRADIENT = (
     *QUANTIZING,
     "int8_attention",
@@ -39,6 +45,7 @@ WITHOUT_GRADIENT = (
     "int8_bmm_dynamic",
     "int8_linear_requantize",
     "int8_linear_guarded",
+    "int8_linear_groups_guarded",
     *FLOAT_OUT,
 )
 # Operators without CUDA kernels, and why.
@@ -47,7 +54,14 @@ WITHOUT_CUDA = {
         ("int8_attention", "attention_decode", "attention_append"),
         "attention stays float on CUDA, where the float kernels keep to tensor cores",
     ),
-    "int8_linear_guarded": "the guard falls back by row, which the host would have to wait for",
+    **dict.fromkeys(
+        ("quantize_groups", "int8_linear_groups_dynamic"),
+        "groups of activations stay float on CUDA, whose product has groups of weights only",
+    ),
+    **dict.fromkeys(
+        ("int8_linear_guarded", "int8_linear_groups_guarded"),
+        "the guard falls back by row, which the host would have to wait for",
+    ),
 }
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 

@@ -13,12 +13,13 @@ from qfx.weights.cache import Packed, pack
 from tests.conftest import same_bits
 from tests.lib.bounds import U32
 from tests.lib.models import compiled
-from tests.rewriting.test_schemes import ROWS, TRAINING, Alone, Case, K, N, Row
+from tests.rewriting.test_schemes import ROWS, TRAINED, Alone, Case, K, N, Row
 
 
 def _packed(case: Case) -> tuple[Packing, Packed]:
     factor = None if case.given is None else tuple(case.given.tolist())
-    packing = Packing(case.scheme.w, factor, case.scheme.block(K), case.outliers)
+    how = (case.scheme.w, factor, case.scheme.block(K), case.outliers)
+    packing = Packing(*how, group=case.scheme.group)
     return packing, pack(case.model.weight, (), packing)
 
 
@@ -53,8 +54,7 @@ def test_a_graph_packs_weights_as_the_cache_does(row: Row) -> None:
     assert all(same_bits(a, b) for a, b in zip(found, expected.tensors, strict=True))
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("row", TRAINING, ids=str)
+@pytest.mark.parametrize(("row", "frozen"), TRAINED, ids=str)
 def test_the_gradient_of_x_is_that_of_the_packed_weight(row: Row, frozen: bool) -> None:
     """dx = factor R^T (G w^), within the roundings of the product and of R. (T1) (R1)"""
     case = Case(row, torch.float32)
@@ -63,7 +63,13 @@ def test_the_gradient_of_x_is_that_of_the_packed_weight(row: Row, frozen: bool) 
     compiled(model, **case.options)(x).backward(g)
     _, packed = _packed(case)
     codes = torch.ops.qfx.unpack_weight(packed.blocks, N, K).double()
-    w_hat, back = codes * packed.scale.double()[:, None], case.turn.t()
+    codes = codes - (0 if packed.zero_point is None else _in_k(packed.zero_point, case))
+    w_hat, back = codes * _in_k(packed.scale.double(), case), case.turn.t()
     expected = g.double() @ w_hat @ back * case.factor
     bound = (N + 32) * U32 * (g.double().abs() @ w_hat.abs() @ back.abs() * case.factor)
     assert x.grad is not None and ((x.grad.double() - expected).abs() <= bound).all()
+
+
+def _in_k(values: torch.Tensor, case: Case) -> torch.Tensor:
+    """Of rows or groups, as values of elements [N, K]."""
+    return values.reshape(N, -1).repeat_interleave(case.scheme.w.group or K, 1)[:, :K]

@@ -15,7 +15,7 @@ from qfx.match.matching import match
 from qfx.match.site import Site
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
-from qfx.values.config import parse_options
+from qfx.values.config import PRESETS, parse_options
 from qfx.values.select import check_names, fits
 from tests.lib.costs import Prices
 from tests.lib.models import FEATURES, Block
@@ -152,7 +152,11 @@ def test_plan_prints_every_matmul() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "phrase"),
     [
-        ({"skp": ["a"]}, ValueError, r"unknown option 'skp'.*did you mean skip"),
+        (
+            {"skp": ["a"]},
+            ValueError,
+            r"^unknown option 'skp', did you mean skip\? Options of",
+        ),
         ({"scheme": "w4a4"}, ValueError, "unknown scheme 'w4a4'; the presets are w8a8"),
         ({"skip": "lm_head"}, TypeError, "takes a list of patterns, got 'lm_head'"),
         ({"skip": [3]}, TypeError, r"takes a list of patterns, got \[3\]"),
@@ -184,12 +188,17 @@ STATIC, COLUMN = (qfx.QSpec(axes=axes, static=True) for axes in (qfx.PER_TENSOR,
     [
         (lambda: qfx.QSpec(bits=9), r"bits=9 is outside 2\.\.8"),
         (lambda: qfx.QSpec(axes=(2,)), r"axes=\(2,\) is neither"),
-        (lambda: qfx.QSpec(group=63), "group=63 is no multiple of 64"),
+        (lambda: qfx.QSpec(group=48), "group=48 is no multiple of 32"),
         (lambda: qfx.QSpec(group=64, axes=qfx.PER_TENSOR), "group=64 cuts rows"),
         (lambda: qfx.QSpec(static=True), "per tensor or per column, not per row"),
         (lambda: qfx.Scheme(rotation=32), "rotation=32 is none of 0, 16, 64"),
         (lambda: qfx.Scheme(backward="int4"), "backward='int4' is none of float, int8"),
-        (lambda: qfx.Scheme(x=qfx.QSpec(group=64)), "only weights can have groups.*s8g64"),
+        (lambda: qfx.Scheme(qfx.QSpec(group=64), qfx.QSpec(group=32)), "groups of 64 and .* 32"),
+        (lambda: qfx.Scheme(x=qfx.QSpec(group=64), w=TENSOR), "s8g64 needs a weight.*not s8t"),
+        (lambda: qfx.Scheme(w=qfx.QSpec(group=64), backward="int8"), "backward='int8'.*w s8g64"),
+        (lambda: qfx.Scheme(x=qfx.QSpec(group=64), backward="int8"), "backward='int8'.*x s8g64"),
+        (lambda: qfx.Config(scheme="w4a8", backward="int8"), "backward='int8'.*w a4g64"),
+        (lambda: qfx.QSpec(group=64, static=True), "not per row"),
         (lambda: qfx.Scheme(w=STATIC), "its scale cannot be static"),
         (lambda: qfx.Scheme(w=replace(TENSOR, symmetric=False)), "a8t has zero points"),
         (lambda: qfx.Scheme(x=None, w=qfx.QSpec(group=64)), "one scale for each row.*s8g64"),
@@ -207,9 +216,9 @@ def test_values_are_hashable_and_print_as_one_token() -> None:
     scheme = qfx.Scheme(x=qfx.QSpec(bits=4, symmetric=False, axes=qfx.PER_TENSOR))
     assert str(scheme) == "xa4t_ws8r"
     grouped = qfx.QSpec(bits=4, symmetric=False, group=128)
-    assert str(qfx.Scheme(x=STATIC, w=grouped, backward="int8", rotation=16)) == (
-        "xs8T_wa4g128_g8_h16"
-    )
+    assert str(qfx.Scheme(x=STATIC, w=grouped, rotation=16)) == "xs8T_wa4g128_h16"
+    assert str(qfx.Scheme(backward="int8", rotation=16)) == "xs8r_ws8r_g8_h16"
+    assert str(PRESETS["w8a8-groups"]) == "xs8g64_ws8g64_h64"
     assert str(qfx.Scheme(x=None)) == "ws8r"
     assert str(qfx.Scheme(x=COLUMN)) == "xs8C_ws8r"
     assert hash(qfx.Config(scheme=scheme)) == hash(qfx.Config(scheme=scheme))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,29 @@ def test_a_further_processor_adds_figures_and_removes_none(tmp_path: Path) -> No
     assert sorted(t for _, c, t in _figures(_page(tmp_path)) if "Platinum" not in c) == texts
     names = {c for _, c, _ in _figures(_page(tmp_path)) if c.startswith("Intel")}
     assert names == {f"{cpu['cpu']} 6-167, 1 thread" for cpu in (XEON, PLATINUM)}
+
+
+def test_a_table_names_only_processors_that_have_figures_in_it(tmp_path: Path) -> None:
+    """Files of one benchmark fill several tables, and not each of them all."""
+    for cpu, models in ((AMD, ("digits",)), (XEON, ("digits", "tiny"))):
+        figures = {"setting": "float", "accuracy %": 96.5, "nll": 0.16, "SQNR dB": 200.0}
+        rows = [{"model": m, "threads": 1, **figures} for m in models]
+        saved = json.dumps({"machine": {**HOST, **cpu}, "rows": rows})
+        (tmp_path / f"{slug(cpu)}-accuracy.json").write_text(saved)
+    tiny = replace(
+        next(
+            s
+            for s in results_page.SECTIONS
+            if s.benchmark == "accuracy" and s.only({"model": "digits"})
+        ),
+        only=lambda row: row["model"] == "tiny",
+        text="Tiny.",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results_page, "SECTIONS", (*results_page.SECTIONS, tiny))
+        page = _page(tmp_path)
+    lines = [line for line in page.splitlines() if re.match(r".*: .*threads?, commit", line)]
+    assert [line.split(":")[0] for line in lines] == ["AMD 26-2", "Intel 6-167", "Intel 6-167"]
 
 
 def test_figures_of_the_gpu_are_no_part_of_it(tmp_path: Path) -> None:

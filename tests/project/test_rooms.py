@@ -25,6 +25,8 @@ ROOMS = (
     "match",
     "weights",
     "nn",
+    "files",
+    "hf",
     "cost",
     "plan",
     "rewriting",
@@ -35,7 +37,8 @@ ROOMS = (
     "report",
 )
 # Rooms that a user imports without compiling anything, and what they must do without.
-LIGHT = {"nn": {"plan", "cost", "report", "match", "rewriting", "pipeline"}}
+_HEAVY = {"plan", "cost", "report", "match", "rewriting", "pipeline"}
+LIGHT = {"nn": _HEAVY, "files": _HEAVY, "hf": _HEAVY}
 
 
 @cache

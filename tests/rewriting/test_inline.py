@@ -120,16 +120,22 @@ def test_the_graph_for_a_gpu_gives_the_same_bits(scheme: str | qfx.Scheme) -> No
     assert torch.equal(_fused(module, X, scheme)(X), canonical(X))
 
 
+ROTATED_GROUPS = qfx.Scheme(w=qfx.QSpec(group=64), rotation=64)
+
+
 @pytest.mark.parametrize(
     ("scheme", "operators"),
     [
         ("w8a8-asymmetric", {"int8_linear": 3}),
         ("w8a8", {"quantize": 1, "int8_linear": 2, "int8_linear_dynamic": 1}),  # rotated
         ("w4a8", {"int8_linear_groups": 3}),
+        (ROTATED_GROUPS, {"quantize": 2, "int8_linear_groups": 3}),
     ],
 )
 @torch.no_grad()
-def test_what_rotates_stays_an_operator(scheme: str, operators: dict[str, int]) -> None:
+def test_what_rotates_stays_an_operator(
+    scheme: str | qfx.Scheme, operators: dict[str, int]
+) -> None:
     assert _operators(_fused(Shared(), X, scheme)) == operators
 
 

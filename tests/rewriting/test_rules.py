@@ -34,16 +34,22 @@ SHARED = lambda s, x: s.b(x) * s.a(x) * s.c(x)  # noqa: E731
     ("run", "rows", "said"),
     [
         (ALONE, 5, ["", ""]),
-        (SHARED, 5, ["no int8_linear_dynamic: 3 matmuls read its codes"] * 3),
+        (SHARED, 5, ["no OPERATOR: 3 matmuls read its codes"] * 3),
         (SHARED, 1, [""] * 3),  # one row is quantized anew in less time than a call takes
     ],
 )
-def test_dynamic(run: Callable[[Layers, Tensor], Tensor], rows: int, said: list[str]) -> None:
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "w8a8-groups"])
+def test_dynamic(
+    run: Callable[[Layers, Tensor], Tensor], rows: int, said: list[str], scheme: str
+) -> None:
     model, x = Layers(run).eval(), torch.randn(rows, 64)
-    config = qfx.Config(minimum_gain=0)
-    _, plan = qfx.rewrite(qfx.trace(model, x), config)
+    config = qfx.Config(scheme=scheme, minimum_gain=0)
+    operator = "int8_linear_dynamic" if scheme == "w8a8" else "int8_linear_groups_dynamic"
+    gm, plan = qfx.rewrite(qfx.trace(model, x), config)
+    assert (operator in gm.code) == (said[0] == "")
     _, before = qfx.rewrite(qfx.trace(model, x), config, canonical=True)
     for entry, canonical, words in zip(plan.entries, before.entries, said, strict=True):
+        words = words.replace("OPERATOR", operator)
         assert entry.reason.removeprefix(canonical.reason).removeprefix("; ") == words
 
 

@@ -97,7 +97,7 @@ def test_a_broken_graph_is_told(damage: Callable[[fx.GraphModule], None], said: 
         verify(gm, frozenset())
 
 
-@pytest.mark.parametrize("scheme", ["w4a8", "w8a8-tensor"])
+@pytest.mark.parametrize("scheme", ["w4a8", "w8a8-tensor", "w8a8-groups"])
 def test_codes_of_one_call_alone(scheme: str) -> None:
     """Also where one operator reads them."""
     gm, _ = qfx.rewrite(qfx.trace(Two().eval(), X, X), qfx.Config(scheme=scheme, minimum_gain=0))

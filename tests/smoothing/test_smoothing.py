@@ -85,7 +85,7 @@ def test_factors_are_those_of_the_equation() -> None:
         x = block.norm(model.table(ids)).reshape(-1, D).double()
     rms = x.square().mean(0).sqrt()
     largest = torch.maximum(block.q.weight.abs().amax(0), block.k.weight.abs().amax(0)).double()
-    z = (rms / largest).sqrt()
+    z = (rms / largest) ** 0.35
     found = {len(f): f for f in set(factors_of(model).values())}
     of = {
         name: torch.tensor(factors_of(model)[p.untyped_storage()._cdata, axis]).double()
@@ -192,6 +192,32 @@ class Recording(nn.Module):
         return self.fc(x + self.table.weight[0])
 
 
+class Decoder(Language):
+    """Reads what another part made of a picture, between its blocks; on ids alone it runs, and
+    computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross = nn.Linear(D, D)
+
+    def forward(self, input_ids: Tensor, picture: Tensor | None = None) -> Tensor:
+        x = self.table(input_ids)
+        if picture is not None:
+            x = x + self.cross(picture)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Captions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.eye, self.decoder = nn.Linear(D, D), Decoder()
+
+    def forward(self, picture: Tensor, tokens: Tensor) -> Tensor:
+        return self.decoder(tokens, self.eye(picture))
+
+
 def _hooked() -> nn.Module:
     model = language()
     model.head.register_forward_hook(lambda *_: None)
@@ -208,6 +234,7 @@ NOT_SMOOTHED: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], dict[
     "float activations": (language, (), {"scheme": "w8"}),
     "hooks would see the ids": (_hooked, (), {}),
     "in training mode": (_training, (), {}),
+    "a part needs more than ids": (lambda: Captions().eval(), (torch.randn(16, D), tokens()), {}),
     "takes floats": (lambda: Recording().eval(), (torch.randn(3, D),), {}),
 }
 

@@ -31,7 +31,7 @@ SCHEMES = st.builds(
     st.sampled_from([QSpec(), QSpec(bits=4, axes=PER_TENSOR)]),
     st.sampled_from(["float", "int8"]),
     st.sampled_from([0, 16, 64]),
-)
+) | st.builds(Scheme, st.just(QSpec(group=32)), st.sampled_from([QSpec(), QSpec(group=32)]))
 
 
 @st.composite

@@ -8,7 +8,7 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
-#include "cpu/kernels/rows/code.h"
+#include "cpu/kernels/tables/code.h"
 
 namespace qfx::cpu {
 namespace {

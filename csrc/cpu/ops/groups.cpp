@@ -1,5 +1,5 @@
-// int8_linear_groups and int8_linear_groups_dynamic on the CPU: linears whose weights or
-// activations have a scale for each group of K.
+// int8_linear_groups, int8_linear_groups_ste and int8_linear_groups_dynamic on the CPU: linears
+// whose weights or activations have a scale for each group of K.
 #include "cpu/ops/groups.h"
 
 #include <algorithm>
@@ -97,6 +97,17 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   return y;
 }
 
+// The forward of a linear with gradients: x, its step and the transform are for these only
+// (qfx/ops/groups_ste.py).
+Tensor int8_linear_groups_ste(Tensor /*x*/, std::optional<Tensor> bias,
+                              std::optional<Tensor> /*x_step*/, Tensor q, Tensor scale,
+                              Tensor zero_point, Tensor packed, Tensor w_scale,
+                              std::optional<Tensor> w_zero, int64_t /*w_group*/, int64_t /*bits*/,
+                              bool /*symmetric*/, ScalarType out_dtype,
+                              std::optional<Tensor> /*factor*/, int64_t /*rotation*/) {
+  return int8_linear_groups(q, scale, zero_point, packed, w_scale, w_zero, bias, "none", out_dtype);
+}
+
 // Groups of x are those that the weight was packed in.
 void check_group(const char* op, int64_t group, const PackedWeight& w) {
   const bool same = group == w.group || (group >= w.k && w.group >= w.k);
@@ -121,6 +132,7 @@ Tensor int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale,
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"int8_linear_groups", &int8_linear_groups>(m);
+  implement<"int8_linear_groups_ste", &int8_linear_groups_ste>(m);
   implement<"int8_linear_groups_dynamic", &int8_linear_groups_dynamic>(m);
 }
 

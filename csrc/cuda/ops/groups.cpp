@@ -1,4 +1,5 @@
-// int8_linear_groups on CUDA: a linear whose weight has a scale for each group of K.
+// int8_linear_groups and int8_linear_groups_ste on CUDA: a linear whose weight has a scale for each
+// group of K.
 #include <algorithm>
 
 #include "cuda/ops/product.h"
@@ -75,8 +76,20 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   return y;
 }
 
+// The forward of a linear with gradients: x, its step and the transform are for these only
+// (qfx/ops/groups_ste.py).
+Tensor int8_linear_groups_ste(Tensor /*x*/, std::optional<Tensor> bias,
+                              std::optional<Tensor> /*x_step*/, Tensor q, Tensor scale,
+                              Tensor zero_point, Tensor packed, Tensor w_scale,
+                              std::optional<Tensor> w_zero, int64_t /*w_group*/, int64_t /*bits*/,
+                              bool /*symmetric*/, ScalarType out_dtype,
+                              std::optional<Tensor> /*factor*/, int64_t /*rotation*/) {
+  return int8_linear_groups(q, scale, zero_point, packed, w_scale, w_zero, bias, "none", out_dtype);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(QFX_LIBRARY, QFX_KEY, m) {
   implement<"int8_linear_groups", &int8_linear_groups>(m);
+  implement<"int8_linear_groups_ste", &int8_linear_groups_ste>(m);
 }
 
 }  // namespace

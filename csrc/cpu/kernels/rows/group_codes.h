@@ -1,8 +1,9 @@
 // Quantization of a row whose groups have scales of their own. (Q1) to (Q4)
 #pragma once
 
-#include "cpu/kernels/rows/code.h"
 #include "cpu/kernels/rows/quantize.h"
+#include "cpu/kernels/rows/range.h"
+#include "cpu/kernels/tables/code.h"
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own

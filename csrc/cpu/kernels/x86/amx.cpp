@@ -38,10 +38,7 @@ void strip(const uint8_t* a, int64_t lda, const int8_t* b, int64_t groups, const
     fetch_step<kHint>(ahead + k * kPanel);
     multiply_step<kTall, kPassing>(a, lda, b);
   }
-  _tile_stored(0, out, kSumStride);
-  _tile_stored(1, out + kHalf, kSumStride);
-  if constexpr (kTall) _tile_stored(2, out + kLower, kSumStride);
-  if constexpr (kTall) _tile_stored(3, out + kLower + kHalf, kSumStride);
+  store_sums<kTall>(out);
 }
 
 template <int kRows, Passing kPassing, int kHint>

@@ -61,14 +61,6 @@ inline __attribute__((always_inline)) void multiply_group(const GroupTile& t, in
   }
 }
 
-template <bool kTall>
-inline __attribute__((always_inline)) void store_group(int32_t* out) {
-  _tile_stored(0, out, kSumStride);
-  _tile_stored(1, out + kHalf, kSumStride);
-  if constexpr (kTall) _tile_stored(2, out + kLower, kSumStride);
-  if constexpr (kTall) _tile_stored(3, out + kLower + kHalf, kSumStride);
-}
-
 template <bool kTall, Passing kPassing, int kHint, bool kPairs>
 void group_tile(const GroupTile& t) {
   configure_tile(t.rows);
@@ -80,7 +72,7 @@ void group_tile(const GroupTile& t) {
     const int count = static_cast<int>(left < kGroupsAtOnce ? left : kGroupsAtOnce);
     for (int i = 0; i < count; ++i) {
       multiply_group<kTall, kPassing, kHint>(t, (g + i) * t.depth);
-      store_group<kTall>(raw[i]);
+      store_sums<kTall>(raw[i]);
     }
     kAddLines<kPairs>[count - 1](raw[0], t.rows, terms, columns);
     for (int i = 0; i < count; ++i) columns.next();

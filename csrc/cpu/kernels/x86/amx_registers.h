@@ -102,6 +102,15 @@ inline __attribute__((always_inline)) void multiply_pair_step(const uint8_t* a, 
   _tile_dpbssd(3, 4, 5);
 }
 
+// The sums of a tile [rows][32].
+template <bool kTall>
+inline __attribute__((always_inline)) void store_sums(int32_t* out) {
+  _tile_stored(0, out, kSumStride);
+  _tile_stored(1, out + kHalf, kSumStride);
+  if constexpr (kTall) _tile_stored(2, out + kLower, kSumStride);
+  if constexpr (kTall) _tile_stored(3, out + kLower + kHalf, kSumStride);
+}
+
 // Asks for the 64 k of a panel at `ahead`.
 template <int kHint>
 inline void fetch_step(const int8_t* ahead) {

@@ -1,12 +1,10 @@
 // How the numbers of a range become codes: (Q1), (Q2), (Q4).
 #pragma once
 
-#include "cpu/kernels/rows/range.h"
-#include "cpu/kernels/rows/store.h"
 #include "cpu/kernels/tables/rows.h"
 
 namespace qfx::cpu {
-namespace {  // internal linkage: each instruction set compiles its own
+namespace {  // internal linkage: each file compiles its own, with its flags
 
 constexpr float kSmallestScale = 0x1p-126f;
 constexpr int32_t kInfiniteBits = 0x7f800000;
@@ -24,7 +22,7 @@ inline float from_sortable(int32_t order) {
 // The nearest integer to a number below 2^22.
 inline int32_t nearest(float x) {
   constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
-  return static_cast<int32_t>(bits_of(x + kRound) - bits_of(kRound));
+  return __builtin_bit_cast(int32_t, x + kRound) - __builtin_bit_cast(int32_t, kRound);
 }
 
 inline RowCode code_of_range(const Range& range, const CodeSpec& spec) {

@@ -1,0 +1,90 @@
+"""Sentence encoders, judged by 50 texts and two lists of word pairs, with the similarity that
+people see in them. They are calibrated on the beginnings of 64 other texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from benchmarks import mpnet, smollm
+from benchmarks.judged import Figures, Judged
+from examples import minilm
+from qfx.ops.single_tensors import sqnr
+
+WORDS = {
+    "simlex999.txt": "d5e0501971478a511430ee880bd0121e94ac701ba86d90544d83e6d2ba3db05d",
+    "wordsim353.tsv": "f92a022fc2537793a15bc3a8c162ebcd74990e033a228bb6388cb71e4c0b1e1d",
+}
+Pairs = list[tuple[str, str, float]]
+
+
+class Embedding(nn.Module):
+    """What the tokenizer calls `names`, each [B, L] -> sentence embeddings [B, features]."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, list(names)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return minilm.embed(self.model, dict(zip(self.names, inputs, strict=True)))
+
+
+def small() -> Judged:
+    """MiniLM."""
+    data = minilm.load()
+    return sentences(data.model, data.tokenizer, data)
+
+
+def base() -> Judged:
+    """all-mpnet-base-v2."""
+    return sentences(*mpnet.load(), minilm.load())
+
+
+def sentences(model: nn.Module, tokenizer: Any, data: minilm.MiniLM) -> Judged:
+    """An encoder judged by the texts of `data`, of each 128 tokens at most."""
+    folder = minilm.fetch(minilm.TEXTS, {f"{minilm.TEXTS_FOLDER}/{n}": s for n, s in WORDS.items()})
+    lists = {name: _pairs((folder / minilm.TEXTS_FOLDER / name).read_text()) for name in WORDS}
+    words = sorted({w for pairs in lists.values() for a, b, _ in pairs for w in (a, b)})
+    embedding = Embedding(model, tokenizer.model_input_names)
+
+    def encoded(texts: Sequence[str], **options: Any) -> tuple[Tensor, ...]:
+        found = tokenizer(list(texts), truncation=True, return_tensors="pt", **options)
+        return tuple(found[name] for name in embedding.names)
+
+    others = zip(*[iter(smollm.news_texts()[:64])] * 8, strict=True)
+    return Judged.of(
+        embedding.eval(),
+        [encoded(data.texts, padding="max_length", max_length=128), encoded(words, padding=True)],
+        partial(_sentences, data.human, words, lists),
+        [encoded(texts, padding=True, max_length=64) for texts in others],
+    )
+
+
+def _pairs(text: str) -> Pairs:
+    rows = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
+    return [(a, b, float(score)) for a, b, score in rows]
+
+
+def _sentences(
+    human: Tensor,
+    words: list[str],
+    lists: dict[str, Pairs],
+    outputs: Sequence[Tensor],
+    expected: Sequence[Tensor],
+) -> Figures:
+    texts, vectors = outputs
+    unit = dict(zip(words, F.normalize(vectors.double(), dim=1), strict=True))
+    found = {
+        "1 - cosine": float(1 - F.cosine_similarity(texts.double(), expected[0].double()).mean()),
+        "texts Pearson": minilm.pearson_to_human(texts, human),
+    }
+    for name, pairs in lists.items():
+        cosines = [float(unit[a] @ unit[b]) for a, b, _ in pairs]
+        rank = spearmanr(cosines, [score for *_, score in pairs]).statistic
+        found[f"{name.partition('.')[0]} Spearman"] = float(rank)
+    return {**found, "SQNR dB": sqnr(expected[0], texts)}

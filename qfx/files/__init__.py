@@ -1,0 +1,1 @@
+"""A quantized model as a folder of files: `qfx.save`, `qfx.load`."""

@@ -1,0 +1,170 @@
+"""load: a folder or file becomes an int8 model, by way of a float one that need not have values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from qfx.files.manifest import MARK, NAME, File, Manifest, read_manifest
+from qfx.files.skeleton import Fitted, fill, fitted
+from qfx.files.tensor_file import Entry, Table, safetensors, table_of, tensors_of
+from qfx.host.modules import uncompiled
+from qfx.nn.frozen_state import taken_from
+from qfx.nn.linear import Linear
+from qfx.values.errors import UserError
+from qfx.values.json_text import parsed
+from qfx.values.printable import printable
+
+
+class Saved(NamedTuple):
+    """Checked tables of files, and what is said of them; a file alone has no description."""
+
+    at: str
+    tables: tuple[Table, ...]
+    said: Manifest | None
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return {name: entry for table in self.tables for name, entry in table.entries.items()}
+
+
+def load(folder_or_file: str | Path, skeleton: nn.Module) -> nn.Module:
+    """Makes `skeleton`, a float model, the model that was saved, in place, and returns it.
+
+    Reads what `qfx.save` wrote, or one safetensors file of the state dict of a model that
+    `quantize_` made. The linears that were int8 are replaced as `quantize_` replaces them, all else
+    takes the tensors of the file in their types. `skeleton` may be on the meta device: no float
+    weight of an int8 linear is ever made, and at no time is more in memory than the model and one
+    tensor. Tensors go to the device of the one they replace; to the CPU from the meta device.
+
+    Everything is checked before anything of `skeleton` changes: sizes and SHA-256 of files, names,
+    shapes and types of tensors, and that codes, scales and schemes belong together. Raises
+    ValueError that names the file and the fault, OSError.
+    """
+    safetensors()
+    skeleton = uncompiled(skeleton)
+    saved = _opened(Path(folder_or_file))
+    said = saved.said
+    plan = fitted(
+        skeleton, saved.entries, saved.at,
+        linears=said.linears if said else None,
+        same=said.same if said else {},
+        derived=said.derived if said else (),
+    )  # fmt: skip
+    made, rest = _read(saved, plan)
+    return fill(skeleton, plan, made, rest, saved.at)
+
+
+def _opened(path: Path) -> Saved:
+    at = printable(str(path))
+    if path.is_dir():
+        if (path / NAME).exists():
+            return _described(path, read_manifest(path))
+        hint = (
+            ": it looks like a folder of transformers, which from_pretrained reads after "
+            "`import qfx.hf`"
+        )
+        raise UserError(
+            f"{at} has no {NAME}, so qfx.save did not write it"
+            + (hint if (path / "config.json").exists() else "")
+        )
+    if path.suffix == ".json":
+        if path.name == NAME:
+            return _described(path.parent, read_manifest(path.parent))
+        _refuse_json(path, at)
+    table = table_of(path)
+    if MARK in table.metadata:
+        raise UserError(f"{at} is one file of a saved folder: load the folder that has {NAME}")
+    if "qfx_codes" in table.metadata:
+        raise UserError(f"{at} holds the codes of a recipe: qfx.Recipe.load reads it")
+    return Saved(at, (table,), None)
+
+
+def _refuse_json(path: Path, at: str) -> None:
+    raw = parsed(path.read_bytes().decode("utf-8", "replace"), at)
+    if isinstance(raw, dict) and "qfx_recipe" in raw:
+        raise UserError(f"{at} is a recipe, and no model: qfx.Recipe.load reads it")
+    raise UserError(f"{at} is no model that qfx.save wrote")
+
+
+def _described(folder: Path, said: Manifest) -> Saved:
+    for name, file in said.files.items():
+        path = folder / name
+        if not path.exists():
+            raise UserError(f"{printable(str(path))} is not there, and {NAME} names it")
+        if path.stat().st_size != file.size:
+            raise UserError(
+                f"{printable(str(path))} has {path.stat().st_size} bytes, and {NAME} says "
+                f"{file.size}: it is not whole, or of another model"
+            )
+    tables = tuple(table_of(folder / name) for name in said.files)
+    for table, file in zip(tables, said.files.values(), strict=True):
+        if {*table.entries} != {*file.tensors}:
+            raise UserError(f"{printable(str(table.path))} does not hold what {NAME} says")
+    names = [name for table in tables for name in table.entries]
+    if len({*names}) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{printable(str(folder))} has {printable(twice)} in two files")
+    return Saved(printable(str(folder / NAME)), tables, said)
+
+
+def _read(saved: Saved, plan: Fitted) -> tuple[dict[str, Linear], dict[str, Tensor]]:
+    """The int8 linears, each made when its parts are there, and the other tensors."""
+    made: dict[str, Linear] = {}
+    rest: dict[str, Tensor] = {}
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for path, name, tensor in _tensors(saved, plan):
+        owner, _, _ = name.rpartition(".")
+        if not plan.is_part(name):
+            if name not in plan.left:
+                rest[name] = tensor.to(plan.device(name))
+            continue
+        parts[owner][name] = tensor
+        if len(parts[owner]) == plan.parts[owner]:
+            made[owner] = _linear(parts.pop(owner), owner, plan, path)
+        del tensor
+    return made, rest
+
+
+def _tensors(saved: Saved, plan: Fitted) -> Iterator[tuple[Path, str, Tensor]]:
+    """Of all files; behind the last of each it is known whether its bytes are those saved."""
+    for table in saved.tables:
+        digest = hashlib.sha256()
+        for name, tensor in tensors_of(table, digest.update, plan.is_part):
+            yield table.path, name, tensor
+            del tensor
+        file = _file(saved, table)
+        if file and digest.hexdigest() != file.sha256:
+            raise UserError(
+                f"{printable(str(table.path))} has changed since it was saved: its SHA-256 is "
+                f"{digest.hexdigest()}, and {NAME} says {file.sha256}"
+            )
+
+
+def _file(saved: Saved, table: Table) -> File | None:
+    return saved.said.files[table.path.name] if saved.said else None
+
+
+def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> Linear:
+    prefix = f"{owner}."
+    linear = plan.linears[owner]
+    n, k = linear.weight.shape
+    try:
+        found = taken_from(parts, prefix, n, k)
+    except ValueError as why:
+        raise UserError(f"{printable(str(path))}: {printable(str(why))}") from None
+    assert found is not None
+    if plan.schemes and str(found.scheme) != plan.schemes[owner]:
+        raise UserError(
+            f"{printable(str(path))}: {printable(owner)} is {found.scheme}, and {NAME} says "
+            f"{printable(plan.schemes[owner])}"
+        )
+    device = plan.device(f"{prefix}weight")
+    kept = {name: t if name == "codes" else t.clone() for name, t in found.tensors.items()}
+    moved = {name: tensor.to(device) for name, tensor in kept.items()}
+    return Linear.from_state(linear, found._replace(tensors=moved))

@@ -1,0 +1,124 @@
+"""qfx.json, which says what a saved folder holds; docs/decisions/0027 has the reasons."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qfx.values.errors import UserError
+from qfx.values.json_text import parsed
+from qfx.values.printable import printable
+
+NAME = "qfx.json"
+MARK = "qfx_model"
+FORMAT = 1
+_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST = 2**28  # bytes of a qfx.json that is read
+
+
+class File(NamedTuple):
+    """A file of tensors: its size in bytes, its SHA-256 in hexadecimal, the tensors in it."""
+
+    size: int
+    sha256: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`files`: by name. `linears`: the int8 linears, and the token of the scheme of each. `same`:
+    names of the model's state dict -> the name under which the very tensor is stored. `derived`:
+    stored buffers that are not part of the state dict. `recipe`: whether `recipe.json` is there."""
+
+    files: Mapping[str, File]
+    linears: Mapping[str, str]
+    same: Mapping[str, str]
+    derived: tuple[str, ...]
+    recipe: bool
+
+    def to_json(self) -> str:
+        files = {name: file._asdict() for name, file in self.files.items()}
+        return json.dumps({MARK: FORMAT, **asdict(self), "files": files}, indent=1) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises UserError, which names the file and the fault, for what `to_json` of this format did
+    not write, and OSError."""
+    path = folder / NAME
+    at = printable(str(path))
+    if path.stat().st_size > _LARGEST:
+        raise UserError(f"{at} has {path.stat().st_size} bytes, and at most {_LARGEST} are read")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as why:
+        raise UserError(f"{at} is no text: {why}") from None
+    raw = parsed(text, at)
+    form = raw.get(MARK) if isinstance(raw, dict) else None
+    if form is None:
+        raise UserError(f"{at} is no description of a model: it has no {MARK}")
+    if type(form) is not int or form != FORMAT:
+        raise UserError(
+            f"{at} has format {printable(repr(form))}, and this qfx reads format {FORMAT}: use the "
+            "qfx that saved it, or a newer one"
+        )
+    if wrong := raw.keys() ^ {MARK, *Manifest.__dataclass_fields__}:
+        raise UserError(f"{at}: {printable(repr(sorted(wrong)))} is missing or not known")
+    return Manifest(**{field: _FIELDS[field](raw[field], f"{at}: {field}") for field in _FIELDS})
+
+
+def _files(raw: Any, at: str) -> dict[str, File]:
+    found = {}
+    for name, said in _object(raw, at).items():
+        here = f"{at}: {printable(name)}"
+        if not _FILE.fullmatch(name):
+            raise UserError(f"{here} is no name of a file of a saved model")
+        if not isinstance(said, dict) or {*said} != {*File._fields}:
+            raise UserError(f"{here} does not have {', '.join(File._fields)}")
+        size, sha256 = said["size"], said["sha256"]
+        if type(size) is not int or not 0 <= size < 2**63:
+            raise UserError(f"{here}: {printable(repr(size))} is no size")
+        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+            raise UserError(f"{here}: {printable(repr(sha256))} is no SHA-256")
+        found[name] = File(size, sha256, _names(said["tensors"], here))
+    return found
+
+
+def _object(raw: Any, at: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise UserError(f"{at} is no object of JSON")
+    return raw
+
+
+def _texts(raw: Any, at: str) -> dict[str, str]:
+    for name, text in _object(raw, at).items():
+        if not isinstance(text, str):
+            raise UserError(f"{at}: {printable(name)} is {printable(repr(text))}, which is no text")
+    return dict(raw)
+
+
+def _names(raw: Any, at: str) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not all(isinstance(name, str) for name in raw):
+        raise UserError(f"{at} is no list of names")
+    if len({*raw}) != len(raw):
+        raise UserError(f"{at} has a name twice")
+    return tuple(raw)
+
+
+def _yes_no(raw: Any, at: str) -> bool:
+    if not isinstance(raw, bool):
+        raise UserError(f"{at} is {printable(repr(raw))}, which is neither true nor false")
+    return raw
+
+
+_FIELDS: dict[str, Callable[[Any, str], Any]] = {
+    "files": _files,
+    "linears": _texts,
+    "same": _texts,
+    "derived": _names,
+    "recipe": _yes_no,
+}

@@ -1,0 +1,100 @@
+"""What of a model is stored: its state dict, each tensor once, and the buffers outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from qfx.files.tensor_file import NAMES
+from qfx.host.fsdp import is_sharded
+from qfx.host.tensors import has_values, storage_id, wraps_tensors
+from qfx.nn.frozen_state import PARTS
+from qfx.nn.linear import Linear
+from qfx.nn.loading import Checked
+from qfx.values.errors import UserError
+
+
+class ModelState(NamedTuple):
+    """`tensors` by name, `same`: other names of theirs, `derived`: those that are buffers outside
+    the state dict, `linears`: the int8 linears and their schemes."""
+
+    tensors: dict[str, Tensor]
+    same: dict[str, str]
+    derived: tuple[str, ...]
+    linears: dict[str, str]
+
+
+def state_of(model: nn.Module) -> ModelState:
+    """Raises ValueError for what files cannot hold. The codes are copies, all else is not."""
+    if not any(isinstance(module, Checked) for module in model.modules()):
+        raise UserError(
+            "save: the model has no module of qfx in it, so that nothing of it would be int8: "
+            "qfx.quantize_(model) first. A compiled model keeps its float weights"
+        )
+    if isinstance(model, Linear):
+        raise UserError("save: the model is a single linear: put it into a module")
+    if any(map(is_sharded, model.modules())):
+        raise UserError("save: FSDP shards the model: gather its state dict first")
+    state = model.state_dict()
+    derived = derived_buffers(model, state)
+    everything = {**state, **derived}
+    for name, value in everything.items():
+        if why := _unstorable(value):
+            raise UserError(f"save: {name} {why}")
+    same = ties(model, everything)
+    linears = {name: str(m.scheme) for name, m in _linears(model)}
+    tensors = {name: value for name, value in everything.items() if name not in same}
+    return ModelState(tensors, same, tuple(derived), linears)
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Linear):
+            yield name, module
+
+
+def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The buffers that the model does not save: tables of positions, masks. A model on the meta
+    device cannot compute them."""
+    packed = {f"{name}.packed" for name, _ in _linears(model)}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    return {n: b for n, b in buffers.items() if n not in state and n not in packed}
+
+
+def _unstorable(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"is of type {type(value).__name__}, of which a file of tensors has none"
+    if wraps_tensors(value):
+        return f"is a {type(value).__name__}, a tensor subclass: gather or convert it first"
+    if not has_values(value):
+        return "is on the meta device, where it has no values"
+    if value.layout != torch.strided:
+        return f"is {value.layout}: make it dense first"
+    return "" if value.dtype in NAMES else f"is {value.dtype}, which files do not hold"
+
+
+def ties(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, str]:
+    """Names of very tensors that have another name before them, and that."""
+    first: dict[Any, str] = {}
+    parts = _parts_of_shared(model)
+    same = {}
+    for name, value in tensors.items():
+        if isinstance(value, Tensor):
+            key = parts.get(name) or _place(value)
+            if first.setdefault(key, name) != name:
+                same[name] = first[key]
+    return same
+
+
+def _place(tensor: Tensor) -> Any:
+    """Tells tensors apart that are not one."""
+    where = storage_id(tensor), tensor.storage_offset(), tensor.stride()
+    return (*where, tensor.shape, tensor.dtype)
+
+
+def _parts_of_shared(model: nn.Module) -> dict[str, tuple[int, str]]:
+    """What a linear saves is made when it is asked for, so it tells not that the linear is one."""
+    return {f"{name}.{part}": (id(m), part) for name, m in _linears(model) for part in PARTS}

@@ -1,0 +1,241 @@
+"""The float model that files are loaded into: whether they are its own, and filling it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.files.model_state import derived_buffers, ties
+from qfx.files.tensor_file import Entry
+from qfx.nn.chosen import Chosen, listed, refuse
+from qfx.nn.frozen_state import PARTS
+from qfx.nn.linear import Linear
+from qfx.nn.loading import Checked, fault_of
+from qfx.nn.replace import replace
+from qfx.values.errors import UserError
+from qfx.values.printable import printable
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What becomes of a skeleton. `linears`: those that are replaced, by every name; `parts`: how
+    many tensors each has under the name it is stored by; `schemes`: the tokens that were said;
+    `same`: names -> the name their tensor is stored by; `left`: stored and not wanted; `was`: the
+    tensors that are replaced, by name."""
+
+    linears: Mapping[str, nn.Linear]
+    parts: Mapping[str, int]
+    schemes: Mapping[str, str] | None
+    same: Mapping[str, str]
+    derived: Collection[str]
+    left: Collection[str]
+    was: Mapping[str, Any]
+
+    def is_part(self, name: str) -> bool:
+        """Whether this tensor is one of those that an int8 linear is made of."""
+        owner, _, part = name.rpartition(".")
+        return owner in self.linears and part in PARTS
+
+    def device(self, name: str) -> torch.device:
+        """Of what takes the place of this tensor."""
+        tensor = self.was.get(name)
+        known = isinstance(tensor, Tensor) and not tensor.is_meta
+        return tensor.device if known and tensor is not None else torch.device("cpu")
+
+
+def fitted(
+    skeleton: nn.Module,
+    entries: Mapping[str, Entry],
+    at: str,
+    *,
+    linears: Mapping[str, str] | None,
+    same: Mapping[str, str],
+    derived: Sequence[str],
+) -> Fitted:
+    """Raises ValueError, in the name of the file `at`, unless the tensors of files are those of
+    this model, those of `linears` as codes. Where nothing says which `linears` are int8, and which
+    names are the `same`, names tell, and the ties of the skeleton."""
+    state = skeleton.state_dict()
+    beside = derived_buffers(skeleton, state)
+    _check_same(same, entries, at)
+    names = _linear_names(skeleton, entries) if linears is None else linears
+    if linears is None:
+        weights = {f"{name}.weight" for name in names}
+        tied = ties(skeleton, state).items()
+        same = {n: first for n, first in tied if n not in entries and n not in weights}
+    stored = {**entries, **{n: entries[first] for n, first in same.items() if first in entries}}
+    taken = {name: _linear(skeleton, name, stored, at) for name in names}
+    parts = {name: _parts(name, taken, same, entries, at) for name in taken}
+    refuse(Chosen("load", skeleton, {}, taken, {}, {}), Linear.from_float, instead="")
+    _check_names(state, stored, taken, derived, at)
+    _check_kinds(state, stored, taken, at)
+    left = [n for n in derived if n not in beside or not _fits(stored[n], beside[n])]
+    kept = [n for n in derived if n not in left]
+    _check_values(skeleton, beside, kept, at)
+    return Fitted(taken, parts, linears, same, kept, left, {**state, **beside})
+
+
+def _check_same(same: Mapping[str, str], entries: Mapping[str, Entry], at: str) -> None:
+    for name, first in same.items():
+        if name in entries or first not in entries:
+            raise UserError(
+                f"{at}: {printable(name)} is said to be {printable(first)}, and that does not fit "
+                "what the files hold"
+            )
+
+
+def _linear_names(skeleton: nn.Module, stored: Collection[str]) -> list[str]:
+    modules = dict(skeleton.named_modules(remove_duplicate=False))
+    owners = [name.removesuffix(".codes") for name in stored if name.endswith(".codes")]
+    return [name for name in owners if isinstance(modules.get(name), nn.Linear | Linear)]
+
+
+def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str) -> nn.Linear:
+    there = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
+    here = f"{at}: {printable(name)}"
+    if isinstance(there, Linear):
+        raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
+    if type(there) is not nn.Linear:
+        kind = "nothing" if there is None else f"a {type(there).__name__}"
+        raise UserError(f"{here} is an int8 linear, and the skeleton has {kind} of that name")
+    codes = stored.get(f"{name}.codes")
+    if codes is None:
+        raise UserError(f"{here} is said to be an int8 linear, and has no codes")
+    if codes.shape != tuple(there.weight.shape):
+        raise UserError(
+            f"{here} has codes {list(codes.shape)}, and the linear of the skeleton a weight "
+            f"{list(there.weight.shape)}"
+        )
+    return there
+
+
+def _parts(
+    name: str,
+    taken: Collection[str],
+    same: Mapping[str, str],
+    entries: Collection[str],
+    at: str,
+) -> int:
+    """How many tensors make this linear; those of another where it is said to be the very same."""
+    other = _stored_by(name, same)
+    there = [part for part in PARTS if f"{other}.{part}" in entries]
+    if other != name:
+        alike = all(same.get(f"{name}.{part}") == f"{other}.{part}" for part in there)
+        if other not in taken or not alike or "codes" not in there:
+            raise UserError(
+                f"{at}: {printable(name)} is said to be the linear {printable(other)}, and that "
+                "does not fit what the files hold"
+            )
+    return len(there)
+
+
+def _check_names(
+    state: Collection[str],
+    stored: Collection[str],
+    taken: Collection[str],
+    derived: Collection[str],
+    at: str,
+) -> None:
+    parts = {f"{name}.{part}" for name in taken for part in PARTS}
+    wanted = {*state} - {f"{name}.weight" for name in taken}
+    given = {*stored} - parts - {*derived}
+    if unknown := [name for name in derived if name not in stored]:
+        raise UserError(f"{at} says that there is {printable(listed(unknown))}, and there is not")
+    if missing := sorted(wanted - given):
+        raise UserError(
+            f"{at} is of another model, or not whole: the skeleton has {printable(listed(missing))}"
+            ", and it has not"
+        )
+    if more := sorted(given - wanted):
+        raise UserError(
+            f"{at} is of another model: it has {printable(listed(more))}, and the skeleton has not"
+        )
+
+
+def _check_kinds(
+    state: Mapping[str, Any], stored: Mapping[str, Entry], taken: Collection[str], at: str
+) -> None:
+    for name, tensor in state.items():
+        if name.rpartition(".")[0] in taken and name.endswith(".weight"):
+            continue
+        if isinstance(tensor, Tensor) and not _fits(stored[name], tensor):
+            given = stored[name]
+            raise UserError(
+                f"{at}: {printable(name)} is {given.dtype} {list(given.shape)}, and in the skeleton"
+                f" {tensor.dtype} {list(tensor.shape)}"
+            )
+
+
+def _fits(entry: Entry, tensor: Tensor) -> bool:
+    """Of one shape and one kind: a model in bfloat16 may be loaded into one that is float32."""
+    a, b = entry.dtype, tensor.dtype
+    floats = a.is_floating_point and b.is_floating_point
+    return entry.shape == tuple(tensor.shape) and (a == b or floats)
+
+
+def _check_values(
+    skeleton: nn.Module, beside: Mapping[str, Tensor], given: Collection[str], at: str
+) -> None:
+    """That nothing is left without values of what no state dict has."""
+    for name, buffer in beside.items():
+        if buffer.is_meta and name not in given:
+            raise UserError(
+                f"{at} does not have the buffer {printable(name)}, which on the meta device has no "
+                "values: make the skeleton on the CPU"
+            )
+    for owner, module in skeleton.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                raise UserError(
+                    f"{at}: the attribute {name!r} of {owner or 'the model'} is a tensor on the "
+                    "meta device, and no file has it: make the skeleton on the CPU, or make it a "
+                    "buffer"
+                )
+
+
+def fill(
+    skeleton: nn.Module,
+    plan: Fitted,
+    made: Mapping[str, Linear],
+    rest: Mapping[str, Tensor],
+    at: str,
+) -> nn.Module:
+    """Puts everything in its place; what modules of qfx train is checked by them before."""
+    whole = {**rest, **{n: rest[f] for n, f in plan.same.items() if f in rest}}
+    state = {n: t for n, t in whole.items() if n not in plan.derived and n not in plan.left}
+    for name, module in skeleton.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        if isinstance(module, Checked) and (fault := fault_of(module, state, prefix)):
+            raise UserError(f"{at}: {fault}")
+    each = {name: made[_stored_by(name, plan.same)] for name in plan.linears}
+    found = Chosen("load", skeleton, dict(plan.linears), dict(plan.linears), {}, {})
+    replace(found, each)
+    skeleton.load_state_dict(state, strict=False, assign=True)
+    for name in plan.derived:
+        _put(skeleton, name, whole[name])
+    for name, tensor in _tied(skeleton, plan):
+        _put(skeleton, name, tensor)
+    return skeleton
+
+
+def _stored_by(linear: str, same: Mapping[str, str]) -> str:
+    return same.get(f"{linear}.codes", f"{linear}.codes").removesuffix(".codes")
+
+
+def _tied(skeleton: nn.Module, plan: Fitted) -> Iterator[tuple[str, Tensor]]:
+    for name, first in plan.same.items():
+        owner, _, last = first.rpartition(".")
+        module = skeleton.get_submodule(owner)
+        held: Tensor | None = module._parameters.get(last)
+        held = module._buffers.get(last) if held is None else held
+        if held is not None:
+            yield name, held
+
+
+def _put(skeleton: nn.Module, name: str, tensor: Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    setattr(skeleton.get_submodule(owner), last, tensor)

@@ -1,0 +1,179 @@
+"""One file of tensors in the format safetensors: its table; its bytes, read and written in order.
+
+The package safetensors says whether a table is sound (sizes, offsets, overflows, that the file is
+whole); what it lets through is checked here. Tensors are read one after another into memory of
+their own: a mapped file would count as resident, beside what is made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from ctypes import c_ubyte
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.values.errors import UserError
+from qfx.values.json_text import parsed
+from qfx.values.printable import printable
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+METADATA = "__metadata__"
+_LENGTH = 8  # bytes of the number that a file begins with
+
+
+class Entry(NamedTuple):
+    """A tensor of a file: what it is, and how many bytes it takes there."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size: int
+
+
+class Table(NamedTuple):
+    """What a file holds, in the order of its bytes, which begin behind `head` others."""
+
+    path: Path
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+    head: int
+
+
+def table_of(path: Path) -> Table:
+    """Raises UserError, which names the file and the fault, and OSError."""
+    library = safetensors()
+    at = printable(str(path))
+    with path.open("rb") as file:
+        known = _kind(file.read(4))
+    if known:
+        raise UserError(f"{at} is {known}")
+    try:
+        with library.safe_open(path, "pt") as opened:
+            metadata = dict(opened.metadata() or {})
+    except library.SafetensorError as why:
+        raise UserError(f"{at} is no whole file of tensors: {printable(str(why))}") from None
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        text = file.read(length).decode("utf-8")  # as safetensors found it to be
+    raw = parsed(text, f"{at} is no file of tensors")
+    items = [(n, r) for n, r in raw.items() if n != METADATA]
+    items.sort(key=lambda item: item[1]["data_offsets"])
+    entries = {name: _entry(raw, f"{at}: {printable(name)}") for name, raw in items}
+    return Table(path, entries, metadata, _LENGTH + length)
+
+
+def _kind(magic: bytes) -> str:
+    """What a file of another kind is, and what reads it."""
+    if magic[:2] == b"PK":
+        return (
+            "a file of torch.save, which qfx.load does not read: quantize_ the model, "
+            "model.load_state_dict(torch.load(path, weights_only=True)), and qfx.save writes it"
+        )
+    return "a GGUF file, which qfx.load does not read" if magic == b"GGUF" else ""
+
+
+def _entry(raw: dict[str, Any], at: str) -> Entry:
+    if raw["dtype"] not in DTYPES:
+        raise UserError(f"{at} is of type {raw['dtype']}, which this qfx does not read")
+    begin, end = raw["data_offsets"]
+    shape = tuple(raw["shape"])
+    if any(size >= 2**63 for size in shape):  # of no elements: safetensors has multiplied the rest
+        raise UserError(f"{at} has a shape of {list(shape)}")
+    return Entry(DTYPES[raw["dtype"]], shape, end - begin)
+
+
+def tensors_of(
+    table: Table, told: Callable[[bytes | memoryview], None], passing: Callable[[str], bool]
+) -> Iterator[tuple[str, Tensor]]:
+    """The names and tensors of a file, in its order, each with memory of its own; the pages of
+    those that are only `passing` are given back when they go. `told` sees every byte. Raises
+    UserError where there are fewer bytes than there were, or a byte is no bool."""
+    with table.path.open("rb") as file:
+        told(file.read(table.head))
+        for name, entry in table.entries.items():
+            tensor = (_on_own_pages if passing(name) else torch.empty)(
+                entry.shape, dtype=entry.dtype
+            )
+            memory = _memory_of(tensor)
+            if file.readinto(memory) != entry.size:
+                raise UserError(f"{printable(str(table.path))}: it became shorter as it was read")
+            told(memory)
+            if entry.dtype == torch.bool and memory.tobytes().translate(None, b"\0\1"):
+                raise UserError(
+                    f"{printable(str(table.path))}: {printable(name)} holds a byte that is no bool"
+                )
+            yield name, tensor
+            del tensor, memory
+
+
+def _on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """malloc keeps pages that are freed, as many as a third of a model's."""
+    size = prod(shape) * dtype.itemsize
+    if size < mmap.PAGESIZE:
+        return torch.empty(shape, dtype=dtype)
+    pages = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(pages, dtype=dtype, count=prod(shape)).reshape(shape)
+
+
+def _memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a dense tensor on the CPU, which must outlive them."""
+    assert tensor.is_contiguous() and tensor.device.type == "cpu" and sys.byteorder == "little"
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Wide elements first, so that each tensor is aligned; then large tensors, so that those that
+    are read last need little beside what was made of the others."""
+    return sorted(tensors, key=lambda n: (-tensors[n].element_size(), -tensors[n].numel(), n))
+
+
+def write_tensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> str:
+    """Writes a whole file; the SHA-256 of its bytes."""
+    found = hashlib.sha256()
+    for part in _parts(tensors, metadata):
+        found.update(part)
+        file.write(part)
+    return found.hexdigest()
+
+
+def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterable[Any]:
+    names, table, end = in_order(tensors), {METADATA: dict(metadata)}, 0
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + prod(tensor.shape) * tensor.element_size()
+        entry: Any = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        table[name] = entry | {"data_offsets": [begin, end]}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % _LENGTH)
+    yield len(text).to_bytes(_LENGTH, "little") + text
+    for name in names:
+        plain = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+        yield _memory_of(plain)
+
+
+def safetensors() -> Any:
+    try:
+        import safetensors
+    except ImportError:
+        raise ImportError(
+            "a saved model is made of safetensors files, which need the package safetensors: "
+            'pip install "qfx[files]" brings it'
+        ) from None
+    return safetensors

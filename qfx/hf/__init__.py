@@ -1,0 +1,14 @@
+"""qfx as a quantization method of transformers: `QfxConfig` for `from_pretrained`. Importing this
+registers it; nothing else of qfx imports transformers."""
+
+try:
+    import transformers.core_model_loading  # noqa: F401
+except ImportError as why:
+    raise ImportError(
+        'qfx.hf needs transformers 5 or later: pip install "qfx[hf]" brings it'
+    ) from why
+
+from qfx.hf.config import QfxConfig
+from qfx.hf.quantizer import QfxQuantizer
+
+__all__ = ["QfxConfig", "QfxQuantizer"]

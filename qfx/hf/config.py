@@ -1,0 +1,95 @@
+"""QfxConfig: what a model of transformers is quantized by, and the part of its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers.quantizers import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from qfx.nn.scheme_tensor import LENGTH
+from qfx.values.config import Config
+from qfx.values.errors import UserError
+from qfx.values.printable import printable
+from qfx.values.recipe import Recipe
+from qfx.values.scheme import Scheme
+from qfx.values.scheme_json import scheme_from
+
+METHOD = "qfx"
+FORMAT = 1
+
+
+@register_quantization_config(METHOD)
+class QfxConfig(QuantizationConfigMixin):
+    """For `from_pretrained(..., quantization_config=QfxConfig(...))`.
+
+    `scheme`, `skip`, `only`, `backward` and `recipe` (or its path) are those of `qfx.Config`.
+    `smoothing` too, but here it is False: its factors need the whole float model, so that with it
+    nothing is quantized before all is loaded. `linears` is for saved models: the int8 linears, by
+    the numbers of their scheme (`qfx/nn/scheme_tensor.py`). Raises ValueError or TypeError.
+    """
+
+    def __init__(
+        self,
+        scheme: str | Scheme | Mapping[str, Any] = "w8a8",
+        skip: Any = (),
+        only: Any = (),
+        backward: str = "float",
+        smoothing: bool = False,
+        recipe: Recipe | str | Path | None = None,
+        linears: Mapping[str, list[int]] | None = None,
+        format: int = FORMAT,
+        quant_method: str = METHOD,
+    ) -> None:
+        if type(format) is not int or format != FORMAT or quant_method != METHOD:
+            raise UserError(
+                f"the quantization_config has {printable(repr(quant_method))} of format "
+                f"{printable(repr(format))}, and this qfx reads qfx of format {FORMAT}"
+            )
+        self.quant_method: Any = METHOD
+        self.format = FORMAT
+        self.linears = None if linears is None else _checked(linears)
+        self.config = Config(
+            scheme=_scheme(scheme),
+            skip=skip,
+            only=only,
+            backward=backward,
+            smoothing=smoothing,
+            recipe=Recipe.load(recipe) if isinstance(recipe, str | Path) else recipe,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For config.json. Of a model that is int8: which linears are, by which numbers; all else
+        is in its tensors."""
+        said: dict[str, Any] = {"quant_method": METHOD, "format": FORMAT}
+        if self.linears is not None:
+            return said | {"linears": self.linears}
+        c = self.config
+        scheme = asdict(c.scheme) if isinstance(c.scheme, Scheme) else c.scheme
+        how = {"scheme": scheme, "skip": [*c.skip], "only": [*c.only]}
+        return said | how | {"backward": c.backward, "smoothing": c.smoothing}
+
+
+def _scheme(raw: Any) -> Any:
+    if not isinstance(raw, Mapping):
+        return raw
+    try:
+        return scheme_from(dict(raw))
+    except (TypeError, KeyError, AttributeError) as why:
+        raise UserError(f"the quantization_config has a scheme that is none: {why}") from None
+
+
+def _checked(linears: Any) -> dict[str, list[int]]:
+    good = isinstance(linears, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(numbers, list)
+        and len(numbers) <= LENGTH
+        and all(type(number) is int and abs(number) < 2**31 for number in numbers)
+        for name, numbers in linears.items()
+    )
+    if not good:
+        raise UserError("the quantization_config has `linears` that are not lists of numbers")
+    return dict(linears)

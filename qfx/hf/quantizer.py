@@ -1,0 +1,199 @@
+"""QfxQuantizer: transformers asks it what becomes of each tensor that it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantizer
+
+from qfx.hf.awaited import MARK, Awaited
+from qfx.hf.config import METHOD, QfxConfig
+from qfx.hf.state import int8_linears, marked_state, scheme_numbers
+from qfx.nn.chosen import Chosen
+from qfx.nn.frozen_state import FrozenState
+from qfx.nn.linear import Linear
+from qfx.nn.quantized import planned, quantize_
+from qfx.nn.replace import replace
+from qfx.values.errors import UserError
+from qfx.values.printable import printable
+from qfx.values.scheme import Scheme
+from qfx.values.site_recipe import SiteRecipe
+
+WHO = "from_pretrained"
+
+
+@register_quantizer(METHOD)
+class QfxQuantizer(HfQuantizer):
+    """Of a float checkpoint: each weight is quantized as it is read, those that are tied when all
+    is loaded. Of a saved one: the parts of int8 linears are loaded and put together."""
+
+    requires_calibration = False
+    quantization_config: QfxConfig
+
+    def __init__(self, quantization_config: QfxConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.found: Chosen | None = None
+        self.hows: dict[nn.Linear, Scheme | SiteRecipe] = {}
+        self.later: set[nn.Linear] = set()  # tied: their weights come with those of others
+        self.made: dict[nn.Linear, Linear] = {}
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        places = kwargs.get("device_map")
+        if isinstance(places, Mapping) and (
+            len({*map(str, places.values())}) > 1 or "disk" in places.values()
+        ):
+            raise UserError(
+                f"{WHO}: device_map={places} is of several devices, between which qfx moves no "
+                "weights: load on one, and dispatch the model afterwards"
+            )
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if self.pre_quantized:
+            self._await(model)
+        elif not self.quantization_config.config.smoothing:
+            self.found, self.hows = planned(model, self.quantization_config.config, WHO)
+            tied = _tied_names(model)
+            names = self.found.taken.items()
+            self.later = {m for name, m in names if f"{name}.weight" in tied}
+
+    def _await(self, model: Any) -> None:
+        said = self.quantization_config.linears
+        if said is None:
+            raise UserError(
+                f"{WHO}: the quantization_config of config.json does not say which linears are int8"
+            )
+        names = {
+            here: n for name, n in said.items() if (here := _in_model(model, name)) is not None
+        }
+        if not names:
+            few = printable(", ".join([*said][:3]))
+            raise UserError(
+                f"{WHO}: none of the {len(said)} int8 linears of config.json ({few}, ...) is in a "
+                f"{type(model).__name__}"
+            )
+        for name, numbers in names.items():
+            linear = model.get_submodule(name)
+            if type(linear) is not nn.Linear:
+                raise UserError(
+                    f"{WHO}: config.json says that {printable(name)} is an int8 linear, and it is "
+                    f"a {type(linear).__name__}"
+                )
+            model.set_submodule(name, Awaited(linear, numbers, name))
+        untie(model, names)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        owner, _, part = param_name.rpartition(".")
+        if self.found is None or part != "weight":
+            return False
+        linear = self.found.taken.get(owner)
+        return linear is not None and linear in self.hows and linear not in self.later
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return _Quantize(self)
+
+    def quantize(self, name: str, weight: Tensor) -> None:
+        """The weight [N, K] of the linear `name`, which is made when all is loaded."""
+        assert self.found is not None
+        linear = self.found.taken[name]
+        holder = nn.Linear(1, 1, bias=False, device="meta")
+        holder.weight = nn.Parameter(weight, requires_grad=False)
+        self.made[linear] = Linear.from_float(holder, self.hows[linear])
+        linear.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        if self.pre_quantized:
+            _put_together(model)
+        elif self.found is None:
+            quantize_(model, self.quantization_config.config)
+        else:
+            for linear in self.hows:
+                if linear not in self.made:
+                    self.made[linear] = Linear.from_float(linear, self.hows[linear])
+                self.made[linear].bias = linear.bias
+            places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
+            replace(self.found, places)
+        self.found, self.hows, self.later, self.made = None, {}, set(), {}
+        untie(model, [name for name, _ in int8_linears(model)])
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """For save_pretrained, which afterwards writes config.json."""
+        self.quantization_config.linears = scheme_numbers(model)
+        model.config.quantization_config = self.quantization_config
+        return marked_state(model), {}
+
+    @property
+    def quantized_element_size(self) -> float:
+        return 1.0
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True  # what is around the codes, and what reads their outputs
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+class _Quantize(ConversionOps):
+    """Takes the weights of linears out of what is loaded."""
+
+    def __init__(self, quantizer: QfxQuantizer) -> None:
+        self.quantizer = quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: Any, target_patterns: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        rest = {}
+        for target, value in input_dict.items():
+            tensor = value[0] if isinstance(value, list) else value
+            if self.quantizer.param_needs_quantization(kwargs["model"], target):
+                self.quantizer.quantize(target.removesuffix(".weight"), tensor)
+                if (missing := kwargs.get("missing_keys")) is not None:
+                    missing.discard(target)
+            else:
+                rest[target] = value
+        return rest
+
+
+def _tied_names(model: Any) -> set[str]:
+    tied = model.all_tied_weights_keys
+    return {*tied, *tied.values()}
+
+
+def untie(model: Any, int8: Any) -> None:
+    """An int8 linear is tied to nothing: transformers would look for its weight."""
+    for at, owner in model.named_modules():
+        tied = getattr(owner, "all_tied_weights_keys", {})
+        prefix = f"{at}." if at else ""
+        weights = {f"{n}.weight".removeprefix(prefix) for n in int8 if n.startswith(prefix)}
+        for target in [t for t, source in tied.items() if {t, source} & weights]:
+            del tied[target]
+
+
+def _in_model(model: Any, name: str) -> str | None:
+    """The name that a linear of the saved model has in one with or without a head."""
+    modules = dict(model.named_modules())
+    prefix = f"{model.base_model_prefix}."
+    spellings = (name, name.removeprefix(prefix), f"{prefix}{name}")
+    return next((spelling for spelling in spellings if spelling in modules), None)
+
+
+def _put_together(model: Any) -> None:
+    awaited = {name: m for name, m in model.named_modules() if isinstance(m, Awaited)}
+    states: dict[str, FrozenState] = {}
+    for name, module in awaited.items():
+        try:
+            states[name] = module.taken(name)
+        except ValueError as why:
+            raise UserError(f"{WHO}: {printable(str(why))}") from None
+    for name, module in awaited.items():
+        for part in (*module.wanted, MARK):
+            module._buffers[part] = None  # the codes go when they are packed
+        model.set_submodule(name, module.made(states.pop(name)))

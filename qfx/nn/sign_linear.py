@@ -1,0 +1,243 @@
+"""SignLinear: a bit instead of a float for each weight, for a 1-bit model that is served. (H3)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.nn.binary import binary_packed
+from qfx.nn.carry import sizes
+from qfx.nn.dtypes import casting_all_but, output_dtype
+from qfx.nn.functional import first_order, shifted
+from qfx.nn.loading import (
+    Checked,
+    State,
+    check_bias,
+    check_finite,
+    check_kind,
+    check_place,
+    check_positive,
+)
+from qfx.nn.scheme_tensor import KEY, read, written
+from qfx.ops.binary import octets_of, packed_octets, signs_of
+from qfx.values.scheme import PER_ROW
+
+ops = torch.ops.qfx
+torch.fx.wrap("output_dtype")  # here too: where it is called
+_TENSORS = ("scale", "x_scale", "shift")
+_PARTS = (KEY, "signs", *_TENSORS)
+
+
+class SignLinear(Checked):
+    """y = sign(x + shift) [..., K] @ sign(w) [N, K].T * scale + bias; the signs do not train. (H3)
+
+    What `qfx.convert` makes of a `BinaryLinear`, with the same bits. y has the type of x, or that
+    of autocast where it is on, as from nn.Linear. The state_dict holds `signs` uint8 [N, K / 8],
+    rounded up, where bit k % 8 of byte k // 8 says that w_nk >= 0; `scale` float32 [N], the product
+    of the scales of activations and weights; `x_scale` float32 [1], that of activations, beyond
+    which x gets no gradient; `bias`; `shift` float32 [K], if there is one; and `scheme` int32 [32].
+    Loading checks all of it first, and takes or drops the shift. In memory the signs are there
+    once, as the kernels read them (`packed`). x and the bias get gradients (H4). Casting the module
+    casts the bias alone.
+    """
+
+    READ_ONLY = ("packed", *_TENSORS)  # buffers that forward never writes
+    packed: Tensor
+    scale: Tensor
+    x_scale: Tensor
+    shift: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        """Initialised as nn.Linear is, for activations of scale 1; mostly to be loaded into."""
+        super().__init__()
+        self._take(nn.Linear(in_features, out_features, bias))
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear) -> SignLinear:
+        """The signs of the weight of `linear`, for activations of scale 1, and its very bias."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._take(linear)
+        module.train(linear.training)
+        return module
+
+    @classmethod
+    def from_packed(
+        cls, linear: nn.Module, packed: Tensor, tensors: Mapping[str, Tensor]
+    ) -> SignLinear:
+        """In the place of `linear`, whose bias it takes over, of `binary_pack` of its weight and
+        the `scale` [N], `x_scale` [1] and perhaps `shift` [K]."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._hold(linear, packed, tensors)
+        module.train(linear.training)
+        return module
+
+    def _take(self, linear: nn.Linear) -> None:
+        sizes(linear, "SignLinear")
+        packed, scale = binary_packed(linear.weight, PER_ROW)
+        one = torch.ones(1, dtype=torch.float32, device=scale.device)
+        self._hold(linear, packed, {"scale": scale, "x_scale": one})
+
+    def _hold(self, linear: Any, packed: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        self.in_features, self.out_features = sizes(linear, "SignLinear")
+        self.bias = linear.bias
+        self.register_buffer("packed", packed, persistent=False)
+        for name in _TENSORS:
+            self.register_buffer(name, tensors.get(name))
+
+    @property
+    def signs(self) -> Tensor:
+        """uint8 [N, K / 8], rounded up."""
+        return octets_of(self.packed, self.out_features, self.in_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 [N, K], made at each access: +1 or -1, times the scale of its output."""
+        signs = signs_of(self.signs, self.in_features).float()
+        return signs * (self.scale / self.x_scale)[:, None]
+
+    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+        """x [..., K] -> [..., N]."""
+        x = shifted(input, self.shift)
+        if torch.is_grad_enabled() and (x.requires_grad or _trains(self.bias)):
+            own = (self.packed, self.scale, self.x_scale)
+            return _Carried.apply(x, self.bias, *own)  # type: ignore[no-any-return]
+        return _run(x, self.bias, self.packed, self.scale)
+
+    def extra_repr(self) -> str:
+        shift = ", shift=True" if self.shift is not None else ""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}{shift}"
+        )
+
+    # --- the packed form stays with this build; what leaves the process is signs ---
+
+    def _scheme_tensor(self) -> Tensor:
+        return written("SignLinear", {"w.bits": 1, "shift": self.shift is not None})
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "signs"] = self.signs
+        destination[prefix + KEY] = self._scheme_tensor()
+
+    def check_state(self, state: State, prefix: str) -> None:
+        """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
+        check_bias(state, prefix, self.bias)
+        if not any(prefix + name in state for name in _PARTS):
+            return
+        if prefix + KEY not in state:
+            raise ValueError(f"{prefix}{KEY} is missing, which says what the signs mean")
+        shift = read(state[prefix + KEY], prefix + KEY, "SignLinear")["shift"]
+        n, k = self.out_features, self.in_features
+        kinds = {"scale": (n,), "x_scale": (1,)} | ({"shift": (k,)} if shift else {})
+        for name in _PARTS[1:]:
+            if (prefix + name in state) != (name == "signs" or name in kinds):
+                wrong = "is there in vain" if prefix + name in state else "is missing"
+                raise ValueError(f"{prefix}{name} {wrong}: {prefix}{KEY} says so")
+        check_kind(state[prefix + "signs"], prefix + "signs", (torch.uint8,), (n, -(-k // 8)))
+        for name, shape in kinds.items():
+            check_kind(state[prefix + name], prefix + name, (torch.float32,), shape)
+            check = check_finite if name == "shift" else check_positive
+            check(state[prefix + name], prefix + name)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        assign = metadata.get("assign_to_params_buffers", False)
+        try:
+            self.check_state(state_dict, prefix)
+            for name in ("bias", *_PARTS[1:]):
+                check_place(state_dict.get(prefix + name), prefix + name, self.packed, assign)
+        except ValueError as why:
+            errors.append(str(why))
+            return
+        ours = {prefix + name for name in _PARTS}
+        others = {key: value for key, value in state_dict.items() if key not in ours}
+        absent: list[str] = []
+        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
+        missing += [key for key in absent if key not in ours]
+        if prefix + KEY in state_dict:
+            self._put({n: state_dict.get(prefix + n) for n in _PARTS[1:]}, assign)
+        else:
+            missing += [prefix + n for n in _PARTS if self._buffers.get(n, 0) is not None]
+
+    def _put(self, parts: Mapping[str, Tensor | None], assign: bool) -> None:
+        device = self.packed.device
+        for name, given in parts.items():
+            if given is not None:
+                given = given.detach() if assign else given.detach().to(device, copy=True)
+            if name == "signs":
+                assert given is not None
+                self.packed = packed_octets(given, self.in_features)
+            else:
+                self._buffers[name] = given
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_buffers"] = {**self._buffers, "packed": self.signs}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(dict(state))
+        self.packed = packed_octets(self.packed, self.in_features)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = self.packed
+        super()._apply(casting_all_but(self._buffers.values(), fn), recurse)
+        if before.device.type != self.packed.device.type:
+            n, k = self.out_features, self.in_features
+            signs = torch.zeros((n, -(-k // 8)), dtype=torch.uint8, device=self.packed.device)
+            if not (before.is_meta or signs.is_meta):  # else there are no signs to move
+                signs = octets_of(before, n, k).to(signs.device)
+            self.packed = packed_octets(signs, k)
+        return self
+
+
+def _trains(bias: Tensor | None) -> bool:
+    return bias is not None and bias.requires_grad
+
+
+def _run(x: Tensor, bias: Tensor | None, packed: Tensor, scale: Tensor) -> Tensor:
+    return ops.binary_linear(x, packed, scale, bias, "none", output_dtype(x))  # type: ignore
+
+
+class _Carried(torch.autograd.Function):
+    """The same bits, with gradients of x and the bias. (H4)"""
+
+    @staticmethod
+    def forward(
+        x: Tensor, bias: Tensor | None, packed: Tensor, scale: Tensor, x_scale: Tensor
+    ) -> Tensor:
+        return _run(x, bias, packed, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, bias, packed, scale, x_scale = inputs
+        ctx.save_for_backward(x if x.requires_grad else None, packed, scale, x_scale)
+        ctx.shape, ctx.bias_dtype = x.shape, None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, packed, scale, x_scale = ctx.saved_tensors
+        grad = first_order(grad, "SignLinear", scale)
+        n, k = scale.shape[0], ctx.shape[-1]
+        g_mn, dx = grad.reshape(math.prod(ctx.shape[:-1]), n), None
+        if x is not None:
+            signs = signs_of(octets_of(packed, n, k), k).to(grad.dtype)
+            through = (g_mn * (scale / x_scale)).to(grad.dtype) @ signs
+            dx = through.reshape(ctx.shape).to(x.dtype) * (x.abs() <= x_scale)
+        db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
+        return dx, db, None, None, None

@@ -1,0 +1,31 @@
+"""JSON that others may have written: what Python's reader lets through is refused too."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from qfx.values.errors import UserError
+
+
+def parsed(text: str, refusal: str) -> Any:
+    """The value of a JSON text. Raises UserError, which begins with `refusal`, for what is none,
+    for one that is nested too deeply, and for an object that has a key twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(key for key, _ in pairs)
+        if twice := [key for key, count in counts.items() if count > 1]:
+            raise UserError(f"{refusal}: {twice[0]!r} is there twice in one object")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as why:
+        raise UserError(f"{refusal}: it is not JSON, {why}") from None
+    except RecursionError:
+        raise UserError(f"{refusal}: it is nested too deeply") from None
+    except UserError:
+        raise
+    except ValueError as why:  # a number of thousands of digits
+        raise UserError(f"{refusal}: {why}") from None

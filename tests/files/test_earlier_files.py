@@ -1,0 +1,127 @@
+"""Files of earlier builds and of others: a state dict of a quantized model loads, all else is
+refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save, save_file
+from torch import Tensor, nn
+
+import qfx
+from tests.conftest import same_bits
+from tests.files.test_hostile_files import Small, X, skeleton
+from tests.lib.rounded import Net, calibrated
+from tests.nn.test_nn_linear import outputs
+
+
+def earlier(
+    change: Callable[[dict[str, Tensor]], Any] = lambda state: None,
+) -> dict[str, Tensor]:
+    """The state dict of a quantized model, as people have saved it."""
+    state = {n: t.clone() for n, t in qfx.quantize_(Small()).state_dict().items()}
+    change(state)
+    return state
+
+
+def test_a_state_dict_of_safetensors_loads(tmp_path: Path) -> None:
+    """It has no buffers beside it, so the skeleton must have them."""
+    path = tmp_path / "state.safetensors"
+    save_file((earlier()), path)
+    expected = outputs(qfx.quantize_(Small()), X)
+    assert same_bits(outputs(qfx.load(path, Small()), X), expected)
+    with pytest.raises(ValueError, match=r"state\.safetensors does not have the buffer shift"):
+        qfx.load(path, skeleton())
+
+
+def test_a_state_dict_without_the_names_that_ties_repeat_loads(tmp_path: Path) -> None:
+    """As safetensors asks for, which takes no tensor under two names."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(64, 64), nn.Linear(64, 64, bias=False)
+            self.left, self.mid = nn.Linear(64, 64, bias=False), nn.Linear(64, 64)
+            self.left.weight = self.head.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.left(self.head(self.mid(self.embed(ids))))
+
+    ids, model = torch.arange(5), qfx.quantize_(Tied(), qfx.Config(skip=("left",)))
+    state = {n: t for n, t in model.state_dict().items() if n != "left.weight"}
+    save_file(state, tmp_path / "state.safetensors")
+    with torch.device("meta"):
+        without_values = Tied()
+    for made in (Tied(), without_values):
+        with torch.no_grad():
+            loaded = qfx.load(tmp_path / "state.safetensors", made)
+            assert torch.equal(loaded(ids), model(ids))
+        assert loaded.left.weight is loaded.embed.weight
+
+
+def _write(data: bytes, name: str = "model.safetensors") -> Callable[[Path], Path]:
+    def write(path: Path) -> Path:
+        (path / name).write_bytes(data)
+        return path / name
+
+    return write
+
+
+def _torch_save(path: Path) -> Path:
+    torch.save(earlier(), path / "model.pt")
+    return path / "model.pt"
+
+
+def _recipe(name: str) -> Callable[[Path], Path]:
+    def write(path: Path) -> Path:
+        calibrated(Net().eval()).save(path / "recipe.json")
+        return path / name
+
+    return write
+
+
+def _shard(path: Path) -> Path:
+    qfx.save(qfx.quantize_(Small()), path)
+    return path / "model.safetensors"
+
+
+OTHERS: dict[str, Callable[[Path], Path]] = {
+    r"is a file of torch\.save, which qfx\.load does not read: quantize_ the model": _torch_save,
+    "is a recipe, and no model: qfx.Recipe.load reads it": _recipe("recipe.json"),
+    "holds the codes of a recipe: qfx.Recipe.load reads it": _recipe("recipe.safetensors"),
+    "is one file of a saved folder": _shard,
+    "is a GGUF file": _write(b"GGUF" + bytes(100)),
+    "is no model that qfx.save wrote": _write(b'{"a": 1}', "config.json"),
+    "is no whole file of tensors: .*header too small": _write(b""),
+    "header too large": _write(b"\xff" * 100),
+    "'a.scheme' is not there.*an earlier qfx did not save it": _write(
+        save(earlier(lambda s: s.pop("a.scheme")))
+    ),
+    "a.scale is missing": _write(save(earlier(lambda s: s.pop("a.scale")))),
+    r"the skeleton has a\.weight, b\.weight": _write(
+        save({"on": torch.ones(3) > 0, "a.bias": torch.ones(6)})
+    ),
+    "a.codes is torch.int16": _write(
+        save(earlier(lambda s: s.update({"a.codes": s["a.codes"].short()})))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("phrase", OTHERS)
+def test_other_files_are_refused_by_name(phrase: str, tmp_path: Path) -> None:
+    path = OTHERS[phrase](tmp_path)
+    model = Small()
+    with pytest.raises(ValueError, match=phrase) as found:
+        qfx.load(path, model)
+    assert str(path) in str(found.value) and not any(
+        isinstance(m, qfx.nn.Linear) for m in model.modules()
+    )
+
+
+def test_what_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        qfx.load(tmp_path / "nowhere", Small())
