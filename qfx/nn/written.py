@@ -189,7 +189,7 @@ def _anew(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     elif spec.axes == PER_COLUMN:  # the static scale is of inputs times this factor
         spec = replace(spec, axes=PER_TENSOR)
     numbers = None if factor is None else tuple(factor.tolist())
-    packed = pack(value, (), Packing(spec, numbers, scheme.rotation))
+    packed = pack(value, (), Packing(spec, numbers, scheme.rotation, group=scheme.group))
     factor = now.factor if packed.factor is None else packed.factor
     return now._replace(
         packed=packed.blocks, scale=packed.scale, zero_point=packed.zero_point, factor=factor

@@ -71,8 +71,8 @@ KEEPING = (
     ),
     Mutant(
         "scales that are not positive are loaded",
-        old="wrong = ~((value > 0) & value.isfinite())",
-        new="wrong = ~value.isfinite()",
+        old='_check_all(value, name, (value > 0) & value.isfinite(), "finite and positive")',
+        new='_check_all(value, name, value.isfinite(), "finite and positive")',
         tests=("test_the_error_says_what_is_wrong",),
     ),
     Mutant(
@@ -122,8 +122,8 @@ KEEPING = (
     ),
     Mutant(
         "loaded scales are the file's own memory",
-        old="given.detach() if assign else given.detach().to(device, copy=True)",
-        new="given.detach() if assign else given.detach().to(device)",
+        old="to(device, copy=True)\n                given = given.t()",
+        new="to(device)\n                given = given.t()",
         tests=("test_what_is_loaded_is_a_copy_unless_assigned",),
     ),
     Mutant(
