@@ -38,11 +38,9 @@ constexpr Format kFormat = {.name = "s8s8",
 }  // namespace
 
 const Kernels& kernels_ref() {
-  static constexpr Kernels kernels = {"ref",
-                                      &kRowKernels,
-                                      &kSumKernels,
-                                      &kAttentionKernels,
-                                      {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static constexpr Kernels kernels = {"ref",           &kRowKernels,
+                                      &kSumKernels,    &kAttentionKernels,
+                                      &kLowbitKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

@@ -43,11 +43,9 @@ constexpr Format kFormat = {.name = "s8s8",
 }  // namespace
 
 const Kernels& kernels_neon() {
-  static constexpr Kernels kernels = {"neon",
-                                      &kRowKernels,
-                                      &kSumKernels,
-                                      &kAttentionKernels,
-                                      {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static constexpr Kernels kernels = {"neon",          &kRowKernels,
+                                      &kSumKernels,    &kAttentionKernels,
+                                      &kLowbitKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

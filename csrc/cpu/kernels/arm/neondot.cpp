@@ -35,8 +35,9 @@ constexpr Format kFormat = {.name = "s8s8",
 
 const Kernels& kernels_neondot() {
   const Kernels& neon = kernels_neon();
-  static const Kernels kernels = {
-      "neondot", neon.row, neon.sums, neon.attention, {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static const Kernels kernels = {"neondot",   neon.row,
+                                  neon.sums,   neon.attention,
+                                  neon.lowbit, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

@@ -111,8 +111,8 @@ const Kernels& kernels_neoni8mm() {
                                 .arrange = arrange_offset<0>,
                                 .tuning = {.minimum_rows = 2},
                                 .below = dot.formats[0]};
-  static const Kernels kernels = {
-      "neoni8mm", dot.row, dot.sums, dot.attention, {&format, &format, &format, &format}};
+  static const Kernels kernels = {"neoni8mm",    dot.row,    dot.sums,
+                                  dot.attention, dot.lowbit, {&format, &format, &format, &format}};
   return kernels;
 }
 

@@ -8,6 +8,7 @@
 #include "cpu/kernels/rows/group_codes.h"
 #include "cpu/kernels/rows/groups.h"
 #include "cpu/kernels/rows/interleave.h"
+#include "cpu/kernels/rows/lowbit.h"
 #include "cpu/kernels/rows/panel_codes.h"
 #include "cpu/kernels/rows/quantize.h"
 #include "cpu/kernels/rows/random.h"
@@ -19,6 +20,7 @@
 #include "cpu/kernels/rows/widen.h"
 #include "cpu/kernels/tables/attention.h"
 #include "cpu/kernels/tables/kernels.h"
+#include "cpu/kernels/tables/lowbit.h"
 #include "cpu/kernels/tables/rows.h"
 #include "cpu/kernels/tables/sums.h"
 

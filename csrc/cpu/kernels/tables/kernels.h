@@ -8,12 +8,14 @@ namespace qfx::cpu {
 struct RowKernels;
 struct SumKernels;
 struct AttentionKernels;
+struct LowbitKernels;
 
 struct Kernels {
   const char* isa;
   const RowKernels* row;
   const SumKernels* sums;
   const AttentionKernels* attention;
+  const LowbitKernels* lowbit;
   const Format* formats[kOperandKinds];  // by Operands; the same one where there is nothing faster
 };
 

@@ -144,8 +144,9 @@ const Kernels& kernels_amx() {
                  .far_bytes = 1 << 20,
                  .serial_steps = 1 << 21},
       .below = avx512.formats[0]};
-  static const Kernels kernels = {
-      "amx", avx512.row, avx512.sums, avx512.attention, {&format, &format, &format, &format}};
+  static const Kernels kernels = {"amx",         avx512.row,
+                                  avx512.sums,   avx512.attention,
+                                  avx512.lowbit, {&format, &format, &format, &format}};
   return kernels;
 }
 

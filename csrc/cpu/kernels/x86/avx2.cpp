@@ -123,11 +123,10 @@ constexpr Format kNarrow = offset_format<OffsetTwice, 64>("s7s7");
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels kernels = {"avx2",
-                                      &kRowKernels,
-                                      &kSumKernels,
-                                      &kAttentionKernels,
-                                      {&kWide, &kNarrowWeight, &kNarrowCodes, &kNarrow}};
+  static constexpr Kernels kernels = {
+      "avx2",          &kRowKernels,
+      &kSumKernels,    &kAttentionKernels,
+      &kLowbitKernels, {&kWide, &kNarrowWeight, &kNarrowCodes, &kNarrow}};
   return kernels;
 }
 

@@ -147,11 +147,9 @@ constexpr SumKernels kWithLines = {
 }  // namespace
 
 const Kernels& kernels_avx512vnni() {
-  static constexpr Kernels kernels = {"avx512vnni",
-                                      &kRowKernels,
-                                      &kWithLines,
-                                      &kAttentionKernels,
-                                      {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static constexpr Kernels kernels = {"avx512vnni",    &kRowKernels,
+                                      &kWithLines,     &kAttentionKernels,
+                                      &kLowbitKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

@@ -32,8 +32,9 @@ constexpr Format kFormat = {.name = "s8s8",
 
 const Kernels& kernels_avxvnniint8() {
   const Kernels& avx2 = kernels_avx2();
-  static const Kernels kernels = {
-      "avxvnniint8", avx2.row, avx2.sums, avx2.attention, {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static const Kernels kernels = {"avxvnniint8", avx2.row,
+                                  avx2.sums,     avx2.attention,
+                                  avx2.lowbit,   {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 
