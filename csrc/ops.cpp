@@ -34,6 +34,12 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor? bias, int[] axes, int group, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error, Tensor? bias, float guard, str site, int[] axes, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
   m.def("int8_linear_groups_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor error, Tensor? bias, float guard, str site, int[] axes, int group, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
+  m.def("pack_lowbit(Tensor codes, Tensor scale, Tensor? zero_point, Tensor? minimum, int bits, int group) -> Tensor");
+  m.def("unpack_lowbit(Tensor packed, SymInt n, SymInt k, int group) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("lowbit_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, SymInt n, int w_bits, int w_group, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
+  m.def("lowbit_linear_dynamic(Tensor x, Tensor packed, SymInt n, int w_bits, int w_group, Tensor? bias, int[] axes, int group, int bits, bool symmetric, str activation, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
+  m.def("lowbit_linear_ste(Tensor x, Tensor? bias, Tensor? x_step, Tensor q, Tensor scale, Tensor zero_point, Tensor packed, SymInt n, int w_bits, int w_group, int bits, bool symmetric, ScalarType out_dtype, Tensor? factor=None, int rotation=0) -> Tensor");
+  m.def("lowbit_weight_linear(Tensor x, Tensor packed, SymInt n, int w_bits, int w_group, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("binary_pack(Tensor w) -> Tensor");
   m.def("binary_mm(Tensor x, Tensor packed, SymInt n) -> Tensor");
   m.def("binary_linear(Tensor x, Tensor packed, Tensor scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");

@@ -18,8 +18,11 @@ set(QFX_CPU_SOURCES
   core/vendor.cpp
   gemm/gemm.cpp
   gemm/grid.cpp
+  gemm/group_panel.cpp
   gemm/group_product.cpp
   gemm/group_rows.cpp
+  gemm/lowbit.cpp
+  gemm/lowbit_product.cpp
   gemm/pack.cpp
   gemm/pack_floats.cpp
   gemm/product.cpp
@@ -43,6 +46,7 @@ set(QFX_CPU_OPERATORS
   ops/guard.cpp
   ops/guard_counts.cpp
   ops/linear.cpp
+  ops/lowbit.cpp
   ops/quantize.cpp
   ops/requantize.cpp
   ops/rotate.cpp

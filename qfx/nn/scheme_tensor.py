@@ -41,6 +41,8 @@ FIELDS: dict[str, tuple[Any, ...] | None] = {
     "factor": _NO_YES,  # whether there is a factor [K]
     "x_zero_point": _NO_YES,  # whether the static zero point of x is given
     "shift": _NO_YES,  # whether there is a shift [K]
+    "w.packed": _NO_YES,
+    "minimum": _NO_YES,  # whether groups have a minimum [N, G] in place of a zero point
 }
 
 
@@ -106,6 +108,7 @@ def fields_of(scheme: Scheme) -> dict[str, Any]:
     """The values of FIELDS that are a scheme's."""
     specs = {"x": scheme.x, "w": scheme.w}
     each = {f"{o}.{n}": v for o, spec in specs.items() if spec for n, v in asdict(spec).items()}
+    each = {name: value for name, value in each.items() if name in FIELDS}
     return {**each, "backward": scheme.backward, "rotation": scheme.rotation}
 
 
@@ -123,7 +126,7 @@ def scheme_of(fields: Mapping[str, Any], name: str) -> Scheme:
 def _spec(fields: Mapping[str, Any], operand: str) -> QSpec | None:
     parts = {part: fields[f"{operand}.{part}"] for part in _SPEC}
     if parts["bits"]:
-        return QSpec(**parts)
+        return QSpec(**parts, packed=fields.get(f"{operand}.packed", False))
     if any(parts[part] != (_SPEC[part] or (0,))[0] for part in _SPEC):
         raise ValueError(f"{operand} has no bits but other parts")
     return None

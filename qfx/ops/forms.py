@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from qfx.host.operators import schema
-from qfx.ops.storage import GROUPS, ROWS, Storage, storage_of
+from qfx.ops.storage import GROUPS, PACKED, ROWS, Storage, storage_of
 from qfx.values.gpu_build import has_kernel
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 
@@ -121,6 +121,32 @@ FORMS = (
         trained=Call(ops.int8_linear_groups_ste.default),
         guarded=Call(ops.int8_linear_groups_guarded.default),
         x_groups=True,
+    ),
+    Form(
+        name="packed",
+        words="weights stored in fewer bits",
+        codes=True,
+        storage=PACKED,
+        fused=Call(ops.lowbit_linear.default),
+        dynamic=Call(ops.lowbit_linear_dynamic.default),
+        trained=Call(ops.lowbit_linear_ste.default),
+    ),
+    Form(
+        name="x_packed",
+        words="weights stored in fewer bits and activations with groups",
+        codes=True,
+        storage=PACKED,
+        fused=Call(ops.lowbit_linear.default),
+        dynamic=Call(ops.lowbit_linear_dynamic.default),
+        trained=Call(ops.lowbit_linear_ste.default),
+        x_groups=True,
+    ),
+    Form(
+        name="packed_weight_only",
+        words="float activations times weights stored in fewer bits",
+        codes=False,
+        storage=PACKED,
+        fused=Call(ops.lowbit_weight_linear.default),
     ),
     Form(
         name="weight_only",

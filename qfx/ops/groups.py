@@ -73,24 +73,43 @@ def int8_linear_groups(
     scale float32 and zero_point int32: [..., G], [..., 1], or one for all.
     """
     n, k = w_scale.shape[0], q.shape[-1]
-    w, group = unpack_weight(packed, n, k).long(), group_of(packed, k)
-    m, groups = q.shape[:-1].numel(), -(-k // group)
-    scale_mg, zero_mg = (_of_groups(v, m, groups) for v in (scale, zero_point))
+    w, group = unpack_weight(packed, n, k), group_of(packed, k)
+    sums = sums_of_groups(q, scale, zero_point, w, w_scale, w_zero, group)
+    y = sums if bias is None else sums + bias.float()
+    return activate(activation, y).to(out_dtype).reshape(*q.shape[:-1], n)
+
+
+def sums_of_groups(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero: Tensor | None,
+    group: int,
+) -> Tensor:
+    """The sums float32 [M, N] of (E3), of codes w int8 [N, K]."""
+    (n, k), m = w.shape, q.shape[:-1].numel()
+    groups = -(-k // group)
+    scale_mg, zero_mg = (of_groups(v, m, groups) for v in (scale, zero_point))
     w_scale = w_scale.expand(n, groups)
     w_zero = torch.zeros(n, 1) if w_zero is None else w_zero
     w_zero_ng = w_zero.long().expand(n, groups)
     rows, sums = q.reshape(m, k).long(), torch.zeros(m, n)
     for g in range(groups):
         inside = slice(g * group, (g + 1) * group)
-        w_g = w[:, inside] - w_zero_ng[:, g, None]
+        w_g = w[:, inside].long() - w_zero_ng[:, g, None]
         exact = ((rows[:, inside] - zero_mg[:, g, None]) @ w_g.t()).int().float()
-        scales = scale_mg[:, g, None] * w_scale[:, g]
-        sums = (sums.double() + exact.double() * scales.double()).float()  # an fma: (E3)
-    y = sums if bias is None else sums + bias.float()
-    return activate(activation, y).to(out_dtype).reshape(*q.shape[:-1], n)
+        sums = fma(exact, scale_mg[:, g, None] * w_scale[:, g], sums)
+    return sums
 
 
-def _of_groups(values: Tensor, m: int, groups: int) -> Tensor:
+def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a b + c of float32, rounded once, or nearly always so: (E3)."""
+    return (c.double() + a.double() * b.double()).float()
+
+
+def of_groups(values: Tensor, m: int, groups: int) -> Tensor:
     """[M, G] of one value, one for each row, or one for each group of each row."""
     if values.numel() != m * groups:
         values = values.reshape(-1, 1).expand(m, groups)

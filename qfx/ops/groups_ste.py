@@ -94,7 +94,7 @@ def _formula(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
     want_x, want_bias, want_step = ctx.wants
     if want_x or want_step:
         w = _weight(packed, w_scale, w_zero, ctx, g.dtype)
-        dx, dstep = _input_gradient(ctx, (g @ w).reshape(ctx.shape), of_step, factor)
+        dx, dstep = input_gradient(ctx, (g @ w).reshape(ctx.shape), of_step, factor)
         gradients[0], gradients[2] = dx if want_x else None, dstep if want_step else None
     if want_bias:
         gradients[1] = g.sum(0).to(ctx.bias_dtype)
@@ -110,7 +110,7 @@ def _weight(
     return dequantize(Quantized(codes, scale, zero, QSpec(group=ctx.w_group)), dtype)
 
 
-def _input_gradient(
+def input_gradient(
     ctx: Any, dx: Tensor, of_step: list[Tensor], factor: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     x, step, q, zero_point = of_step

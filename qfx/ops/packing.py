@@ -52,11 +52,11 @@ class Packing:
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of its tensors: fields of `qfx.weights.cache.Packed`."""
-        zero_point = () if self.spec.symmetric else ("zero_point",)
+        stored = storage_of(self.spec, self.group).parts(self.spec)
         factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
         columns = ("columns",) if self.outliers else ()
         error = ("error",) if self.guarded else ()
-        return ("blocks", "scale", *zero_point, *factor, *columns, *error)
+        return (*stored, *factor, *columns, *error)
 
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")

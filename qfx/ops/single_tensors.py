@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.ops.storage import quantize_to_half
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec
 
 ops = torch.ops.qfx
@@ -52,8 +53,7 @@ def quantize(
         raise ValueError(f"quantize: the spec {spec} {wanted}")
     rows = _rows(x, spec)
     if scale is None:
-        axes = PER_TENSOR if spec.axes == PER_TENSOR else PER_ROW
-        found = ops.quantize(rows, list(axes), spec.bits, spec.symmetric)
+        found = _chosen(rows, spec)
     else:
         given = (scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1))
         found = ops.quantize_static(rows, *given, spec.bits, spec.symmetric)
@@ -62,6 +62,13 @@ def quantize(
     return Quantized(
         _matrix(codes, x, spec), row_scale.reshape(shape), row_zero.reshape(shape), spec
     )
+
+
+def _chosen(rows: Tensor, spec: QSpec) -> tuple[Tensor, Tensor, Tensor]:
+    if spec.packed:
+        return quantize_to_half(rows, spec.bits, spec.symmetric)
+    axes = PER_TENSOR if spec.axes == PER_TENSOR else PER_ROW
+    return ops.quantize(rows, list(axes), spec.bits, spec.symmetric)  # type: ignore[no-any-return]
 
 
 def dequantize(

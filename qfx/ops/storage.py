@@ -5,7 +5,7 @@ The functions run on tensors, and on `fx.Proxy` to emit the same operators into 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +18,21 @@ aten = torch.ops.aten
 
 
 class Stored(NamedTuple):
-    """A quantized weight: its `blocks`, `scale` and perhaps `zero_point`, and codes, scale and zero
-    point as `quantize` returns them."""
+    """A quantized weight: its parts, and codes, scale and zero point as `quantize` returns them."""
 
     parts: dict[str, Any]
     triple: Any
+
+
+class Values(NamedTuple):
+    """What a weight's codes are and mean, in no layout of a processor: int8 [N, K], and float32 and
+    int32 of the shape `Storage.scales`. `minimum`: of groups whose values are (code - zero_point)
+    scale + minimum. (Q5) (Q14)"""
+
+    codes: Any
+    scale: Any
+    zero_point: Any = None
+    minimum: Any = None
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,17 @@ class Storage:
     """`holds(spec, group)`: of which weights; `group`: the elements of K that are added up by
     themselves, be it for scales of x, 0 for all. `quantized(w_nk, spec, group, rotation, k, codes)`
     makes them from float, with `codes` in the place of the nearest where they are not None;
-    `pack(codes_nk, group)` from codes alone, which `unpack(blocks, n, k)` gives back.
-    `scales(spec, n, k)`: the shape of the scale, and of the zero point where there is one."""
+    `pack(values, spec, group)` from Values, its parts by name, which `unpack(parts, spec, n, k)`
+    gives back. `scales(spec, n, k)`: the shape of the scale, and of the zero point where there is
+    one; `parts(spec)`: the names of the tensors that it makes."""
 
     name: str
     holds: Callable[[QSpec, int], bool]
     quantized: Callable[[Any, QSpec, int, int, int | None, Any], Stored]
-    pack: Callable[[Any, int], Any]
-    unpack: Callable[[Any, int, int], Any]
+    pack: Callable[[Values, QSpec, int], dict[str, Any]]
+    unpack: Callable[[Mapping[str, Any], QSpec, int, int], Values]
     scales: Callable[[QSpec, int, int], tuple[int, ...]]
+    parts: Callable[[QSpec], tuple[str, ...]]
     cuts_k: bool = False  # into groups, so K has to be known
 
 
@@ -76,24 +88,91 @@ def _groups(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, co
     return Stored(parts, triple)
 
 
+def _packed(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, codes: Any) -> Stored:
+    """The same in as many bits, with scales in bfloat16 beside the codes. (Q14)"""
+    assert k is not None
+    padding = -k % spec.group
+    if rotation:
+        w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, rotation)
+    padded = aten.constant_pad_nd.default(w_nk, [0, padding])
+    triple = quantize_to_half(torch.reshape(padded, (-1, spec.group)), spec.bits, spec.symmetric)
+    if codes is None:
+        codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
+    scale, zero = (torch.reshape(t, (-1, (k + padding) // spec.group)) for t in triple[1:])
+    zero = None if spec.symmetric else zero
+    blocks = ops.pack_lowbit.default(codes, scale, zero, None, spec.bits, spec.group)
+    return Stored({"blocks": blocks}, triple)
+
+
+def quantize_to_half(rows: Any, bits: int, symmetric: bool) -> tuple[Any, Any, Any]:
+    """`quantize` of rows, under its scales rounded to bfloat16. (Q14)"""
+    found = ops.quantize.default(rows, [1], bits, symmetric)
+    half = aten.to.dtype(aten.to.dtype(found[1], torch.bfloat16), torch.float32)
+    scale, zero = torch.reshape(half, (-1,)), torch.reshape(found[2], (-1,))
+    given = (scale, None if symmetric else zero)
+    return ops.quantize_static.default(rows, *given, bits, symmetric)[0], half, found[2]
+
+
+def _beside(blocks: Any, values: Values) -> dict[str, Any]:
+    """The parts of a weight whose scales lie apart, those of groups column by column."""
+    scales = {"scale": values.scale, "zero_point": values.zero_point}
+    found = {name: t.t().contiguous().t() for name, t in scales.items() if t is not None}
+    return {"blocks": blocks, **found}
+
+
+def _int8_values(parts: Mapping[str, Any], spec: QSpec, n: int, k: int) -> Values:
+    codes = ops.unpack_weight(parts["blocks"], n, k)
+    return Values(codes, parts["scale"], parts.get("zero_point"))
+
+
+def _packed_values(parts: Mapping[str, Any], spec: QSpec, n: int, k: int) -> Values:
+    codes, scale, zero, minimum = ops.unpack_lowbit(parts["blocks"], n, k, spec.group)
+    if spec.symmetric:
+        return Values(codes, scale)
+    if bool((minimum != 0).any()):
+        return Values(codes, scale, None, minimum)
+    return Values(codes, scale, zero)
+
+
+def _pack_lowbit(values: Values, spec: QSpec, group: int) -> dict[str, Any]:
+    scale, zero, minimum = values.scale.float(), values.zero_point, values.minimum
+    zero = None if zero is None else zero.int()
+    minimum = None if minimum is None else minimum.float()
+    return {
+        "blocks": ops.pack_lowbit(values.codes, scale, zero, minimum, spec.bits, spec.group),
+    }
+
+
 ROWS = Storage(
     name="rows",
     holds=lambda spec, group: not (spec.grouped or group),
     quantized=_rows,
-    pack=lambda codes, group: ops.pack_weight(codes),
-    unpack=lambda blocks, n, k: ops.unpack_weight(blocks, n, k),
+    pack=lambda values, spec, group: _beside(ops.pack_weight(values.codes), values),
+    unpack=_int8_values,
     scales=lambda spec, n, k: (n,),
+    parts=lambda spec: ("blocks", "scale"),
+)
+PACKED = Storage(
+    name="packed",
+    holds=lambda spec, group: spec.packed,
+    quantized=_packed,
+    pack=_pack_lowbit,
+    unpack=_packed_values,
+    scales=lambda spec, n, k: (n, -(-k // spec.group)),
+    parts=lambda spec: ("blocks",),
+    cuts_k=True,
 )
 GROUPS = Storage(
     name="groups",
     holds=lambda spec, group: spec.grouped or group != 0,
     quantized=_groups,
-    pack=lambda codes, group: ops.pack_weight(codes, group),
-    unpack=lambda blocks, n, k: ops.unpack_weight(blocks, n, k),
+    pack=lambda values, spec, group: _beside(ops.pack_weight(values.codes, group), values),
+    unpack=_int8_values,
     scales=lambda spec, n, k: (n, -(-k // (spec.group or max(k, 1)))),
+    parts=lambda spec: ("blocks", "scale", *(() if spec.symmetric else ("zero_point",))),
     cuts_k=True,
 )
-STORAGES = (ROWS, GROUPS)
+STORAGES = (ROWS, PACKED, GROUPS)
 
 
 def storage_of(spec: QSpec, group: int) -> Storage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.ops.activations import activate
@@ -21,21 +22,25 @@ def int8_weight_linear(
 ) -> Tensor:
     """x [..., K] float, w_scale float32 [N] -> act(x @ w.T * w_scale + bias) [..., N]. (W1)"""
     n, k = w_scale.numel(), x.shape[-1]
+    sums = chains(x.float().reshape(x.shape[:-1].numel(), k), unpack_weight(packed, n, k))
+    y = sums * w_scale
+    y = y if bias is None else y + bias.float()
+    return activate(activation, y).to(out_dtype).reshape(*x.shape[:-1], n)
+
+
+def chains(x: Tensor, w: Tensor) -> Tensor:
+    """s_0 + s_1 float32 [M, N] of x float32 [M, K] and integers w [N, K]. (W1)"""
+    (m, k), n = x.shape, w.shape[0]
     groups = -(-k // GROUP)
-    w = unpack_weight(packed, n, k).double()
     pad = (0, groups * GROUP - k)
-    w_gjn = torch.nn.functional.pad(w, pad).reshape(n, groups, GROUP).permute(1, 2, 0)
-    rows = x.double().reshape(x.shape[:-1].numel(), k)
-    x_gmj = torch.nn.functional.pad(rows, pad).reshape(rows.shape[0], groups, GROUP)
-    x_gmj = x_gmj.transpose(0, 1)
-    sums = torch.zeros(rows.shape[0], 2, n)
+    w_gjn = F.pad(w.double(), pad).reshape(n, groups, GROUP).permute(1, 2, 0)
+    x_gmj = F.pad(x.double(), pad).reshape(m, groups, GROUP).transpose(0, 1)
+    sums = torch.zeros(m, 2, n)
     for x_mj, w_jn in zip(x_gmj, w_gjn, strict=True):  # the products are exact in float64
         for j in (0, 1):
             terms = x_mj[:, j::2, None] * w_jn[j::2]
             sums = (sums.double() + terms).float()
-    y = (sums[:, 0] + sums[:, 1]) * w_scale
-    y = y if bias is None else y + bias.float()
-    return activate(activation, y).to(out_dtype).reshape(*x.shape[:-1], n)
+    return sums[:, 0] + sums[:, 1]
 
 
 @fake("int8_weight_linear")

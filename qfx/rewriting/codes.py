@@ -31,7 +31,7 @@ class PackedNodes(NamedTuple):
     """The graph's names for the fields of `qfx.weights.cache.Packed`."""
 
     blocks: fx.Node
-    scale: fx.Node
+    scale: fx.Node | None = None
     zero_point: fx.Node | None = None
     factor: fx.Node | None = None
     columns: fx.Node | None = None
@@ -65,6 +65,7 @@ class SiteNodes(NamedTuple):
     scale: fx.Node | None
     zero_point: fx.Node | None
     outliers: fx.Node | None
+    n: int | None
 
     @property
     def form(self) -> Form:
@@ -79,7 +80,7 @@ class SiteNodes(NamedTuple):
     def values(self) -> dict[str, Any]:
         """The arguments of the form's operators, by name, that do not depend on the call."""
         turn = {"factor": self.factor, "rotation": self.rotation}
-        return of_scheme(self.scheme) | of_weight(self.packed) | turn
+        return of_scheme(self.scheme) | of_weight(self.packed) | turn | {"n": self.n}
 
 
 def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
@@ -102,7 +103,7 @@ def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
     scale = constant("static_scale", recipe.scale if recipe else None)
     zero = constant("static_zero", recipe.zero_point if recipe else None, torch.int32)
     outliers = constant("outliers", columns or None, torch.int64)
-    return SiteNodes(scheme, packed, factor, rotation, scale, zero, outliers)
+    return SiteNodes(scheme, packed, factor, rotation, scale, zero, outliers, site.n)
 
 
 def _without(

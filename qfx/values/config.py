@@ -14,6 +14,7 @@ from qfx.values.recipe import Recipe
 from qfx.values.scheme import BACKWARD, PER_TENSOR, QSpec, Scheme
 
 ASYMMETRIC = QSpec(symmetric=False)
+PACKED = QSpec(bits=4, symmetric=False, group=64, packed=True)  # docs/decisions/0033
 PRESETS = {
     "w8a8": Scheme(x=ASYMMETRIC, rotation=64),  # docs/decisions/0010
     "w8a8-symmetric": Scheme(),
@@ -23,7 +24,10 @@ PRESETS = {
     "w8a8-groups": Scheme(x=QSpec(group=64), w=QSpec(group=64), rotation=64),
     "w8": Scheme(x=None),
     "w7a7": Scheme(x=QSpec(bits=7), w=QSpec(bits=7), rotation=64),
-    "w4a8": Scheme(x=ASYMMETRIC, w=QSpec(bits=4, symmetric=False, group=64)),
+    "w5a8": Scheme(w=replace(PACKED, bits=5), rotation=64),
+    "w4a8": Scheme(w=PACKED, rotation=64),
+    "w5": Scheme(x=None, w=replace(PACKED, bits=5)),
+    "w4": Scheme(x=None, w=PACKED),
 }
 INNER = ("inductor", "aot_eager", "eager")
 

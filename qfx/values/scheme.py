@@ -14,6 +14,7 @@ PER_COLUMN = (0,)  # per in feature: folded into the other operand, docs/numeric
 BACKWARD = ("float", "int8")
 ROTATIONS = (0, 16, 64)  # sizes of the blocks of K that may be rotated
 GROUP_MULTIPLE = 32
+PACKED_BITS, PACKED_GROUPS = (4, 5), (32, 64, 128)  # of which there are kernels
 _AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t", PER_COLUMN: "c"}
 
 
@@ -24,8 +25,10 @@ class QSpec:
     `bits`: 2 to 8. `symmetric`: zero point 0 or not. `axes`: the tuple of axes of the matrix that
     are reduced away, `PER_ROW`, `PER_TENSOR` or `PER_COLUMN`. `group`: how many elements of a row
     share a scale, a multiple of 32 (on CUDA of 64), or 0 for all. `static`: the scale is given in
-    advance, by a `Recipe`. The token is `s8r`, `a8t`, `s4g64`, with a capital where static. Raises
-    ValueError for anything else, TypeError for other types.
+    advance, by a `Recipe`. `packed`: the codes of a weight, of 4 or 5 bits in groups of 32, 64 or
+    128, are stored in so many bits and their scales in 16, in place of 8 and 32. The token is
+    `s8r`, `a8t`, `s4g64`, with a capital where static, `s4p64` where packed. Raises ValueError for
+    anything else, TypeError for other types.
     """
 
     bits: int = 8
@@ -33,9 +36,11 @@ class QSpec:
     axes: tuple[int, ...] = PER_ROW
     group: int = 0
     static: bool = False
+    packed: bool = False
 
     def __post_init__(self) -> None:
-        _check_types("QSpec", self, bits=int, symmetric=bool, axes=tuple, group=int, static=bool)
+        flags = dict.fromkeys(("symmetric", "static", "packed"), bool)
+        _check_types("QSpec", self, bits=int, axes=tuple, group=int, **flags)
         if not 2 <= self.bits <= 8:
             raise ValueError(f"QSpec: bits={self.bits} is outside 2..8")
         if any(type(axis) is not int for axis in self.axes) or self.axes not in _AXES_LETTER:
@@ -49,6 +54,11 @@ class QSpec:
             raise ValueError(f"QSpec: group={self.group} cuts rows, but axes={self.axes}")
         if self.static and self.axes == PER_ROW:
             raise ValueError("QSpec: a static scale is per tensor or per column, not per row")
+        if self.packed and (self.bits not in PACKED_BITS or self.group not in PACKED_GROUPS):
+            raise ValueError(
+                f"QSpec: codes of bits={self.bits} in groups of {self.group} cannot be packed; there "
+                "are kernels for 4 and 5 bits in groups of 32, 64 and 128"
+            )
 
     @property
     def grouped(self) -> bool:
@@ -56,7 +66,8 @@ class QSpec:
         return bool(self.group) or not self.symmetric
 
     def __str__(self) -> str:
-        letter = f"g{self.group}" if self.group else _AXES_LETTER[self.axes]
+        group = f"{'p' if self.packed else 'g'}{self.group}"
+        letter = group if self.group else _AXES_LETTER[self.axes]
         kind = f"{'s' if self.symmetric else 'a'}{self.bits}"
         return kind + (letter.upper() if self.static else letter)
 
@@ -146,14 +157,16 @@ def _check_weight(w: QSpec) -> None:
 
 
 def _check_weight_only(w: QSpec) -> None:
-    if w.grouped:
+    if w.grouped and not w.packed:
         raise ValueError(
             f"Scheme: float activations need a weight with one scale for each row and no zero "
-            f"point, not {w}"
+            f"point, or a packed one, not {w}"
         )
 
 
 def _check_activation(x: QSpec, w: QSpec) -> None:
+    if x.packed:
+        raise ValueError(f"Scheme: codes of weights are packed, not of activations: {x}")
     if x.axes == PER_COLUMN and not x.static:
         raise ValueError("Scheme: an activation per column is static: its scales are folded away")
     if x.axes == w.axes == PER_COLUMN:

@@ -26,12 +26,13 @@ from qfx.weights.given_codes import codes_of
 
 class Packed(NamedTuple):
     """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N], or [N, G]
-    with groups or zero points, `zero_point` int32 [N, G], `factor` float32 [K] for the activation,
+    with groups or zero points, `zero_point` int32 [N, G], or all in `blocks` alone (pack_lowbit);
+    `factor` float32 [K] for the activation,
     `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard (B5).
     """
 
     blocks: Tensor
-    scale: Tensor
+    scale: Tensor | None = None
     zero_point: Tensor | None = None
     factor: Tensor | None = None
     columns: Tensor | None = None

@@ -19,17 +19,6 @@ const Format& with_groups(const Format& format, const PackedWeight& w) {
   return *found;
 }
 
-bool any(const RowValues<int32_t>& values, int64_t rows, int64_t groups) {
-  rows = values.stride_m == 0 ? 1 : rows;
-  groups = values.stride_g == 0 ? 1 : groups;
-  for (int64_t m = 0; m < rows; ++m) {
-    for (int64_t g = 0; g < groups; ++g) {
-      if (values.at(m, g) != 0) return true;
-    }
-  }
-  return false;
-}
-
 // Of the scales of all elements of a row.
 double root_mean_square(const float* scale, const PackedWeight& w) {
   double sum = 0;
@@ -47,6 +36,17 @@ int32_t sum_of(const int8_t* q, int64_t k) {
 }
 
 }  // namespace
+
+bool any(const RowValues<int32_t>& values, int64_t rows, int64_t groups) {
+  rows = values.stride_m == 0 ? 1 : rows;
+  groups = values.stride_g == 0 ? 1 : groups;
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int64_t g = 0; g < groups; ++g) {
+      if (values.at(m, g) != 0) return true;
+    }
+  }
+  return false;
+}
 
 GroupedRows::GroupedRows(const Format& format, const PackedWeight& w, int64_t count, bool zeros,
                          bool with_zeros)
@@ -91,11 +91,10 @@ void GroupedRows::arrange(const int8_t* q, const RowValues<float>& scales,
 
 int64_t GroupedRows::work() const { return rows.count * w.k * kStepsPerElement; }
 
-GroupedCodes::GroupedCodes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+GroupedCodes::GroupedCodes(const Format& format, const PackedWeight& w, const int8_t* q,
                            const RowValues<float>& scales, const RowValues<int32_t>& zero_points,
                            int64_t count, bool with_zeros)
-    : GroupedRows(format_of_codes(kernels, w, q, count), w, count,
-                  any(zero_points, count, w.groups()), with_zeros),
+    : GroupedRows(format, w, count, any(zero_points, count, w.groups()), with_zeros),
       q(q),
       scales(scales),
       zero_points(zero_points) {}
@@ -104,11 +103,10 @@ void GroupedCodes::fill(int64_t begin, int64_t end) const {
   for (int64_t m = begin; m < end; ++m) arrange(q + m * w.k, scales, zero_points, m);
 }
 
-GroupedFloats::GroupedFloats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                             const CodeSpec& spec, bool by_group, const TensorCode* shared,
-                             bool with_zeros, double* sizes)
-    : GroupedRows(format_for(kernels, operands_of(w, spec.bits < 8), x.rows), w, x.rows,
-                  !spec.symmetric, with_zeros),
+GroupedFloats::GroupedFloats(const Kernels& kernels, const Format& format, const PackedWeight& w,
+                             const FloatMatrix& x, const CodeSpec& spec, bool by_group,
+                             const TensorCode* shared, bool with_zeros, double* sizes)
+    : GroupedRows(format, w, x.rows, !spec.symmetric, with_zeros),
       kernels(kernels),
       x(x),
       spec(spec),

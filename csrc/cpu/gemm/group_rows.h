@@ -39,13 +39,16 @@ struct GroupedRows : RowSource {
   const bool whole_rows_;  // arranged at once: codes in order, and nothing to add
 };
 
+// Whether there is another than 0.
+bool any(const RowValues<int32_t>& values, int64_t rows, int64_t groups);
+
 // Codes q [count, K].
 struct GroupedCodes final : GroupedRows {
   const int8_t* q;
   RowValues<float> scales;
   RowValues<int32_t> zero_points;
 
-  GroupedCodes(const Kernels& kernels, const PackedWeight& w, const int8_t* q,
+  GroupedCodes(const Format& format, const PackedWeight& w, const int8_t* q,
                const RowValues<float>& scales, const RowValues<int32_t>& zero_points, int64_t count,
                bool with_zeros);
 
@@ -63,9 +66,9 @@ struct GroupedFloats final : GroupedRows {
   const TensorCode* shared;
   double* sizes;
 
-  GroupedFloats(const Kernels& kernels, const PackedWeight& w, const FloatMatrix& x,
-                const CodeSpec& spec, bool by_group, const TensorCode* shared, bool with_zeros,
-                double* sizes);
+  GroupedFloats(const Kernels& kernels, const Format& format, const PackedWeight& w,
+                const FloatMatrix& x, const CodeSpec& spec, bool by_group, const TensorCode* shared,
+                bool with_zeros, double* sizes);
 
   void fill(int64_t begin, int64_t end) const override;
 };

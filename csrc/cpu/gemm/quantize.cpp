@@ -42,6 +42,17 @@ bool needs_memory(const FloatMatrix& x) {
 
 }  // namespace
 
+const float* padded_floats(const Kernels& kernels, const FloatMatrix& x, int64_t stride) {
+  thread_local Scratch scratch;
+  float* out = scratch.get<float>(x.rows * stride);
+  for (int64_t m = 0; m < x.rows; ++m) {
+    const float* row = row_as_floats(kernels, x, m);
+    std::copy(row, row + x.columns, out + m * stride);
+    std::fill(out + m * stride + x.columns, out + (m + 1) * stride, 0.f);
+  }
+  return out;
+}
+
 RowCode code_of(const Range& range, const CodeSpec& spec) { return code_of_range(range, spec); }
 
 const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m, Range* range) {

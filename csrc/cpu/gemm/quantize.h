@@ -32,6 +32,10 @@ struct FloatMatrix {
 const float* row_as_floats(const Kernels& kernels, const FloatMatrix& x, int64_t m,
                            Range* range = nullptr);
 
+// All rows in float32, zero padded to `stride`, in memory of the calling thread that the next call
+// overwrites.
+const float* padded_floats(const Kernels& kernels, const FloatMatrix& x, int64_t stride);
+
 // How numbers of this range become codes.
 RowCode code_of(const Range& range, const CodeSpec& spec);
 

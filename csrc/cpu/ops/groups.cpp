@@ -8,6 +8,7 @@
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/group_product.h"
 #include "cpu/kernels/dispatch.h"
+#include "cpu/ops/row_values.h"
 #include "implement.h"
 
 namespace qfx::cpu {
@@ -50,20 +51,6 @@ void check_w_scale(const char* op, const Tensor& w_scale) {
                   ", expected [N, G], a scale for each output feature and group of K");
 }
 
-// One for all rows, one for each of them, or one for each of their groups; t must be contiguous.
-template <typename T>
-RowValues<T> row_values_of(const char* op, const char* what, const Tensor& t, int64_t rows,
-                           int64_t groups) {
-  const T* data = static_cast<const T*>(t.const_data_ptr());
-  const bool by_group =
-      groups != 1 && t.dim() > 0 && t.size(-1) == groups && t.numel() == rows * groups;
-  STD_TORCH_CHECK(by_group || t.numel() == 1 || t.numel() == rows, op, ": ", what, " has shape ",
-                  shape_of(t), ", expected one value, one for each of ", rows,
-                  " rows, or one for each of their ", groups, " groups");
-  if (by_group) return {data, groups, 1};
-  return {data, t.numel() == 1 ? 0 : 1, 0};
-}
-
 Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale,
                           std::optional<Tensor> w_zero, std::optional<Tensor> bias, Text activation,
                           ScalarType out_dtype) {
@@ -90,8 +77,9 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   const Kernels& kernels = kernels_of(current_isa());
   const int8_t* codes = static_cast<const int8_t*>(q.const_data_ptr());
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
-    const GroupedCodes rows(kernels, w, codes + first * w.k, scales.from(first), zeros.from(first),
-                            count, w_zero.has_value());
+    const int8_t* q = codes + first * w.k;
+    const GroupedCodes rows(format_of_codes(kernels, w, q, count), w, q, scales.from(first),
+                            zeros.from(first), count, w_zero.has_value());
     grouped_linear(kernels, rows, weight, to, first);
   });
   return y;
@@ -106,13 +94,6 @@ Tensor int8_linear_groups_ste(Tensor /*x*/, std::optional<Tensor> bias,
                               bool /*symmetric*/, ScalarType out_dtype,
                               std::optional<Tensor> /*factor*/, int64_t /*rotation*/) {
   return int8_linear_groups(q, scale, zero_point, packed, w_scale, w_zero, bias, "none", out_dtype);
-}
-
-// Groups of x are those that the weight was packed in.
-void check_group(const char* op, int64_t group, const PackedWeight& w) {
-  const bool same = group == w.group || (group >= w.k && w.group >= w.k);
-  STD_TORCH_CHECK(group == 0 || same, op, ": group=", group, ", expected 0 or the ", w.group,
-                  " that the weight was packed in");
 }
 
 Tensor int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale,
@@ -146,7 +127,7 @@ Tensor grouped_linear_of_floats(const char* op, const Tensor& given, const Dynam
   const Matrix size = matrix_of(op, "x", given);
   const Tensor packed = made_contiguous(linear.packed);
   const PackedWeight w = packed_of(op, packed, given, size.columns, linear.w_scale.size(0));
-  check_group(op, how.group, w);
+  check_group_of_x(op, how.group, w);
   const GroupedWeight weight = grouped_weight_of(op, w, linear.w_scale, how.w_zero);
   FloatOutput to = {nullptr, bias_of(op, linear.bias, w.n), activation_of(op, linear.activation),
                     dtype_of(op, linear.out_dtype), nullptr};
@@ -167,7 +148,8 @@ Tensor grouped_linear_of_floats(const char* op, const Tensor& given, const Dynam
   }
   in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
     const TensorCode part = per_tensor ? shared.part(first) : shared;
-    const GroupedFloats rows(kernels, w, matrix.part(first, count), spec, how.group != 0,
+    const Format& format = format_for(kernels, operands_of(w, spec.bits < 8), count);
+    const GroupedFloats rows(kernels, format, w, matrix.part(first, count), spec, how.group != 0,
                              per_tensor ? &part : nullptr, how.w_zero.has_value(),
                              sizes == nullptr ? nullptr : sizes + first);
     grouped_linear(kernels, rows, weight, to, first);

@@ -16,18 +16,6 @@ namespace {
 constexpr int64_t kFloatsAtOnce = 4 << 20;  // of activations, whose memory stays bounded
 constexpr int64_t kStepsPerProduct = 4;     // in parallel.h's unit
 
-// x in float32, rows zero padded to whole groups of k, in memory of the calling thread.
-const float* padded_floats(const Kernels& kernels, const FloatMatrix& x, int64_t stride) {
-  thread_local Scratch scratch;
-  float* out = scratch.get<float>(x.rows * stride);
-  for (int64_t m = 0; m < x.rows; ++m) {
-    const float* row = row_as_floats(kernels, x, m);
-    std::copy(row, row + x.columns, out + m * stride);
-    std::fill(out + m * stride + x.columns, out + (m + 1) * stride, 0.f);
-  }
-  return out;
-}
-
 // One panel for all rows: its weights are read from memory once.
 void run_panel(const Kernels& kernels, const Tuning& tuning, const float* x, int64_t rows,
                const PackedWeight& w, int64_t p, const FloatOutput& to) {

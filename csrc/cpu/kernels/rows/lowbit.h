@@ -13,7 +13,7 @@ constexpr int kLineCodes = kPanel * kGroup;  // of 4 k of a panel
 // 16 in each byte whose bit is set, 8 of them.
 inline uint64_t sixteens(uint64_t bits) {
   const uint64_t apart = bits * 0x0101010101010101u & 0x8040201008040201u;
-  return (apart + 0x7f7f7f7f7f7f7f7fu & 0x8080808080808080u) >> 3;
+  return ((apart + 0x7f7f7f7f7f7f7f7fu) & 0x8080808080808080u) >> 3;
 }
 
 inline void fifth_bits(const uint64_t* line, uint8_t* out) {
@@ -56,7 +56,14 @@ void unpack_group(const uint8_t* block, int64_t depth, int64_t group, const uint
   }
 }
 
-constexpr LowbitKernels kLowbitKernels = {.unpack = {unpack_group<4>, unpack_group<5>}};
+inline void add_scaled(const float* values, float factor, const float* scale, float* sums) {
+  for (int n = 0; n < kPanel; ++n) {
+    sums[n] = __builtin_fmaf(values[n], factor * scale[n], sums[n]);
+  }
+}
+
+constexpr LowbitKernels kLowbitKernels = {.unpack = {unpack_group<4>, unpack_group<5>},
+                                          .add_scaled = add_scaled};
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -57,6 +57,8 @@ using UnpackGroupFn = void (*)(const uint8_t* block, int64_t depth, int64_t grou
 // Tables of functions are by bits - 4.
 struct LowbitKernels {
   UnpackGroupFn unpack[kBitWidths];
+  // sums[n] = fma(values[n], factor * scale[n], sums[n]), 32 of each.
+  void (*add_scaled)(const float* values, float factor, const float* scale, float* sums);
   // Few rows, as `rows` arranges them: tiles of 1, 2, ... few.rows of these rows, by hint. Null
   // where there are none.
   const Format* rows = nullptr;

@@ -1,0 +1,261 @@
+#include "cpu/gemm/lowbit.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <iterator>
+
+#include "cpu/core/checksum.h"
+#include "cpu/core/parallel.h"
+#include "cpu/kernels/rows/store.h"
+#include "cpu/kernels/rows/widen.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr char kMagic[4] = {'Q', 'F', 'X', 'B'};
+constexpr uint32_t kVersion = 1;
+constexpr int64_t kGroups[] = {32, 64, 128};
+constexpr int64_t kLine = kPanel * kGroup;  // codes of 4 k of a panel
+constexpr uint32_t kShifts = 3;             // of which there are
+
+uint32_t word_of(const LowbitKind& kind) {
+  const bool half = kind.scales == Dtype::kFloat16;
+  return static_cast<uint32_t>(kind.shift) + kShifts * (half ? 1 : 0);
+}
+
+uint16_t narrowed(float value, Dtype dtype) {
+  if (dtype == Dtype::kBFloat16) return to_bfloat16(value);
+  return __builtin_bit_cast(uint16_t, static_cast<Half>(value));
+}
+
+bool fits_one(float value, Dtype dtype) {
+  const uint16_t half = narrowed(value, dtype);
+  float back;
+  widen_row(&half, dtype, 1, &back);
+  return __builtin_bit_cast(uint32_t, back) == __builtin_bit_cast(uint32_t, value);
+}
+
+bool fits(const float* values, int64_t count, Dtype dtype) {
+  return std::all_of(values, values + count, [&](float v) { return fits_one(v, dtype); });
+}
+
+// One panel of a weight that is being packed.
+class PanelWriter {
+ public:
+  PanelWriter(const LowbitParts& from, const LowbitKind& kind, int64_t p, uint8_t* out)
+      : from_(from),
+        kind_(kind),
+        groups_((from.k + kind.group - 1) / kind.group),
+        first_(p * kPanel),
+        columns_(static_cast<int>(std::min<int64_t>(kPanel, from.n - first_))),
+        out_(out) {}
+
+  void write() const {
+    std::memset(out_, 0, kind_.panel(groups_));
+    for (int64_t g = 0; g < groups_; ++g) {
+      uint8_t* block = out_ + g * kind_.block();
+      for (int n = 0; n < kPanel; ++n) {
+        if (n < columns_) put_half(block, n, from_.scale[at(n, g)]);
+        write_codes(block, n, g);
+        write_shift(n, g);
+      }
+    }
+  }
+
+ private:
+  int64_t at(int n, int64_t g) const { return (first_ + n) * groups_ + g; }
+
+  void put_half(uint8_t* row, int n, float value) const {
+    const uint16_t half = narrowed(value, kind_.scales);
+    std::memcpy(row + n * sizeof(half), &half, sizeof(half));
+  }
+
+  // u of the zero point, which is what pads.
+  uint8_t zero(int n, int64_t g) const {
+    if (kind_.shift == Shift::kMinimums) return 0;
+    if (n >= columns_ || from_.zero == nullptr) return kind_.middle();
+    return static_cast<uint8_t>(from_.zero[at(n, g)] + kind_.middle());
+  }
+
+  void write_codes(uint8_t* block, int n, int64_t g) const {
+    uint8_t* nibbles = block + kPanel * sizeof(uint16_t);
+    uint8_t* fifth = nibbles + kind_.group / 2 * kPanel;
+    const int8_t* codes = from_.codes + (first_ + n) * from_.k + g * kind_.group;
+    const int64_t there = n < columns_ ? std::min(kind_.group, from_.k - g * kind_.group) : 0;
+    for (int64_t k = 0; k < kind_.group; ++k) {
+      const int u = k < there ? codes[k] + kind_.middle() : zero(n, g);
+      const int64_t high = k / kGroup % 2;
+      nibbles[k / 8 * kLine + n * kGroup + k % kGroup] |=
+          static_cast<uint8_t>((u & 15) << 4 * high);
+      if (kind_.bits == 4) continue;
+      const int64_t bit = (k / 8 * 2 + high) * kLine + n * kGroup + k % kGroup;
+      fifth[bit / 8] |= static_cast<uint8_t>(u >> 4 << bit % 8);
+    }
+  }
+
+  void write_shift(int n, int64_t g) const {
+    uint8_t* behind = out_ + groups_ * kind_.block();
+    if (kind_.shift == Shift::kZeroPoints) behind[g * kPanel + n] = zero(n, g);
+    if (kind_.shift == Shift::kMinimums && n < columns_) {
+      put_half(behind + g * kPanel * sizeof(uint16_t), n, from_.minimum[at(n, g)]);
+    }
+  }
+
+  const LowbitParts& from_;
+  const LowbitKind& kind_;
+  const int64_t groups_, first_;
+  const int columns_;
+  uint8_t* const out_;
+};
+
+int code_at(const LowbitWeight& w, const uint8_t* block, int64_t n, int64_t k) {
+  const uint8_t* nibbles = block + kPanel * sizeof(uint16_t);
+  const int64_t high = k / kGroup % 2, place = n * kGroup + k % kGroup;
+  int u = nibbles[k / 8 * kLine + place] >> 4 * high & 15;
+  if (w.kind.bits == 5) {
+    const uint8_t* fifth = nibbles + w.kind.group / 2 * kPanel;
+    const int64_t bit = (k / 8 * 2 + high) * kLine + place;
+    u |= (fifth[bit / 8] >> bit % 8 & 1) << 4;
+  }
+  return u - w.kind.middle();
+}
+
+std::string fault_of_kind(const PackedHeader& header, LowbitKind* kind) {
+  if (header.layout != 4 && header.layout != 5) {
+    return "its header says " + std::to_string(header.layout) + " bits, expected 4 or 5";
+  }
+  if (header.magnitude >= 2 * kShifts) {
+    return "its header says kind " + std::to_string(header.magnitude);
+  }
+  if (!is_lowbit_group(header.group)) {
+    return "its header says groups of " + std::to_string(header.group) + ", expected 32, 64 or 128";
+  }
+  *kind = {header.layout, header.group, static_cast<Shift>(header.magnitude % kShifts),
+           header.magnitude < kShifts ? Dtype::kBFloat16 : Dtype::kFloat16};
+  return "";
+}
+
+}  // namespace
+
+int64_t LowbitKind::panel(int64_t groups) const {
+  constexpr int64_t kBytes[] = {0, 1, 2};  // of a shift
+  const int64_t behind = groups * kPanel * kBytes[static_cast<int>(shift)];
+  return groups * block() + round_up(behind, 64);
+}
+
+const uint8_t* LowbitWeight::shifts(int64_t p) const {
+  return kind.shift == Shift::kNone ? nullptr : panel(p) + shape.groups() * kind.block();
+}
+
+const uint8_t* LowbitWeight::zero(int64_t p, int64_t g) const {
+  static constexpr uint8_t kZeros[kPanel] = {};
+  if (kind.shift == Shift::kMinimums) return kZeros;
+  return kind.shift == Shift::kNone ? nullptr : shifts(p) + g * kPanel;
+}
+
+bool is_lowbit_group(int64_t group) {
+  return std::find(std::begin(kGroups), std::end(kGroups), group) != std::end(kGroups);
+}
+
+int64_t lowbit_size(int64_t n, int64_t k, const LowbitKind& kind) {
+  const int64_t groups = (k + kind.group - 1) / kind.group;
+  return static_cast<int64_t>(sizeof(PackedHeader)) +
+         round_up(n, kPanel) / kPanel * kind.panel(groups);
+}
+
+bool fits_float16(const float* values, int64_t count) {
+  return fits(values, count, Dtype::kFloat16);
+}
+
+std::optional<Dtype> half_type_of(const float* values, int64_t count) {
+  if (fits(values, count, Dtype::kBFloat16)) return Dtype::kBFloat16;
+  if (fits_float16(values, count)) return Dtype::kFloat16;
+  return std::nullopt;
+}
+
+uint64_t pack_lowbit(const LowbitParts& from, const LowbitKind& kind, int8_t* out) {
+  constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
+  const int64_t groups = (from.k + kind.group - 1) / kind.group;
+  const int64_t size = kind.panel(groups), count = round_up(from.n, kPanel) / kPanel;
+  uint8_t* panels = reinterpret_cast<uint8_t*>(out) + sizeof(PackedHeader);
+  std::atomic<uint64_t> contents = 0;
+  parallel(count, from.n * from.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      PanelWriter(from, kind, p, panels + p * size).write();
+      contents += checksum(panels + p * size, size / kChecked, p * size / kChecked);
+    }
+  });
+  PackedHeader header = {{},
+                         kVersion,
+                         static_cast<uint32_t>(kind.bits),
+                         word_of(kind),
+                         from.n,
+                         from.k,
+                         kind.group,
+                         contents,
+                         0,
+                         0};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  write_header(header, out);
+  return contents;
+}
+
+void unpack_lowbit(const LowbitWeight& w, const LowbitUnpacked& to) {
+  const int64_t groups = w.shape.groups();
+  for (int64_t p = 0; p < w.shape.panels(); ++p) {
+    const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.shape.n - p * kPanel));
+    for (int64_t g = 0; g < groups; ++g) {
+      float scale[kPanel], minimum[kPanel] = {};
+      widen_row(w.block(p, g), w.kind.scales, kPanel, scale);
+      if (w.kind.shift == Shift::kMinimums) {
+        widen_row(w.shifts(p) + g * kPanel * sizeof(uint16_t), w.kind.scales, kPanel, minimum);
+      }
+      const uint8_t* zero = w.zero(p, g);
+      for (int n = 0; n < columns; ++n) {
+        const int64_t row = p * kPanel + n, at = row * groups + g;
+        to.scale[at] = scale[n];
+        to.minimum[at] = minimum[n];
+        to.zero[at] = zero == nullptr ? 0 : zero[n] - w.kind.middle();
+        int8_t* codes = to.codes + row * w.shape.k + g * w.kind.group;
+        for (int64_t k = 0; k < w.length(g); ++k) {
+          codes[k] = static_cast<int8_t>(code_at(w, w.block(p, g), n, k));
+        }
+      }
+    }
+  }
+}
+
+std::string open_lowbit(const int8_t* data, int64_t size, LowbitWeight* weight) {
+  PackedHeader header;
+  if (size < static_cast<int64_t>(sizeof(header))) {
+    return "it has " + std::to_string(size) + " bytes, fewer than the header's 64";
+  }
+  std::memcpy(&header, data, sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
+    return "it does not start with the magic bytes QFXB that pack_lowbit writes";
+  }
+  if (header.version != kVersion) {
+    return "it has version " + std::to_string(header.version) + ", this build reads version 1";
+  }
+  const int64_t limit = int64_t{1} << 40;
+  if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
+    return "its header says N=" + std::to_string(header.n) + " K=" + std::to_string(header.k);
+  }
+  LowbitKind kind;
+  if (std::string fault = fault_of_kind(header, &kind); !fault.empty()) return fault;
+  const int64_t expected = lowbit_size(header.n, header.k, kind);
+  if (size != expected) {
+    return "it has " + std::to_string(size) + " bytes, N=" + std::to_string(header.n) +
+           " K=" + std::to_string(header.k) + " in " + std::to_string(kind.bits) + " bits takes " +
+           std::to_string(expected);
+  }
+  if (std::string fault = fault_of(header); !fault.empty()) return fault;
+  PackedWeight shape = {header.n, header.k, padded_k(header.k), true, nullptr, nullptr};
+  shape.group = kind.group;
+  shape.contents = header.contents;
+  *weight = {shape, kind, reinterpret_cast<const uint8_t*>(data) + sizeof(header)};
+  return "";
+}
+
+}  // namespace qfx::cpu

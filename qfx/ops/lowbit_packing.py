@@ -1,0 +1,190 @@
+"""pack_lowbit and unpack_lowbit: weights of 4- and 5-bit codes in groups of K, as kernels read them.
+
+One flat int8 tensor, P = ceil(N / 32) panels of G = ceil(K / group) groups behind a header:
+    header 64 bytes: b"QFXB", u32 version, u32 bits, u32 kind, i64 N, i64 K, i64 group,
+        u64 checksum of what is behind the header, u64 0, u64 checksum of the header, where it is 0
+    each panel, of columns n < 32, for each group, u = code + 2^(bits - 1):
+        scale uint16 [32]                     bfloat16 or float16
+        nibbles uint8 [group / 8][32][4]      low  u & 15 of k = 8 i + j, high of k = 8 i + 4 + j
+        fifth uint8 [group / 8][2][32 * 4 / 8]  5 bits: u >> 4 of k = 8 i + 4 h + j at bit 4 n + j
+    and behind the groups, padded to 64 bytes, by kind % 3:
+        0 nothing, 1 zero point uint8 [G][32] as u, 2 minimum uint16 [G][32]
+Scales and minimums are bfloat16 where kind < 3, else float16. What lies beyond N and K is the zero
+point. (csrc/cpu/kernels/tables/lowbit.h)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.ops.registry import fake, reference
+from qfx.ops.weight import HEADER_BYTES, PANEL, with_header
+
+MAGIC, VERSION = b"QFXB", 1
+GROUPS = (32, 64, 128)  # elements of K that may share a scale
+NONE, ZERO_POINTS, MINIMUMS = 0, 1, 2
+_KINDS = 3
+
+
+class Sizes(NamedTuple):
+    """Of a packed weight: panels, groups, and bytes of a group and of a panel."""
+
+    panels: int
+    groups: int
+    block: int
+    panel: int
+
+
+def sizes_of(n: int, k: int, bits: int, group: int, shift: int) -> Sizes:
+    groups = -(-k // group)
+    block = PANEL * (2 + group // 2 + (group // 8 if bits == 5 else 0))
+    behind = -(-groups * PANEL * shift // 64) * 64
+    return Sizes(-(-n // PANEL), groups, block, groups * block + behind)
+
+
+def lowbit_size(n: int, k: int, bits: int, group: int, shift: int = NONE) -> int:
+    """Bytes of a packed weight [n, k]; `shift`: NONE, ZERO_POINTS or MINIMUMS."""
+    sizes = sizes_of(n, k, bits, group, shift)
+    return HEADER_BYTES + sizes.panels * sizes.panel
+
+
+def half_type(values: Tensor) -> torch.dtype:
+    """bfloat16 if it holds all values, else float16; ValueError if neither does."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if bool((values.to(dtype).float().view(torch.int32) == values.view(torch.int32)).all()):
+            return dtype
+    raise ValueError("values that are neither all bfloat16 nor all float16: round them first")
+
+
+@reference
+def pack_lowbit(
+    codes: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    minimum: Tensor | None,
+    bits: int,
+    group: int,
+) -> Tensor:
+    """codes int8 [N, K] of 4 or 5 bits, scale float32 [N, G], zero_point int32 [N, G] or minimum
+    float32 [N, G] or neither -> the layout above. What float a code means: (E4).
+
+    Scales and minimums must be values that one of bfloat16 and float16 holds.
+    """
+    n, k = codes.shape
+    shift = ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
+    half = _half_of(scale, minimum)
+    sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
+    rows = (0, sizes.panels * PANEL - n)
+    padding = torch.full((n, sizes.groups), 0 if shift == MINIMUMS else middle, dtype=torch.int32)
+    zero = padding if zero_point is None else zero_point + middle
+    zero = F.pad(zero, (0, 0, *rows), value=0 if shift == MINIMUMS else middle)
+    u = F.pad(codes.int() + middle, (0, sizes.groups * group - k, *rows), value=-1)
+    u = u.reshape(sizes.panels, PANEL, sizes.groups, group)
+    u = torch.where(u < 0, zero.reshape(sizes.panels, PANEL, sizes.groups, 1), u)
+    # [P, G, K / 8, half, column, 4]
+    u = u.reshape(*u.shape[:3], group // 8, 2, 4).permute(0, 2, 3, 4, 1, 5)
+    nibbles = (u[:, :, :, 0] & 15) | (u[:, :, :, 1] & 15) << 4
+    scales = _by_panel(scale, sizes, half).view(torch.uint8)
+    parts = [scales.flatten(2), nibbles.to(torch.uint8).flatten(2)]
+    if bits == 5:
+        bytes_of = (u >> 4).reshape(*u.shape[:4], PANEL // 2, 8) << torch.arange(8)
+        parts.append(bytes_of.sum(-1).to(torch.uint8).flatten(2))
+    behind = _behind(zero, minimum, sizes, shift, half)
+    contents = torch.cat([torch.cat(parts, -1).flatten(1), behind], 1).flatten()
+    kind = shift + _KINDS * (half == torch.float16)
+    fields = struct.pack("<4sIIIqqq", MAGIC, VERSION, bits, kind, n, k, group)
+    return with_header(fields, contents.contiguous().view(torch.int8))
+
+
+def _half_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
+    found = {half_type(scale)} | ({half_type(minimum)} if minimum is not None else set())
+    if len(found) == 2:  # float16, or none, holds both
+        for values in (scale, minimum):
+            assert values is not None
+            if not bool((values.half().float() == values).all()):
+                raise ValueError("scale and minimum are not of one type")
+        return torch.float16
+    return found.pop()
+
+
+def _by_panel(values: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
+    """[N, G] -> [P, G, 32]."""
+    padded = F.pad(values, (0, 0, 0, sizes.panels * PANEL - values.shape[0]))
+    return padded.reshape(sizes.panels, PANEL, -1).transpose(1, 2).to(dtype).contiguous()
+
+
+def _behind(
+    zero: Tensor, minimum: Tensor | None, sizes: Sizes, shift: int, half: torch.dtype
+) -> Tensor:
+    empty = torch.empty(sizes.panels, 0, dtype=torch.uint8)
+    if shift == ZERO_POINTS:
+        empty = _by_panel(zero, sizes, torch.uint8).flatten(1)
+    elif minimum is not None:
+        empty = _by_panel(minimum, sizes, half).view(torch.uint8).flatten(1)
+    return F.pad(empty, (0, sizes.panel - sizes.groups * sizes.block - empty.shape[1]))
+
+
+@fake("pack_lowbit")
+def _(
+    codes: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    minimum: Tensor | None,
+    bits: int,
+    group: int,
+) -> Tensor:
+    n, k = codes.shape
+    shift = ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
+    return codes.new_empty(lowbit_size(n, k, bits, group, shift))
+
+
+@reference
+def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, ...]:
+    """The inverse of pack_lowbit: codes int8 [N, K], scale float32, zero_point int32 and minimum
+    float32 [N, G]. There are minimums where the zero points are all -2^(bits - 1); what there is
+    none of is 0."""
+    bits, kind = struct.unpack_from("<II", _bytes(packed[:HEADER_BYTES]), 8)
+    shift, half = kind % _KINDS, torch.float16 if kind >= _KINDS else torch.bfloat16
+    sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
+    panels = packed[HEADER_BYTES:].view(torch.uint8).reshape(sizes.panels, sizes.panel)
+    blocks = panels[:, : sizes.groups * sizes.block].reshape(sizes.panels, sizes.groups, -1)
+    scale = _of_panels(blocks[:, :, : 2 * PANEL].contiguous().view(half), n)
+    ends = (2 * PANEL, 2 * PANEL + PANEL * group // 2)
+    nibbles = blocks[:, :, ends[0] : ends[1]].reshape(*blocks.shape[:2], group // 8, 1, PANEL, 4)
+    u = torch.cat([nibbles & 15, nibbles >> 4], 3).int()
+    if bits == 5:
+        fifth = blocks[:, :, ends[1] :].reshape(*u.shape[:4], PANEL // 2, 1).int()
+        u |= (fifth >> torch.arange(8) & 1).reshape(u.shape) << 4
+    u = u.permute(0, 4, 1, 2, 3, 5).reshape(sizes.panels * PANEL, sizes.groups * group)
+    codes = (u[:n, :k] - middle).to(torch.int8).contiguous()
+    behind = panels[:, sizes.groups * sizes.block :]
+    behind = behind[:, : sizes.groups * PANEL * shift].contiguous()
+    zero, minimum = torch.zeros(2, n, sizes.groups)
+    if shift == ZERO_POINTS:
+        zero = _of_panels(behind.reshape(sizes.panels, sizes.groups, PANEL), n) - middle
+    elif shift == MINIMUMS:
+        zero = torch.full_like(zero, -middle)
+        minimum = _of_panels(behind.view(half).reshape(sizes.panels, sizes.groups, PANEL), n)
+    return codes, scale, zero.int(), minimum
+
+
+def _bytes(packed: Tensor) -> bytes:
+    return bytes(packed.view(torch.uint8).tolist())
+
+
+def _of_panels(values: Tensor, n: int) -> Tensor:
+    """[P, G, 32] -> float32 [N, G]."""
+    return values.float().transpose(1, 2).reshape(-1, values.shape[1])[:n].contiguous()
+
+
+@fake("unpack_lowbit")
+def _(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, ...]:
+    each, codes = (n, -(-k // group)), packed.new_empty((n, k))
+    scale = packed.new_empty(each, dtype=torch.float32)
+    zero = packed.new_empty(each, dtype=torch.int32)
+    return codes, scale, zero, torch.empty_like(scale)
