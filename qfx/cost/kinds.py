@@ -47,6 +47,8 @@ class Kind:
 GRIDS = ("float", "int8")
 FINEST = QSpec(bits=4, symmetric=False, group=linears.GROUP)  # zero points take the longest
 
+PACKED = replace(FINEST, packed=True)
+
 
 def _linear(scheme: Scheme) -> Kind:
     """Of a form of `qfx.ops.forms`: that of this scheme, which is timed for all that have it."""
@@ -68,6 +70,9 @@ KINDS = {
     ),
     "groups": _linear(Scheme(linears.ASYMMETRIC, FINEST)),
     "x_groups": _linear(Scheme(replace(linears.ASYMMETRIC, group=FINEST.group), FINEST)),
+    "packed": _linear(Scheme(w=PACKED)),
+    "x_packed": _linear(Scheme(QSpec(group=PACKED.group), PACKED)),
+    "packed_weight_only": _linear(Scheme(x=None, w=PACKED)),
     "weight_only": _linear(Scheme(x=None)),
     "products": _batch(batches.PRODUCT_AXES, batches.product),
     "attentions": _batch(batches.ATTENTION_AXES, batches.attention),

@@ -42,16 +42,16 @@ def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
 
     def timed(m: int) -> list[float]:
         x, w = random(m, k, dtype), itertools.cycle(floats)
-        calls = itertools.cycle([in_int8(scheme, x, packed._replace(blocks=b)) for b in each])
+        calls = itertools.cycle([in_int8(scheme, x, n, packed._replace(blocks=b)) for b in each])
         return fastest(lambda: F.linear(x, next(w)), lambda: next(calls)(), rounds=ROUNDS)
 
     return timed
 
 
-def in_int8(scheme: Scheme, x: Tensor, packed: Packed) -> Callable[[], Tensor]:
+def in_int8(scheme: Scheme, x: Tensor, n: int, packed: Packed) -> Callable[[], Tensor]:
     """The linear as its form runs it, nothing left to do but call the operators."""
     form, end = form_of(scheme), {"bias": None, "activation": "none", "out_dtype": x.dtype}
-    values: dict[str, Any] = {"x": x, **of_scheme(scheme), **of_weight(packed), **end}
+    values: dict[str, Any] = {"x": x, "n": n, **of_scheme(scheme), **of_weight(packed), **end}
     whole = form.dynamic if form.codes else form.fused
     assert whole is not None
     operator, arguments = whole.operator, whole.arguments(values)

@@ -169,6 +169,22 @@ def _weight_in_groups(a: Arguments, left: Any) -> QSpec:
     return QSpec(symmetric=a.get("w_zero") is None, group=group)
 
 
+def _packed_weight(a: Arguments) -> QSpec:
+    return QSpec(a["w_bits"], symmetric=False, group=a["w_group"], packed=True)
+
+
+def _of_packed(a: Arguments) -> str:
+    return _of_codes(a, _packed_weight(a))
+
+
+def _packed_dynamic(a: Arguments) -> str:
+    return str(Scheme(x=_spec(a), w=_packed_weight(a), rotation=a.get("rotation", 0)))
+
+
+def _packed_only(a: Arguments) -> str:
+    return str(Scheme(x=None, w=_packed_weight(a)))
+
+
 def _of_training(a: Arguments) -> str:
     return _of_codes(a, QSpec(bits=a["w_bits"], axes=tuple(a["w_axes"])))
 
@@ -201,6 +217,10 @@ _ROWS = _of_forms() | _by_target(
     int8_linear_groups_ste=_Says("q", _linear, _of_groups, gemm=False),
     int8_linear_groups_dynamic=_Says("x", _linear, _groups_dynamic, gemm=False),
     int8_linear_ste=_Says("q", _linear, _of_training),
+    lowbit_linear=_Says("q", _linear, _of_packed, gemm=False),
+    lowbit_linear_ste=_Says("q", _linear, _of_packed, gemm=False),
+    lowbit_linear_dynamic=_Says("x", _linear, _packed_dynamic, gemm=False),
+    lowbit_weight_linear=_Says("x", _linear, _packed_only, gemm=False),
     int8_mm=_Says("q", _linear, _of_codes),
     int8_bmm=_Says("a_q", _batched, _of_codes),
     int8_bmm_dynamic=_Says("a", _batched, _two_activations),

@@ -17,7 +17,7 @@ from qfx.nn.functional import first_order, shifted
 from qfx.ops.forms import Form, form_of, of_scheme, quantizing
 from qfx.ops.packing import Packing
 from qfx.ops.single_tensors import Quantized, dequantize
-from qfx.ops.storage import storage_of
+from qfx.ops.storage import Values, storage_of
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.cache import pack
@@ -30,7 +30,7 @@ class Frozen(NamedTuple):
     """A quantized weight, and the numbers that its input is quantized with: `qfx.nn.Linear`."""
 
     packed: Tensor
-    scale: Tensor
+    scale: Tensor | None = None
     zero_point: Tensor | None = None
     factor: Tensor | None = None
     x_scale: Tensor | None = None
@@ -86,8 +86,9 @@ class Prepared(NamedTuple):
     given: dict[str, Any]  # arguments of the form's operators, by name
 
 
-def prepared(scheme: Scheme) -> Prepared:
-    own = {"activation": "none", "rotation": scheme.rotation}
+def prepared(scheme: Scheme, n: int) -> Prepared:
+    """Of a weight of `n` rows."""
+    own = {"activation": "none", "rotation": scheme.rotation, "n": n}
     return Prepared(scheme, form_of(scheme), of_scheme(scheme) | own)
 
 
@@ -163,37 +164,51 @@ class _Carried(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, bias, ctx.how, packed, scale, *_ = inputs
-        ctx.save_for_backward(packed, scale)
+        x, bias, ctx.how, packed, scale, zero_point, *_ = inputs
+        ctx.save_for_backward(packed, scale, zero_point)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        packed, scale = ctx.saved_tensors
-        grad = first_order(grad, "Linear", scale)
-        g_mn = grad.reshape(math.prod(ctx.shape[:-1]), scale.shape[0])
-        codes = ctx.how.form.storage.unpack(packed, scale.shape[0], ctx.shape[-1])
-        w_hat = weight_values(codes, scale, None, ctx.how.scheme, grad.dtype)
+        frozen, n = Frozen(*ctx.saved_tensors), ctx.how.given["n"]
+        grad = first_order(grad, "Linear", frozen.packed)
+        g_mn = grad.reshape(math.prod(ctx.shape[:-1]), n)
+        w_hat = weight_values(values_of(frozen, ctx.how.scheme, n, ctx.shape[-1]), ctx.how.scheme)
+        w_hat = w_hat.to(grad.dtype)
         dx = (g_mn @ w_hat).reshape(ctx.shape)
         db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
         return dx.to(ctx.dtype), db, *([None] * 8)
 
 
-def weight_values(
-    codes: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme, dtype: torch.dtype
-) -> Tensor:
-    """w^ [N, K], which multiplies the transformed x. (Q5)"""
+def values_of(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Values:
+    """What the packed weight says."""
+    parts = {"blocks": frozen.packed, "scale": frozen.scale, "zero_point": frozen.zero_point}
+    return storage_of(scheme.w, scheme.group).unpack(parts, scheme.w, n, k)
+
+
+def with_values(frozen: Frozen, values: Values, scheme: Scheme) -> Frozen:
+    """The same linear of another weight."""
+    parts = storage_of(scheme.w, scheme.group).pack(values, scheme.w, scheme.group)
+    scales = {"scale": parts.get("scale"), "zero_point": parts.get("zero_point")}
+    return frozen._replace(packed=parts["blocks"], **scales)
+
+
+def weight_values(values: Values, scheme: Scheme) -> Tensor:
+    """w^ float32 [N, K], which multiplies the transformed x. (Q5) (Q14)"""
+    codes, scale, zero_point, minimum = values
     rows = QSpec(group=scheme.w.group)
     if zero_point is None:
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    return dequantize(Quantized(codes, scale, zero_point, rows), dtype)
+    w_hat = dequantize(Quantized(codes, scale, zero_point, rows))
+    if minimum is None:
+        return w_hat
+    return w_hat + minimum.repeat_interleave(scheme.w.group, 1)[:, : w_hat.shape[1]]
 
 
 def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
     """float32 [N, K]: the weight that multiplies x itself, factor * (R^T w^). (R1)"""
-    codes = storage_of(scheme.w, scheme.group).unpack(frozen.packed, n, k)
-    w_hat = weight_values(codes, frozen.scale, frozen.zero_point, scheme, torch.float32)
+    w_hat = weight_values(values_of(frozen, scheme, n, k), scheme)
     if frozen.factor is None and not scheme.rotation:
         return w_hat
     return ops.rotate(w_hat, frozen.factor, scheme.rotation, True)  # type: ignore[no-any-return]

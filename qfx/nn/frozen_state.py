@@ -14,12 +14,12 @@ from torch import Tensor
 
 from qfx.host.tensors import has_values
 from qfx.nn.loading import State, check_finite, check_kind, check_positive, check_range
+from qfx.nn.saved_values import SAVED, Kind, saved_kinds
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
 from qfx.ops.quantize import code_range
-from qfx.ops.storage import storage_of
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 
-TENSORS = ("codes", "scale", "zero_point", "factor", "x_scale", "x_zero_point", "shift")
+TENSORS = (*SAVED, "factor", "x_scale", "x_zero_point", "shift")
 PARTS = (KEY, *TENSORS)
 
 
@@ -31,8 +31,11 @@ class FrozenState(NamedTuple):
 
 
 def scheme_tensor(scheme: Scheme, tensors: Mapping[str, Tensor | None]) -> Tensor:
-    optional = {name: tensors.get(name) is not None for name in ("factor", "x_zero_point", "shift")}
-    return written("Linear", fields_of(scheme) | optional)
+    names = ("factor", "x_zero_point", "shift", "minimum")
+    optional = {name: tensors.get(name) is not None for name in names}
+    scale = tensors.get("scale")
+    half = scale.dtype if scheme.w.packed and scale is not None else None
+    return written("Linear", fields_of(scheme) | optional | {"half": half})
 
 
 def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
@@ -69,18 +72,14 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
         return "needs a factor"
     if fields["x_zero_point"] and (x is None or not x.static or x.symmetric):
         return "has no static zero point"
+    if fields["minimum"] and (scheme.w.symmetric or not scheme.w.packed):
+        return "has no minimum"
     return None
-
-
-Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
 def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
     """Type and shape of each tensor that is saved."""
-    per_row = storage_of(scheme.w, scheme.group).scales(scheme.w, n, k)
-    found: dict[str, Kind] = {"codes": (torch.int8, (n, k)), "scale": (torch.float32, per_row)}
-    if not scheme.w.symmetric:
-        found["zero_point"] = (torch.int32, per_row)
+    found = saved_kinds(scheme, n, k, bool(fields["minimum"]), fields["half"])
     if fields["factor"]:
         found["factor"] = (torch.float32, (k,))
     if scheme.calibrated:
@@ -96,11 +95,14 @@ def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) ->
     for name in ("scale", "factor", "x_scale"):
         if name in tensors:
             check_positive(tensors[name], prefix + name)
-    if "shift" in tensors:
-        check_finite(tensors["shift"], prefix + "shift")
-    specs: dict[str, QSpec | None] = {
-        "codes": scheme.w, "zero_point": scheme.w, "x_zero_point": scheme.x,
-    }  # fmt: skip
+    for name in ("shift", "minimum"):
+        if name in tensors:
+            check_finite(tensors[name], prefix + name)
+    specs: dict[str, QSpec | None] = {"x_zero_point": scheme.x}
+    if not scheme.w.packed:  # whose bits are codes whatever they are
+        specs |= {"codes": scheme.w, "zero_point": scheme.w}
+    elif "zero_point" in tensors:
+        check_range(tensors["zero_point"], f"{prefix}zero_point", *code_range(scheme.w.bits, False))
     for name, spec in specs.items():
         if name in tensors and spec is not None:
             check_range(tensors[name], prefix + name, *code_range(spec.bits, spec.symmetric))

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.host.tensors import has_values
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
-from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared
+from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared, values_of, with_values
 from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, taken_from
 from qfx.nn.loading import Checked, State, check_bias, check_place
+from qfx.nn.saved_values import SAVED, loaded_values, saved_values
 from qfx.nn.scheme_tensor import KEY
 from qfx.nn.written import Earlier, Weight, check_written, written
-from qfx.ops.storage import Storage
+from qfx.ops.storage import Values
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
@@ -94,7 +96,7 @@ class Linear(Checked, nn.Linear):
         self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
         scheme, frozen = freeze(linear.weight, scheme or Scheme())
-        self._how = prepared(scheme)
+        self._how = prepared(scheme, self.out_features)
         self.register_buffer("packed", frozen.packed, persistent=False)
         for name in ("scale", *_OPTIONAL):
             self.register_buffer(name, getattr(frozen, name))
@@ -105,13 +107,13 @@ class Linear(Checked, nn.Linear):
         return self._how.scheme
 
     @property
-    def _storage(self) -> Storage:
-        return self._how.form.storage
+    def _values(self) -> Values:
+        return values_of(self._frozen(), self.scheme, self.out_features, self.in_features)
 
     @property
     def codes(self) -> Tensor:
         """int8 [N, K]."""
-        return self._storage.unpack(self.packed, self.out_features, self.in_features)  # type: ignore
+        return self._values.codes  # type: ignore[no-any-return]
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -167,11 +169,9 @@ class Linear(Checked, nn.Linear):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in ("scale", "zero_point"):  # the kernels read them column by column
-            if getattr(self, name) is not None:
-                destination[prefix + name] = getattr(self, name).contiguous()
-        destination[prefix + "codes"] = self.codes
-        destination[prefix + KEY] = scheme_tensor(self.scheme, self._buffers)
+        saved = saved_values(self._values, self.scheme)
+        destination.update({prefix + name: tensor for name, tensor in saved.items()})
+        destination[prefix + KEY] = scheme_tensor(self.scheme, {**self._buffers, **saved})
 
     def check_state(self, state: State, prefix: str) -> None:
         """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
@@ -210,20 +210,27 @@ class Linear(Checked, nn.Linear):
     def _put(self, found: FrozenState, assign: bool) -> None:
         self.settle()
         device = None if assign else self.packed.device
+
+        def taken(tensor: Tensor) -> Tensor:
+            return tensor.detach() if assign else tensor.detach().to(device, copy=True)
+
+        tensors = {name: taken(tensor) for name, tensor in found.tensors.items()}
         for name in ("scale", *_OPTIONAL):
-            given = found.tensors.get(name)
-            if given is not None:
-                given = given.detach() if assign else given.detach().to(device, copy=True)
-                given = given.t().contiguous().t()  # of groups, column by column
-            self._buffers[name] = given
-        codes = found.tensors["codes"].detach()
-        self._how = prepared(found.scheme)
-        self.packed = self._storage.pack(codes if assign else codes.to(device), self.scheme.group)
+            self._buffers[name] = tensors.get(name)
+        self._how = prepared(found.scheme, self.out_features)
+        self._hold(loaded_values(tensors, found.scheme, self.in_features))
+
+    def _hold(self, values: Values) -> None:
+        frozen = with_values(self._frozen(), values, self.scheme)
+        for name in ("packed", "scale", "zero_point"):
+            self._buffers[name] = getattr(frozen, name)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # what `.compile()` made is not part of it
         state.pop("_earlier", None)
-        state["_buffers"] = {**self._buffers, "packed": self.codes}
+        saved = saved_values(self._values, self.scheme)
+        kept = {name: t for name, t in self._buffers.items() if name != "packed"}
+        state["_buffers"] = {**kept, **saved}
         state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
         return state
 
@@ -231,22 +238,34 @@ class Linear(Checked, nn.Linear):
         state = dict(state)
         scheme = state.pop("scheme")
         super().__setstate__(state)
-        self._how = prepared(scheme)
-        self.packed = self._storage.pack(self.packed, self.scheme.group)
+        self._how = prepared(scheme, self.out_features)
+        held = self._buffers
+        if "codes" not in held:  # an earlier qfx pickled them by another name
+            held["codes"] = held.pop("packed")
+        saved = {name: tensor for name in SAVED if (tensor := held.get(name)) is not None}
+        for name in ("codes", "minimum"):
+            held.pop(name, None)
+        self._buffers = {"packed": None, "scale": None, **held}
+        self._hold(loaded_values(saved, scheme, self.in_features))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = self.packed
-        super()._apply(casting_all_but(self._frozen(), fn), recurse)
-        if before.device.type != self.packed.device.type:
+        before = self._frozen()
+        super()._apply(casting_all_but(before, fn), recurse)
+        if before.packed.device.type != self.packed.device.type:
             self.settle()
-            self.packed = self._packed_anew(before, self.packed.device)
+            self._pack_anew(before)
         return self
 
-    def _packed_anew(self, packed: Tensor, device: torch.device) -> Tensor:
+    def _pack_anew(self, before: Frozen) -> None:
         """Each kind of device has its layout; from and to meta there are no codes to move."""
-        shape = (self.out_features, self.in_features)
-        if packed.is_meta or device.type == "meta":
-            codes = torch.zeros(shape, dtype=torch.int8, device=device)
-        else:
-            codes = self._storage.unpack(packed, *shape).to(device)
-        return self._storage.pack(codes, self.scheme.group)  # type: ignore[no-any-return]
+        device = self.packed.device
+        values = values_of(before, self.scheme, self.out_features, self.in_features)
+        moved = [
+            None if t is None else t.to(device) if has_values(t) else _zeros(t, device)
+            for t in values
+        ]
+        self._hold(Values(*moved))
+
+
+def _zeros(like: Tensor, device: torch.device) -> Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype, device=device)

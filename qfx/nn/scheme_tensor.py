@@ -43,6 +43,7 @@ FIELDS: dict[str, tuple[Any, ...] | None] = {
     "shift": _NO_YES,  # whether there is a shift [K]
     "w.packed": _NO_YES,
     "minimum": _NO_YES,  # whether groups have a minimum [N, G] in place of a zero point
+    "half": (torch.bfloat16, torch.float16),  # the type of packed scales and minimums
 }
 
 

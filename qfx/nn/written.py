@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import has_values, without_subclass
-from qfx.nn.frozen import Frozen, float_weight
+from qfx.nn.frozen import Frozen, float_weight, values_of, with_values
 from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
 from qfx.ops.rotation import transformed_weight
 from qfx.ops.single_tensors import sqnr
-from qfx.ops.storage import storage_of
+from qfx.ops.storage import Values
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, Scheme
 from qfx.weights.cache import pack
 
@@ -140,28 +140,32 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Froz
     if made.factor is not now.factor:  # another grid altogether
         return made
     change = transformed_weight(value - held, now.factor, scheme.rotation)
-    small = change.square().mean(1) < _expanded(now.scale, value, scheme).square().mean(1) / 4
+    before, after = (values_of(frozen, scheme, *value.shape) for frozen in (now, made))
+    small = change.square().mean(1) < _expanded(before.scale, value, scheme).square().mean(1) / 4
     wanted = transformed_weight(value, now.factor, scheme.rotation)
-    keep = small & _codes_under(now, wanted, scheme)[1].all(1)
+    keep = small & _codes_under(before, wanted, scheme)[1].all(1)
     if scheme.w.axes != PER_ROW and not scheme.w.grouped:  # one scale for all
         keep = keep.all().expand_as(keep)
-    made = made._replace(scale=_rows_of(keep, now.scale, made.scale))
-    if now.zero_point is not None and made.zero_point is not None:
-        made = made._replace(zero_point=_rows_of(keep, now.zero_point, made.zero_point))
+    if before.minimum is not None and bool((before.minimum != 0).any()):
+        keep = torch.zeros_like(keep)  # one weight has zero points or minimums, not both
+    grids = zip(before[1:], after[1:], strict=True)
+    mixed = [None if t is None else _rows_of(keep, t, new) for t, new in grids]
+    given = Values(after.codes, *mixed)
     dither = torch.rand(value.shape, generator=torch.Generator().manual_seed(2)) - 0.5
     dither = torch.where(small[:, None], dither.to(value.device), 0.0)
-    codes = _codes_under(made, wanted, scheme, dither)[0]
-    return made._replace(packed=storage_of(scheme.w, scheme.group).pack(codes, scheme.group))
+    codes = _codes_under(given, wanted, scheme, dither)[0]
+    return with_values(made, given._replace(codes=codes), scheme)
 
 
 def _codes_under(
-    given: Frozen, wanted: Tensor, scheme: Scheme, dither: Tensor | float = 0.0
+    given: Values, wanted: Tensor, scheme: Scheme, dither: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """(Q3) with the scales of `given`, and where they reach."""
     qmin, qmax = code_range(scheme.w.bits, scheme.w.symmetric)
     unit = _expanded(given.scale, wanted, scheme)
     zero = 0 if given.zero_point is None else _expanded(given.zero_point, wanted, scheme)
-    v = wanted / unit
+    least = 0 if given.minimum is None else _expanded(given.minimum, wanted, scheme)
+    v = (wanted - least) / unit
     q = torch.nan_to_num((v + dither).round() + zero, 0, 0, 0)
     return q.clamp(qmin, qmax).to(torch.int8), (v.round() + zero).clamp(
         qmin, qmax

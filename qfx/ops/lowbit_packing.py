@@ -1,4 +1,4 @@
-"""pack_lowbit and unpack_lowbit: weights of 4- and 5-bit codes in groups of K, as kernels read them.
+"""pack_lowbit and unpack_lowbit: weights of 4- and 5-bit codes as the kernels read them.
 
 One flat int8 tensor, P = ceil(N / 32) panels of G = ceil(K / group) groups behind a header:
     header 64 bytes: b"QFXB", u32 version, u32 bits, u32 kind, i64 N, i64 K, i64 group,
@@ -77,7 +77,7 @@ def pack_lowbit(
     """
     n, k = codes.shape
     shift = ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
-    half = _half_of(scale, minimum)
+    half = half_type_of(scale, minimum)
     sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
     rows = (0, sizes.panels * PANEL - n)
     padding = torch.full((n, sizes.groups), 0 if shift == MINIMUMS else middle, dtype=torch.int32)
@@ -101,7 +101,8 @@ def pack_lowbit(
     return with_header(fields, contents.contiguous().view(torch.int8))
 
 
-def _half_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
+def half_type_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
+    """The type that holds both; ValueError if there is none."""
     found = {half_type(scale)} | ({half_type(minimum)} if minimum is not None else set())
     if len(found) == 2:  # float16, or none, holds both
         for values in (scale, minimum):

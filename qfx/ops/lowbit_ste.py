@@ -97,16 +97,11 @@ def _formula(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
 def lowbit_values(packed: Tensor, n: int, k: int, group: int, dtype: torch.dtype) -> Tensor:
     """w^ [N, K]. (Q14)"""
     codes, scale, zero, minimum = ops.unpack_lowbit(packed, n, k, group)
-    return values_of(codes, scale, zero, minimum, group).to(dtype)
-
-
-def values_of(codes: Tensor, scale: Tensor, zero: Tensor, minimum: Tensor, group: int) -> Tensor:
-    """float32 [N, K]. (Q14)"""
 
     def each(of_groups: Tensor) -> Tensor:
-        return of_groups.repeat_interleave(group, 1)[:, : codes.shape[1]]
+        return of_groups.repeat_interleave(group, 1)[:, :k]
 
-    return (codes - each(zero)) * each(scale) + each(minimum)
+    return ((codes - each(zero)) * each(scale) + each(minimum)).to(dtype)
 
 
 gradient("lowbit_linear_ste", _setup, _formula)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from qfx.host.tensors import has_values
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec
 
 ops = torch.ops.qfx
@@ -99,8 +100,8 @@ def _packed(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, co
     if codes is None:
         codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
     scale, zero = (torch.reshape(t, (-1, (k + padding) // spec.group)) for t in triple[1:])
-    zero = None if spec.symmetric else zero
-    blocks = ops.pack_lowbit.default(codes, scale, zero, None, spec.bits, spec.group)
+    shift = None if spec.symmetric else zero
+    blocks = ops.pack_lowbit.default(codes, scale, shift, None, spec.bits, spec.group)
     return Stored({"blocks": blocks}, triple)
 
 
@@ -127,20 +128,17 @@ def _int8_values(parts: Mapping[str, Any], spec: QSpec, n: int, k: int) -> Value
 
 def _packed_values(parts: Mapping[str, Any], spec: QSpec, n: int, k: int) -> Values:
     codes, scale, zero, minimum = ops.unpack_lowbit(parts["blocks"], n, k, spec.group)
-    if spec.symmetric:
-        return Values(codes, scale)
-    if bool((minimum != 0).any()):
-        return Values(codes, scale, None, minimum)
-    return Values(codes, scale, zero)
+    return Values(codes, scale) if spec.symmetric else Values(codes, scale, zero, minimum)
 
 
 def _pack_lowbit(values: Values, spec: QSpec, group: int) -> dict[str, Any]:
-    scale, zero, minimum = values.scale.float(), values.zero_point, values.minimum
+    zero, minimum = values.zero_point, values.minimum
+    if minimum is not None:
+        some = zero is None or (has_values(minimum) and bool((minimum != 0).any()))
+        zero, minimum = (None, minimum.float()) if some else (zero, None)
     zero = None if zero is None else zero.int()
-    minimum = None if minimum is None else minimum.float()
-    return {
-        "blocks": ops.pack_lowbit(values.codes, scale, zero, minimum, spec.bits, spec.group),
-    }
+    scale = values.scale.float()
+    return {"blocks": ops.pack_lowbit(values.codes, scale, zero, minimum, spec.bits, spec.group)}
 
 
 ROWS = Storage(

@@ -130,6 +130,10 @@ def _groups_have_no_kernel(root: fx.Node, bound: Bound) -> str | None:
     return _GROUPS_DYNAMIC.lacking(device(bound["t"]))
 
 
+def _packed_has_no_kernel(root: fx.Node, bound: Bound) -> str | None:
+    return _PACKED_DYNAMIC.lacking(device(bound["t"]))
+
+
 def _is_inlined(root: fx.Node, bound: Bound) -> str | None:
     return "Inductor makes its codes" if inlined(bound["t"]) else None
 
@@ -151,7 +155,9 @@ _MM = "int8_mm(t[0], t[2], packed, n)"
 _GROUPS = (
     "int8_linear_groups(t[0], t[1], t[2], packed, w_scale, w_zero, bias, activation, out_dtype)"
 )
+_PACKED = "lowbit_linear(t[0], t[1], t[2], packed, n, w_bits, w_group, bias, activation, out_dtype)"
 _GROUPS_DYNAMIC = Call(torch.ops.qfx.int8_linear_groups_dynamic.default)
+_PACKED_DYNAMIC = Call(torch.ops.qfx.lowbit_linear_dynamic.default)
 RULES: tuple[tuple[Rule, ...], ...] = (
     (  # the transform of K moves into the pass that quantizes
         Rule(
@@ -200,6 +206,22 @@ RULES: tuple[tuple[Rule, ...], ...] = (
                 "symmetric, activation, out_dtype, *transform)"
             ),
             (_groups_have_no_kernel, _codes_are_shared),
+        ),
+        Rule(
+            pattern(_PACKED, t="quantize(x, axes, bits, symmetric, *transform)"),
+            template(
+                "lowbit_linear_dynamic(x, packed, n, w_bits, w_group, bias, axes, 0, bits, "
+                "symmetric, activation, out_dtype, *transform)"
+            ),
+            (_packed_has_no_kernel, _codes_are_shared),
+        ),
+        Rule(
+            pattern(_PACKED, t="quantize_groups(x, group, bits, symmetric, *transform)"),
+            template(
+                "lowbit_linear_dynamic(x, packed, n, w_bits, w_group, bias, [1], group, bits, "
+                "symmetric, activation, out_dtype, *transform)"
+            ),
+            (_packed_has_no_kernel, _codes_are_shared),
         ),
         Rule(  # several do, or the scale is static
             pattern(_LINEAR, acc=_MM, t="codes(*how)"),

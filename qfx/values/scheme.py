@@ -56,8 +56,8 @@ class QSpec:
             raise ValueError("QSpec: a static scale is per tensor or per column, not per row")
         if self.packed and (self.bits not in PACKED_BITS or self.group not in PACKED_GROUPS):
             raise ValueError(
-                f"QSpec: codes of bits={self.bits} in groups of {self.group} cannot be packed; there "
-                "are kernels for 4 and 5 bits in groups of 32, 64 and 128"
+                f"QSpec: codes of bits={self.bits} in groups of {self.group} cannot be packed: "
+                "there are kernels for 4 and 5 bits in groups of 32, 64 and 128"
             )
 
     @property

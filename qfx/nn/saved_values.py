@@ -1,0 +1,84 @@
+"""The numbers of a quantized weight as they are saved: in no layout of a processor, and of packed
+weights in as many bits as they have.
+
+Codes of 4 and 5 bits are a stream of bits for each row, u = code + 2^(bits - 1), the first k in the
+lowest bits: eight codes are `bits` bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.ops.lowbit_packing import half_type_of
+from qfx.ops.storage import Values, storage_of
+from qfx.values.scheme import Scheme
+
+SAVED = ("codes", "scale", "zero_point", "minimum")
+_TOGETHER = 8  # codes
+Kind = tuple[torch.dtype, tuple[int, ...]]
+
+
+def stream_bytes(k: int, bits: int) -> int:
+    return -(-k // _TOGETHER) * bits
+
+
+def stream_of(codes: Tensor, bits: int) -> Tensor:
+    """int8 [N, K] -> uint8 [N, stream_bytes]."""
+    n, k = codes.shape
+    u = F.pad(codes.long() + (1 << (bits - 1)), (0, -k % _TOGETHER)).reshape(n, -1, _TOGETHER)
+    words = (u << bits * torch.arange(_TOGETHER, device=u.device)).sum(-1, keepdim=True)
+    parts = words >> 8 * torch.arange(bits, device=u.device) & 255
+    return parts.to(torch.uint8).reshape(n, -1)
+
+
+def codes_of_stream(stream: Tensor, bits: int, k: int) -> Tensor:
+    """The inverse: int8 [N, K]."""
+    parts = stream.long().reshape(stream.shape[0], -1, bits)
+    words = (parts << 8 * torch.arange(bits, device=parts.device)).sum(-1, keepdim=True)
+    u = words >> bits * torch.arange(_TOGETHER, device=parts.device) & (1 << bits) - 1
+    return (u - (1 << (bits - 1))).to(torch.int8).reshape(stream.shape[0], -1)[:, :k].contiguous()
+
+
+def saved_kinds(
+    scheme: Scheme, n: int, k: int, minimum: bool, half: torch.dtype
+) -> dict[str, Kind]:
+    """The type and shape of each tensor."""
+    w, of_scales = scheme.w, storage_of(scheme.w, scheme.group).scales(scheme.w, n, k)
+    if not w.packed:
+        zeros: dict[str, Kind] = {} if w.symmetric else {"zero_point": (torch.int32, of_scales)}
+        return {"codes": (torch.int8, (n, k)), "scale": (torch.float32, of_scales), **zeros}
+    found: dict[str, Kind] = {
+        "codes": (torch.uint8, (n, stream_bytes(k, w.bits))),
+        "scale": (half, of_scales),
+    }
+    if minimum:
+        found["minimum"] = (half, of_scales)
+    elif not w.symmetric:
+        found["zero_point"] = (torch.int8, of_scales)
+    return found
+
+
+def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
+    """The tensors that say them."""
+    codes, scale, zero, minimum = values
+    if not scheme.w.packed:
+        found = {"codes": codes, "scale": scale, "zero_point": zero}
+        return {name: t.contiguous() for name, t in found.items() if t is not None}
+    with_minimum = minimum is not None and bool((minimum != 0).any())
+    half = half_type_of(scale, minimum if with_minimum else None)
+    found = {"codes": stream_of(codes, scheme.w.bits), "scale": scale.to(half)}
+    if minimum is not None and with_minimum:
+        return {**found, "minimum": minimum.to(half)}
+    return found if zero is None else {**found, "zero_point": zero.to(torch.int8)}
+
+
+def loaded_values(tensors: Mapping[str, Tensor], scheme: Scheme, k: int) -> Values:
+    """The inverse, of tensors that were checked."""
+    codes, w = tensors["codes"], scheme.w
+    if w.packed:
+        codes = codes_of_stream(codes, w.bits, k)
+    return Values(codes, *[tensors.get(name) for name in SAVED[1:]])
