@@ -30,6 +30,7 @@ SETTINGS = {
     "w8a8-asymmetric": _preset("w8a8-asymmetric"),
     "w8a8-symmetric": _preset("w8a8-symmetric"),
     "w7a7": _preset("w7a7"),
+    "w5a8": _preset("w5a8"),
     "w4a8": _preset("w4a8"),
     "w8a8 calibrated": _preset("w8a8", "nearest"),
     "w8a8 calibrated gptq": _preset("w8a8", "gptq"),
@@ -38,6 +39,9 @@ SETTINGS = {
     "w8a8-static calibrated": _preset("w8a8-static", "nearest"),
     "w7a7 calibrated": _preset("w7a7", "nearest"),
     "w7a7 calibrated gptq": _preset("w7a7", "gptq"),
+    "w5a8 calibrated": _preset("w5a8", "nearest"),
+    "w5a8 calibrated gptq": _preset("w5a8", "gptq"),
+    "w4a8 calibrated": _preset("w4a8", "nearest"),
     "w4a8 calibrated gptq": _preset("w4a8", "gptq"),
 }
 PLAIN = [name for name, setting in SETTINGS.items() if not setting.rounding]

@@ -14,9 +14,10 @@ from torch import nn
 from tqdm import tqdm
 
 from qfx.calibration.batches import Transformed, arguments_of, check_call, parted
-from qfx.calibration.budget import by_divergence
+from qfx.calibration.budget import by_bytes, by_divergence
 from qfx.calibration.choose import Choice, by_error, by_metric
-from qfx.calibration.losses import LOSSES, Loss
+from qfx.calibration.goals import bytes_of, check_goal, check_names_of, ladder_of
+from qfx.calibration.losses import Loss
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.predicting import predicted
 from qfx.calibration.record import Session, SharedInput, SiteKey
@@ -38,7 +39,7 @@ from qfx.cost.machine import MachineCost
 from qfx.graph.unchanged import in_training, unchanged
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe
-from qfx.values.scheme import PER_ROW, Scheme
+from qfx.values.scheme import Scheme
 from qfx.values.select import check_names, left_out
 from qfx.values.site_recipe import SiteRecipe
 
@@ -61,6 +62,8 @@ def calibrate(
     metric: Callable[[Model], float] | None = None,
     max_drop: float = 0.0,
     max_divergence: float | None = None,
+    max_bits: float | None = None,
+    also: Sequence[str | Scheme] = (),
     loss: Loss | None = None,
     progress: bool = True,
     transform: Callable[[Any], Any] | None = None,
@@ -79,7 +82,10 @@ def calibrate(
     belong to these weights and no others. They and static scales need batches that can be read
     twice.
 
-    Three ways to choose. By default the result is the fastest choice, by the cost model, whose
+    `also`: presets or schemes that are tried beside that of the config, so that matmuls whose error
+    costs more get more bits.
+
+    Four ways to choose. By default the result is the fastest choice, by the cost model, whose
     error, summed over sites as noise power relative to signal, is at most `max_sqnr_loss_db` above
     that of the most accurate one. With `metric(quantized_model) -> float`, higher being better, it
     is the fastest whose metric is at most `max_drop` below that of `model`; sites may then stay
@@ -94,6 +100,9 @@ def calibrate(
     default is "labels" where the model calls something it returns `logits`. Gradients are those of
     the last quarter of the batches, at most 8, which "gptq" then does not see; they are read again.
     Parameters, their gradients and whether they have some stay as they are.
+
+    With `max_bits` the weights take at most so many bits an element, together and with their
+    scales, and the divergence, predicted in the same way, is the least that is found.
 
     The model runs in the mode that it is in: in training mode what dropout and the statistics of
     batches do to activations is recorded, with a warning. Batches see what earlier ones left; after
@@ -110,12 +119,13 @@ def calibrate(
     captured, and where no gradient reaches a matmul.
     """
     config = config or Config()
-    _check_names(("observer", observer, OBSERVERS), ("rounding", rounding, ROUNDINGS))
-    _check_budget(max_divergence, loss, metric)
-    ladder = _ladder(config)
+    check_names_of(("observer", observer, OBSERVERS), ("rounding", rounding, ROUNDINGS))
+    check_goal(max_divergence, max_bits, loss, metric)
+    predicts = max_divergence is not None or max_bits is not None
+    ladder = ladder_of(config, also)
     again = "static ranges are observed" if any(s.calibrated for s in ladder) else ""
     again = again or ("" if rounding == NEAREST else "codes are found")
-    again = again or ("" if max_divergence is None else "gradients are taken")
+    again = again or ("gradients are taken" if predicts else "")
     if again and iter(batches) is batches:
         raise ValueError(
             f"calibrate: {again} in a second pass, but these batches can be read only once; give a "
@@ -153,12 +163,15 @@ def calibrate(
         steps = {key: ranges.get((key, i)) for key, i in zip(found, choice, strict=True)}
         return Recipe(tuple(_sites(groups, chosen, steps)))
 
-    if max_divergence is not None:
+    if predicts:
         seen, held = parted(batches, count)
         found = all_rounded(found, partial(with_codes, seen=seen))
         shown = tqdm(held, "gradients", total=len(held), disable=not progress)
         found = predicted(model, shown, loss, groups, found, observer)
-        return recipe_of(by_divergence([*found.values()], max_divergence))
+        each = [*found.values()]
+        if max_divergence is not None:
+            return recipe_of(by_divergence(each, max_divergence))
+        return recipe_of(by_bytes(each, bytes_of(max_bits, groups)))
     if metric is None:
         return _told(recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes))
     measure = partial(_measured, metric, model)
@@ -183,32 +196,6 @@ def _told(recipe: Recipe) -> Recipe:
             stacklevel=3,
         )
     return recipe
-
-
-def _check_names(*given: tuple[str, str, Iterable[str]]) -> None:
-    for what, name, known in given:
-        if name not in known:
-            raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
-
-
-def _check_budget(budget: float | None, loss: Loss | None, metric: Any) -> None:
-    if isinstance(loss, str):
-        _check_names(("loss", loss, LOSSES))
-    if budget is None and loss is not None:
-        raise ValueError("calibrate: a loss serves max_divergence, which is not given")
-    if budget is not None and metric is not None:
-        raise ValueError("calibrate: give a metric or max_divergence, not both")
-    if budget is not None and not budget >= 0:
-        raise ValueError(f"calibrate: max_divergence={budget} is not at least 0")
-
-
-def _ladder(config: Config) -> tuple[Scheme, ...]:
-    """The schemes to try: that of the config, and for a static preset also the one whose scales are
-    found at run time, for each token."""
-    asked = config.chosen
-    if not isinstance(config.scheme, str) or asked.x is None or not asked.x.static:
-        return (asked,)
-    return asked, replace(asked, x=replace(asked.x, static=False, axes=PER_ROW))
 
 
 def _measured(metric: Callable[[Model], float], model: Model, tried: Model) -> float:

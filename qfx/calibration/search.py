@@ -20,6 +20,7 @@ from qfx.calibration.record import SharedInput, Transform
 from qfx.calibration.sensitivity import Call
 from qfx.cost.model import CostModel, Work
 from qfx.ops.single_tensors import dequantize, quantize
+from qfx.ops.storage import stored_bytes
 from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 from qfx.values.site_recipe import LEAST_INT8
@@ -41,6 +42,7 @@ class Candidate:
     reason: str = ""  # of float, or of the nearest codes
     roundings: tuple[Rounding, ...] = ()  # of each site, where its codes are not the nearest
     divergences: tuple[float, ...] = ()  # predicted, of each site, where they were asked for
+    bytes: int = 0  # of the weights of all sites, as they are stored
 
     @property
     def error(self) -> float:
@@ -146,7 +148,8 @@ def candidates(
     in_float, asked = times[0]
     gain = max(in_float / int8_s for _, int8_s in times)
     reason = "" if gain >= minimum_gain else f"int8 would be {gain:.2f}x float"
-    found = [Candidate(None, Transform(), (0.0,) * len(group.readers), in_float, reason)]
+    nothing, size = (0.0,) * len(group.readers), _bytes(group, None)
+    found = [Candidate(None, Transform(), nothing, in_float, reason, bytes=size)]
     gaining = [
         (s, int8_s)
         for s, (_, int8_s) in zip(schemes, times, strict=True)
@@ -158,13 +161,23 @@ def candidates(
     for scheme, int8_s in gaining:
         fallback = schemes[0].calibrated and not scheme.calibrated
         seconds = max(asked, int8_s) * 1.1 if fallback else int8_s
-        found.append(Candidate(scheme, *_best_smoothing(problem, scheme, observer), seconds))
+        transform, errors = _best_smoothing(problem, scheme, observer)
+        size = _bytes(group, scheme)
+        found.append(Candidate(scheme, transform, errors, seconds, bytes=size))
         if outliers := _outliers(group, scheme):
             transform = Transform(None, scheme.block(group.activation.k), outliers)
             errors = problem.errors(scheme, transform, observer)
             beside = _times(group, scheme, cost, len(outliers))[1] - int8_s
-            found.append(Candidate(scheme, transform, errors, seconds + beside))
+            found.append(Candidate(scheme, transform, errors, seconds + beside, bytes=size))
     return found
+
+
+def _bytes(group: SharedInput, scheme: Scheme | None) -> int:
+    """Of the weights; the few columns that are outliers are not counted."""
+    weights = [reader.w_nk for reader in group.readers]
+    if scheme is None:
+        return sum(w.numel() * w.element_size() for w in weights)
+    return sum(stored_bytes(scheme.w, scheme.group, *w.shape) for w in weights)
 
 
 def _outliers(group: SharedInput, scheme: Scheme) -> tuple[int, ...]:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from qfx.host.tensors import has_values
+from qfx.ops.lowbit_packing import NONE, ZERO_POINTS, lowbit_size
+from qfx.ops.weight import packed_size
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec
 
 ops = torch.ops.qfx
@@ -43,7 +46,8 @@ class Storage:
     makes them from float, with `codes` in the place of the nearest where they are not None;
     `pack(values, spec, group)` from Values, its parts by name, which `unpack(parts, spec, n, k)`
     gives back. `scales(spec, n, k)`: the shape of the scale, and of the zero point where there is
-    one; `parts(spec)`: the names of the tensors that it makes."""
+    one; `parts(spec)`: the names of the tensors that it makes; `bytes(spec, group, n, k)`: how many
+    they are together, which a call of few rows reads."""
 
     name: str
     holds: Callable[[QSpec, int], bool]
@@ -52,6 +56,7 @@ class Storage:
     unpack: Callable[[Mapping[str, Any], QSpec, int, int], Values]
     scales: Callable[[QSpec, int, int], tuple[int, ...]]
     parts: Callable[[QSpec], tuple[str, ...]]
+    bytes: Callable[[QSpec, int, int, int], int]
     cuts_k: bool = False  # into groups, so K has to be known
 
 
@@ -141,6 +146,11 @@ def _pack_lowbit(values: Values, spec: QSpec, group: int) -> dict[str, Any]:
     return {"blocks": ops.pack_lowbit(values.codes, scale, zero, minimum, spec.bits, spec.group)}
 
 
+def _of_groups(spec: QSpec, n: int, k: int) -> tuple[int, ...]:
+    return n, -(-k // (spec.group or max(k, 1)))
+
+
+_NUMBER = 4  # bytes of a scale, and of a zero point
 ROWS = Storage(
     name="rows",
     holds=lambda spec, group: not (spec.grouped or group),
@@ -149,6 +159,7 @@ ROWS = Storage(
     unpack=_int8_values,
     scales=lambda spec, n, k: (n,),
     parts=lambda spec: ("blocks", "scale"),
+    bytes=lambda spec, group, n, k: packed_size(n, k) + _NUMBER * n,
 )
 PACKED = Storage(
     name="packed",
@@ -158,6 +169,9 @@ PACKED = Storage(
     unpack=_packed_values,
     scales=lambda spec, n, k: (n, -(-k // spec.group)),
     parts=lambda spec: ("blocks",),
+    bytes=lambda spec, group, n, k: lowbit_size(
+        n, k, spec.bits, spec.group, NONE if spec.symmetric else ZERO_POINTS
+    ),
     cuts_k=True,
 )
 GROUPS = Storage(
@@ -166,8 +180,11 @@ GROUPS = Storage(
     quantized=_groups,
     pack=lambda values, spec, group: _beside(ops.pack_weight(values.codes, group), values),
     unpack=_int8_values,
-    scales=lambda spec, n, k: (n, -(-k // (spec.group or max(k, 1)))),
+    scales=_of_groups,
     parts=lambda spec: ("blocks", "scale", *(() if spec.symmetric else ("zero_point",))),
+    bytes=lambda spec, group, n, k: (
+        packed_size(n, k, group) + _NUMBER * (2 - spec.symmetric) * prod(_of_groups(spec, n, k))
+    ),
     cuts_k=True,
 )
 STORAGES = (ROWS, PACKED, GROUPS)
@@ -176,3 +193,8 @@ STORAGES = (ROWS, PACKED, GROUPS)
 def storage_of(spec: QSpec, group: int) -> Storage:
     """The first row that holds weights of this kind, K cut into groups."""
     return next(storage for storage in STORAGES if storage.holds(spec, group))
+
+
+def stored_bytes(spec: QSpec, group: int, n: int, k: int) -> int:
+    """Of a weight [n, k] on the CPU."""
+    return storage_of(spec, group).bytes(spec, group, n, k)

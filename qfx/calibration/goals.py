@@ -1,0 +1,51 @@
+"""What a calibration is asked for: names and goals, checked, and the schemes to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from qfx.calibration.losses import LOSSES, Loss
+from qfx.calibration.record import SharedInput, SiteKey
+from qfx.values.config import Config
+from qfx.values.scheme import PER_ROW, Scheme
+
+
+def check_names_of(*given: tuple[str, str, Iterable[str]]) -> None:
+    for what, name, known in given:
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
+
+
+def check_goal(
+    divergence: float | None, bits: float | None, loss: Loss | None, metric: Any
+) -> None:
+    if isinstance(loss, str):
+        check_names_of(("loss", loss, LOSSES))
+    goals = {"metric": metric, "max_divergence": divergence, "max_bits": bits}
+    given = [name for name, value in goals.items() if value is not None]
+    if loss is not None and not set(given) & {"max_divergence", "max_bits"}:
+        raise ValueError("calibrate: a loss serves max_divergence or max_bits; neither is given")
+    if len(given) > 1:
+        raise ValueError(f"calibrate: {' and '.join(given)} are given, expected one of them")
+    if divergence is not None and not divergence >= 0:
+        raise ValueError(f"calibrate: max_divergence={divergence} is not at least 0")
+    if bits is not None and not bits > 0:
+        raise ValueError(f"calibrate: max_bits={bits} is not above 0")
+
+
+def bytes_of(bits: float | None, groups: Mapping[SiteKey, SharedInput]) -> float:
+    """What all weights may take."""
+    assert bits is not None
+    return sum(r.w_nk.numel() for group in groups.values() for r in group.readers) * bits / 8
+
+
+def ladder_of(config: Config, also: Sequence[str | Scheme]) -> tuple[Scheme, ...]:
+    """The schemes to try: that of the config, for a static preset also the one whose scales are
+    found at run time, for each token, and what else is asked for."""
+    asked = config.chosen
+    more = [replace(config, scheme=scheme).chosen for scheme in also]
+    if isinstance(config.scheme, str) and asked.x is not None and asked.x.static:
+        more.insert(0, replace(asked, x=replace(asked.x, static=False, axes=PER_ROW)))
+    return tuple(dict.fromkeys((asked, *more)))
