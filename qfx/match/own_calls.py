@@ -31,6 +31,7 @@ class OwnCall(Match):
     of codes that come from elsewhere are unknown and count as 8."""
 
     operand: fx.Node | None  # what is multiplied, where it is no codes
+    stored: int | None = None  # bytes of the packed weight and its scales
 
     @property
     def left(self) -> tuple[fx.Node, View] | None:
@@ -57,6 +58,7 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
     codes = seen is None or not seen.is_floating_point()
     return OwnCall(
         node=node, path=path, token=token, gemm=row.gemm, operand=None if codes else left,
+        stored=_stored(arguments),
         batch=batch, m=m, k=k, n=n,
     )  # fmt: skip
 
@@ -80,6 +82,13 @@ def _seen(node: Any) -> Tensor | None:
     found = value(node) if isinstance(node, fx.Node) else None
     first = found[0] if isinstance(found, list | tuple) and found else found
     return first if isinstance(first, Tensor) else None
+
+
+def _stored(a: Arguments) -> int | None:
+    """The bytes of the weight, where the call has one."""
+    parts = [_seen(a.get(name)) for name in ("packed", "w_scale", "w_zero")]
+    known = [t.numel() * t.element_size() for t in parts if t is not None]
+    return sum(known) if parts[0] is not None else None
 
 
 # --- sizes ---

@@ -76,7 +76,8 @@ class Report:
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         said = [_SAID, *map(printable, self.breaks)] if self.breaks else []
-        return "\n".join(line for line in (text, note, self.mode, *said, count) if line)
+        weights = _weights(self.rows)
+        return "\n".join(line for line in (text, note, self.mode, *said, weights, count) if line)
 
 
 _TRAINING = "what dropout and batch statistics do is in these numbers; eval() is for inference"
@@ -89,6 +90,7 @@ def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
         "node": row.node,
         "MxKxN": row.shape,
         "scheme": row.scheme,
+        "bits": "" if row.bits is None else f"{row.bits:.1f}",
         "transform": row.transform,
         "kernel": row.kernel,
         "max/rms": "" if row.outlier_ratio is None else f"{row.outlier_ratio:.1f}",
@@ -99,6 +101,16 @@ def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
         "int8 us": _us(row, row.int8_s),
         "reason": row.reason,
     }
+
+
+def _weights(rows: Sequence[Row]) -> str:
+    """A line on what the weights of all matmuls take, each counted as often as it is read."""
+    known = [(row.weight_bytes, row.bits) for row in rows if row.weight_bytes and row.bits]
+    if not known:
+        return ""
+    size = sum(stored for stored, _ in known)
+    elements = sum(8 * stored / bits for stored, bits in known)
+    return f"weights: {size / 1e6:.3g} MB read a call, {8 * size / elements:.2f} bits an element"
 
 
 def _us(row: Row, seconds: float | None) -> str:

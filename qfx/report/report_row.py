@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 import qfx._C as _C
+from qfx.graph.capture import value
 from qfx.host.shapes import hint
 from qfx.match.base import FLOAT
+from qfx.match.own_calls import OwnCall
+from qfx.match.site import Site
 from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import GuardCount
+from qfx.ops.storage import stored_bytes
 from qfx.plan.plan import Entry
 from qfx.values.scheme import PER_COLUMN
 
@@ -25,7 +29,9 @@ class Row:
     `transform`: of K before quantization, docs/numerics.md (R1): `factor`, `R64` or `factor+R64`.
     `input_max`, `input_rms`: greatest absolute value and root mean square of its left operand in
     the call. `guarded`: what the guard found in the call, None without one. `divergence`: what the
-    recipe predicts that this site changes at the model's output (D1), if it does.
+    recipe predicts that this site changes at the model's output (D1), if it does. `weight_bytes`:
+    what its weight takes as it is stored, scales included, which a call of few rows reads; `bits`:
+    of an element of it. None of matmuls without a constant operand, and on a GPU.
     """
 
     module: str
@@ -43,6 +49,8 @@ class Row:
     input_rms: float | None = None
     guarded: GuardCount | None = None
     divergence: float | None = None
+    weight_bytes: int | None = None
+    bits: float | None = None
 
     @property
     def outlier_ratio(self) -> float | None:
@@ -120,8 +128,20 @@ def row_of(entry: Entry, seen: Range | None, measured: Measured | None) -> Row:
         transform=_transform(entry),
         guarded=guarded,
         divergence=entry.recipe.divergence if entry.recipe and entry.scheme else None,
+        **_weight(entry),
         **(seen._asdict() if seen else {}),
     )
+
+
+def _weight(entry: Entry) -> dict[str, Any]:
+    match, (n, k) = entry.match, (hint(entry.match.n), hint(entry.match.k))
+    stored = match.stored if isinstance(match, OwnCall) else None
+    if isinstance(match, Site) and match.device.type == "cpu" and n and k:
+        scheme, weight = entry.scheme, value(match.weight)
+        stored = stored_bytes(scheme.w, scheme.group, n, k) if scheme else None
+        if scheme is None and isinstance(weight, Tensor):
+            stored = weight.numel() * weight.element_size()
+    return {"weight_bytes": stored, "bits": 8 * stored / (n * k) if stored and n and k else None}
 
 
 def _kernel(entry: Entry) -> str:
