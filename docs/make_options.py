@@ -46,7 +46,10 @@ PURPOSES = {
     "w8a8-groups": "a scale for each block that is rotated",
     "w8": "only the weights are int8",
     "w7a7": "for processors without VNNI",
-    "w4a8": "",
+    "w5a8": "stored in 5.4 bits an element",
+    "w4a8": "stored in 4.4 bits an element",
+    "w5": "as `w5a8`, slower: for activations that must stay float",
+    "w4": "as `w4a8`, slower",
 }
 
 
@@ -61,6 +64,7 @@ def spec(q: QSpec | None) -> str:
         return "float"
     points = "no zero points" if q.symmetric else "zero points"
     shared = f"{q.group} features" if q.group else SHARED[q.axes]
+    shared += ", packed" if q.packed else ""
     when = "static, " if q.static else ""
     return f"{q.bits} bits, {points}, {when}a scale for {shared}"
 

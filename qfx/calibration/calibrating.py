@@ -16,7 +16,7 @@ from tqdm import tqdm
 from qfx.calibration.batches import Transformed, arguments_of, check_call, parted
 from qfx.calibration.budget import by_bytes, by_divergence
 from qfx.calibration.choose import Choice, by_error, by_metric
-from qfx.calibration.goals import bytes_of, check_goal, check_names_of, ladder_of
+from qfx.calibration.goals import check_goal, check_names_of, checked_bytes, ladder_of
 from qfx.calibration.losses import Loss
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.predicting import predicted
@@ -171,7 +171,7 @@ def calibrate(
         each = [*found.values()]
         if max_divergence is not None:
             return recipe_of(by_divergence(each, max_divergence))
-        return recipe_of(by_bytes(each, bytes_of(max_bits, groups)))
+        return recipe_of(by_bytes(each, checked_bytes(max_bits, groups, each)))
     if metric is None:
         return _told(recipe_of(by_error([*found.values()], max_sqnr_loss_db), with_codes))
     measure = partial(_measured, metric, model)

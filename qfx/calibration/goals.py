@@ -8,7 +8,9 @@ from typing import Any
 
 from qfx.calibration.losses import LOSSES, Loss
 from qfx.calibration.record import SharedInput, SiteKey
+from qfx.calibration.search import Candidate
 from qfx.values.config import Config
+from qfx.values.errors import UserError
 from qfx.values.scheme import PER_ROW, Scheme
 
 
@@ -35,10 +37,21 @@ def check_goal(
         raise ValueError(f"calibrate: max_bits={bits} is not above 0")
 
 
-def bytes_of(bits: float | None, groups: Mapping[SiteKey, SharedInput]) -> float:
-    """What all weights may take."""
+def checked_bytes(
+    bits: float | None,
+    groups: Mapping[SiteKey, SharedInput],
+    found: Sequence[Sequence[Candidate]],
+) -> float:
+    """What all weights may take. Raises ValueError where the candidates cannot be so small."""
     assert bits is not None
-    return sum(r.w_nk.numel() for group in groups.values() for r in group.readers) * bits / 8
+    elements = sum(r.w_nk.numel() for group in groups.values() for r in group.readers)
+    least = sum(min(c.bytes for c in each) for each in found)
+    if least > elements * bits / 8:
+        raise UserError(
+            f"calibrate: max_bits={bits}, and the schemes that are tried take at least "
+            f"{8 * least / elements:.2f} bits an element, scales included"
+        )
+    return elements * bits / 8
 
 
 def ladder_of(config: Config, also: Sequence[str | Scheme]) -> tuple[Scheme, ...]:

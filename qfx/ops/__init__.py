@@ -11,6 +11,7 @@ from qfx.ops import (
     guard,
     linear,
     lowbit,
+    lowbit_cuda,
     lowbit_packing,
     lowbit_ste,
     quantize,
@@ -24,6 +25,6 @@ from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
     "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "groups", "groups_ste",
-    "guard", "linear", "lowbit", "lowbit_packing", "lowbit_ste", "quantize",
+    "guard", "linear", "lowbit", "lowbit_cuda", "lowbit_packing", "lowbit_ste", "quantize",
     "rotation", "ste", "stochastic", "weight", "weight_only",
 ]  # fmt: skip

@@ -80,7 +80,9 @@ def pack_lowbit(
     half = half_type_of(scale, minimum)
     sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
     rows = (0, sizes.panels * PANEL - n)
-    padding = torch.full((n, sizes.groups), 0 if shift == MINIMUMS else middle, dtype=torch.int32)
+    padding = codes.new_full(
+        (n, sizes.groups), 0 if shift == MINIMUMS else middle, dtype=torch.int32
+    )
     zero = padding if zero_point is None else zero_point + middle
     zero = F.pad(zero, (0, 0, *rows), value=0 if shift == MINIMUMS else middle)
     u = F.pad(codes.int() + middle, (0, sizes.groups * group - k, *rows), value=-1)
@@ -92,7 +94,7 @@ def pack_lowbit(
     scales = _by_panel(scale, sizes, half).view(torch.uint8)
     parts = [scales.flatten(2), nibbles.to(torch.uint8).flatten(2)]
     if bits == 5:
-        bytes_of = (u >> 4).reshape(*u.shape[:4], PANEL // 2, 8) << torch.arange(8)
+        bytes_of = (u >> 4).reshape(*u.shape[:4], PANEL // 2, 8) << torch.arange(8, device=u.device)
         parts.append(bytes_of.sum(-1).to(torch.uint8).flatten(2))
     behind = _behind(zero, minimum, sizes, shift, half)
     contents = torch.cat([torch.cat(parts, -1).flatten(1), behind], 1).flatten()
@@ -122,7 +124,7 @@ def _by_panel(values: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
 def _behind(
     zero: Tensor, minimum: Tensor | None, sizes: Sizes, shift: int, half: torch.dtype
 ) -> Tensor:
-    empty = torch.empty(sizes.panels, 0, dtype=torch.uint8)
+    empty = zero.new_empty(sizes.panels, 0, dtype=torch.uint8)
     if shift == ZERO_POINTS:
         empty = _by_panel(zero, sizes, torch.uint8).flatten(1)
     elif minimum is not None:
@@ -160,12 +162,12 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
     u = torch.cat([nibbles & 15, nibbles >> 4], 3).int()
     if bits == 5:
         fifth = blocks[:, :, ends[1] :].reshape(*u.shape[:4], PANEL // 2, 1).int()
-        u |= (fifth >> torch.arange(8) & 1).reshape(u.shape) << 4
+        u |= (fifth >> torch.arange(8, device=u.device) & 1).reshape(u.shape) << 4
     u = u.permute(0, 4, 1, 2, 3, 5).reshape(sizes.panels * PANEL, sizes.groups * group)
     codes = (u[:n, :k] - middle).to(torch.int8).contiguous()
     behind = panels[:, sizes.groups * sizes.block :]
     behind = behind[:, : sizes.groups * PANEL * shift].contiguous()
-    zero, minimum = torch.zeros(2, n, sizes.groups)
+    zero, minimum = torch.zeros(2, n, sizes.groups, device=packed.device)
     if shift == ZERO_POINTS:
         zero = _of_panels(behind.reshape(sizes.panels, sizes.groups, PANEL), n) - middle
     elif shift == MINIMUMS:

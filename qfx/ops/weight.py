@@ -61,7 +61,7 @@ def with_header(fields: bytes, contents: Tensor) -> Tensor:
     """The contents behind a header of these fields, 40 bytes, and of both checksums."""
     said = fields + struct.pack("<QQ", checksum(contents), 0)
     header = said + struct.pack("<Q", checksum(_bytes(said + bytes(8))))
-    return torch.cat([_bytes(header), contents])
+    return torch.cat([_bytes(header).to(contents.device), contents])
 
 
 def _bytes(data: bytes) -> Tensor:
@@ -71,7 +71,7 @@ def _bytes(data: bytes) -> Tensor:
 def checksum(t: Tensor) -> int:
     """sum_{r, l} (2 r + 1) (2 l + 1) word[r, l] mod 2^64 of rows of four 64-bit words, int8 [*]."""
     words = t.view(torch.int64).reshape(-1, 4)
-    odd = [2 * torch.arange(size) + 1 for size in words.shape]
+    odd = [2 * torch.arange(size, device=t.device) + 1 for size in words.shape]
     return int((words * odd[0][:, None] * odd[1]).sum()) % 2**64
 
 
