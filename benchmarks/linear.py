@@ -166,6 +166,10 @@ def as_row(shape: Shape, isa: str, time: Timing, baseline: Timing) -> dict[str, 
 
 
 def arguments(description: str, default: Sequence[Shape]) -> argparse.Namespace:
+    return parser_of(description, default).parse_args()
+
+
+def parser_of(description: str, default: Sequence[Shape]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
@@ -173,7 +177,7 @@ def arguments(description: str, default: Sequence[Shape]) -> argparse.Namespace:
         "--shapes", type=lambda s: [Shape.parse(v) for v in s.split(",")], default=default
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
-    return parser.parse_args()
+    return parser
 
 
 def run(

@@ -98,6 +98,7 @@ def _pytorch(session: Session, linears: list[Linear]) -> dict[str, list[Call]]:
         return (sums.float() * (scale * w_scale)).bfloat16()
 
     def whole(q: Tensor, w: Tensor, linear: Linear) -> Tensor:
+        assert linear.packed.scale is not None
         return dequantized(torch._int_mm(q, w), linear.codes[1], linear.packed.scale)
 
     pairs = [(x.codes[0], OPS.quantize(x.w, [1], 8, True)[0].T) for x in linears]
