@@ -7,8 +7,7 @@
 
 #include "cpu/core/checksum.h"
 #include "cpu/core/parallel.h"
-#include "cpu/kernels/rows/store.h"
-#include "cpu/kernels/rows/widen.h"
+#include "cpu/kernels/tables/rows.h"
 
 namespace qfx::cpu {
 namespace {
@@ -24,27 +23,25 @@ uint32_t word_of(const LowbitKind& kind) {
   return static_cast<uint32_t>(kind.shift) + kShifts * (half ? 1 : 0);
 }
 
-uint16_t narrowed(float value, Dtype dtype) {
-  if (dtype == Dtype::kBFloat16) return to_bfloat16(value);
-  return __builtin_bit_cast(uint16_t, static_cast<Half>(value));
-}
-
-bool fits_one(float value, Dtype dtype) {
-  const uint16_t half = narrowed(value, dtype);
-  float back;
-  widen_row(&half, dtype, 1, &back);
-  return __builtin_bit_cast(uint32_t, back) == __builtin_bit_cast(uint32_t, value);
-}
-
-bool fits(const float* values, int64_t count, Dtype dtype) {
-  return std::all_of(values, values + count, [&](float v) { return fits_one(v, dtype); });
+bool fits(const Kernels& kernels, const float* values, int64_t count, Dtype dtype) {
+  for (int64_t i = 0; i < count; i += kPanel) {
+    const int here = static_cast<int>(std::min<int64_t>(kPanel, count - i));
+    uint16_t half[kPanel];
+    float back[kPanel];
+    kernels.lowbit->narrow(values + i, here, dtype, half);
+    kernels.row->widen(half, dtype, here, back);
+    if (std::memcmp(values + i, back, here * sizeof(float)) != 0) return false;
+  }
+  return true;
 }
 
 // One panel of a weight that is being packed.
 class PanelWriter {
  public:
-  PanelWriter(const LowbitParts& from, const LowbitKind& kind, int64_t p, uint8_t* out)
-      : from_(from),
+  PanelWriter(const Kernels& kernels, const LowbitParts& from, const LowbitKind& kind, int64_t p,
+              uint8_t* out)
+      : kernels_(kernels),
+        from_(from),
         kind_(kind),
         groups_((from.k + kind.group - 1) / kind.group),
         first_(p * kPanel),
@@ -55,20 +52,19 @@ class PanelWriter {
     std::memset(out_, 0, kind_.panel(groups_));
     for (int64_t g = 0; g < groups_; ++g) {
       uint8_t* block = out_ + g * kind_.block();
-      for (int n = 0; n < kPanel; ++n) {
-        if (n < columns_) put_half(block, n, from_.scale[at(n, g)]);
-        write_codes(block, n, g);
-        write_shift(n, g);
-      }
+      write_halves(from_.scale, g, block);
+      for (int n = 0; n < kPanel; ++n) write_codes(block, n, g);
+      write_shifts(g);
     }
   }
 
  private:
   int64_t at(int n, int64_t g) const { return (first_ + n) * groups_ + g; }
 
-  void put_half(uint8_t* row, int n, float value) const {
-    const uint16_t half = narrowed(value, kind_.scales);
-    std::memcpy(row + n * sizeof(half), &half, sizeof(half));
+  void write_halves(const float* values, int64_t g, uint8_t* row) const {
+    float here[kPanel];
+    for (int n = 0; n < columns_; ++n) here[n] = values[at(n, g)];
+    kernels_.lowbit->narrow(here, columns_, kind_.scales, row);
   }
 
   // u of the zero point, which is what pads.
@@ -94,14 +90,16 @@ class PanelWriter {
     }
   }
 
-  void write_shift(int n, int64_t g) const {
+  void write_shifts(int64_t g) const {
     uint8_t* behind = out_ + groups_ * kind_.block();
-    if (kind_.shift == Shift::kZeroPoints) behind[g * kPanel + n] = zero(n, g);
-    if (kind_.shift == Shift::kMinimums && n < columns_) {
-      put_half(behind + g * kPanel * sizeof(uint16_t), n, from_.minimum[at(n, g)]);
+    if (kind_.shift == Shift::kMinimums) {
+      write_halves(from_.minimum, g, behind + g * kPanel * sizeof(uint16_t));
+    } else if (kind_.shift == Shift::kZeroPoints) {
+      for (int n = 0; n < kPanel; ++n) behind[g * kPanel + n] = zero(n, g);
     }
   }
 
+  const Kernels& kernels_;
   const LowbitParts& from_;
   const LowbitKind& kind_;
   const int64_t groups_, first_;
@@ -164,17 +162,18 @@ int64_t lowbit_size(int64_t n, int64_t k, const LowbitKind& kind) {
          round_up(n, kPanel) / kPanel * kind.panel(groups);
 }
 
-bool fits_float16(const float* values, int64_t count) {
-  return fits(values, count, Dtype::kFloat16);
+bool fits_float16(const Kernels& kernels, const float* values, int64_t count) {
+  return fits(kernels, values, count, Dtype::kFloat16);
 }
 
-std::optional<Dtype> half_type_of(const float* values, int64_t count) {
-  if (fits(values, count, Dtype::kBFloat16)) return Dtype::kBFloat16;
-  if (fits_float16(values, count)) return Dtype::kFloat16;
+std::optional<Dtype> half_type_of(const Kernels& kernels, const float* values, int64_t count) {
+  if (fits(kernels, values, count, Dtype::kBFloat16)) return Dtype::kBFloat16;
+  if (fits_float16(kernels, values, count)) return Dtype::kFloat16;
   return std::nullopt;
 }
 
-uint64_t pack_lowbit(const LowbitParts& from, const LowbitKind& kind, int8_t* out) {
+uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const LowbitKind& kind,
+                     int8_t* out) {
   constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
   const int64_t groups = (from.k + kind.group - 1) / kind.group;
   const int64_t size = kind.panel(groups), count = round_up(from.n, kPanel) / kPanel;
@@ -182,7 +181,7 @@ uint64_t pack_lowbit(const LowbitParts& from, const LowbitKind& kind, int8_t* ou
   std::atomic<uint64_t> contents = 0;
   parallel(count, from.n * from.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      PanelWriter(from, kind, p, panels + p * size).write();
+      PanelWriter(kernels, from, kind, p, panels + p * size).write();
       contents += checksum(panels + p * size, size / kChecked, p * size / kChecked);
     }
   });
@@ -201,15 +200,16 @@ uint64_t pack_lowbit(const LowbitParts& from, const LowbitKind& kind, int8_t* ou
   return contents;
 }
 
-void unpack_lowbit(const LowbitWeight& w, const LowbitUnpacked& to) {
+void unpack_lowbit(const Kernels& kernels, const LowbitWeight& w, const LowbitUnpacked& to) {
   const int64_t groups = w.shape.groups();
   for (int64_t p = 0; p < w.shape.panels(); ++p) {
     const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.shape.n - p * kPanel));
     for (int64_t g = 0; g < groups; ++g) {
       float scale[kPanel], minimum[kPanel] = {};
-      widen_row(w.block(p, g), w.kind.scales, kPanel, scale);
+      kernels.row->widen(w.block(p, g), w.kind.scales, kPanel, scale);
       if (w.kind.shift == Shift::kMinimums) {
-        widen_row(w.shifts(p) + g * kPanel * sizeof(uint16_t), w.kind.scales, kPanel, minimum);
+        kernels.row->widen(w.shifts(p) + g * kPanel * sizeof(uint16_t), w.kind.scales, kPanel,
+                           minimum);
       }
       const uint8_t* zero = w.zero(p, g);
       for (int n = 0; n < columns; ++n) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cpu/gemm/pack.h"
+#include "cpu/kernels/tables/kernels.h"
 #include "cpu/kernels/tables/lowbit.h"
 
 namespace qfx::cpu {
@@ -56,11 +57,12 @@ bool is_lowbit_group(int64_t group);
 int64_t lowbit_size(int64_t n, int64_t k, const LowbitKind& kind);
 
 // bfloat16 if all values have so few bits, float16 if they have those, or none.
-std::optional<Dtype> half_type_of(const float* values, int64_t count);
-bool fits_float16(const float* values, int64_t count);
+std::optional<Dtype> half_type_of(const Kernels& kernels, const float* values, int64_t count);
+bool fits_float16(const Kernels& kernels, const float* values, int64_t count);
 
 // Packs into out[lowbit_size] and returns the checksum of the contents.
-uint64_t pack_lowbit(const LowbitParts& from, const LowbitKind& kind, int8_t* out);
+uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const LowbitKind& kind,
+                     int8_t* out);
 
 // The inverse; what there is none of becomes 0.
 struct LowbitUnpacked {
@@ -69,7 +71,7 @@ struct LowbitUnpacked {
   int32_t* zero;
   float* minimum;
 };
-void unpack_lowbit(const LowbitWeight& w, const LowbitUnpacked& to);
+void unpack_lowbit(const Kernels& kernels, const LowbitWeight& w, const LowbitUnpacked& to);
 
 // Reads a buffer of `size` bytes. Returns what is wrong with its header, or an empty string.
 std::string open_lowbit(const int8_t* data, int64_t size, LowbitWeight* weight);

@@ -76,8 +76,9 @@ void check_range(const char* op, const char* what, const Tensor& t, int64_t bits
 
 // What holds scales and minimums.
 Dtype half_type(const char* op, const Tensor& scale, const std::optional<Tensor>& minimum) {
+  const Kernels& kernels = kernels_of(current_isa());
   const auto of = [&](const char* what, const Tensor& t) {
-    const std::optional<Dtype> found = half_type_of(floats(t), t.numel());
+    const std::optional<Dtype> found = half_type_of(kernels, floats(t), t.numel());
     STD_TORCH_CHECK(found.has_value(), op, ": ", what,
                     " has values that are neither all bfloat16 nor all float16: round them first");
     return *found;
@@ -86,7 +87,7 @@ Dtype half_type(const char* op, const Tensor& scale, const std::optional<Tensor>
   if (!minimum.has_value() || of("minimum", *minimum) == first) return first;
   const Tensor& wide = first == Dtype::kBFloat16 ? scale : *minimum;  // the other is float16
   STD_TORCH_CHECK(
-      fits_float16(floats(wide), wide.numel()), op,
+      fits_float16(kernels, floats(wide), wide.numel()), op,
       ": scale and minimum are not of one type: neither bfloat16 nor float16 holds both");
   return Dtype::kFloat16;
 }
@@ -124,7 +125,7 @@ Tensor pack_lowbit(Tensor codes, Tensor scale, std::optional<Tensor> zero_point,
   Tensor packed = empty_on_cpu({size}, ScalarType::Char);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
   prefer_huge_pages(out, size);  // a hint: a refusal changes nothing
-  know_whole(out, pack_lowbit(from, kind, out));
+  know_whole(out, pack_lowbit(kernels_of(current_isa()), from, kind, out));
   return packed;
 }
 
@@ -141,10 +142,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unpack_lowbit(Tensor packed, int64_t 
   Tensor scale = empty_on_cpu(each, ScalarType::Float);
   Tensor zero = empty_on_cpu(each, ScalarType::Int);
   Tensor minimum = empty_on_cpu(each, ScalarType::Float);
-  unpack_lowbit(w, {static_cast<int8_t*>(codes.mutable_data_ptr()),
-                    static_cast<float*>(scale.mutable_data_ptr()),
-                    static_cast<int32_t*>(zero.mutable_data_ptr()),
-                    static_cast<float*>(minimum.mutable_data_ptr())});
+  unpack_lowbit(kernels_of(current_isa()), w,
+                {static_cast<int8_t*>(codes.mutable_data_ptr()),
+                 static_cast<float*>(scale.mutable_data_ptr()),
+                 static_cast<int32_t*>(zero.mutable_data_ptr()),
+                 static_cast<float*>(minimum.mutable_data_ptr())});
   return {codes, scale, zero, minimum};
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cpu/kernels/rows/store.h"
 #include "cpu/kernels/tables/lowbit.h"
 
 namespace qfx::cpu {
@@ -62,8 +63,8 @@ inline void add_scaled(const float* values, float factor, const float* scale, fl
   }
 }
 
-constexpr LowbitKernels kLowbitKernels = {.unpack = {unpack_group<4>, unpack_group<5>},
-                                          .add_scaled = add_scaled};
+constexpr LowbitKernels kLowbitKernels = {
+    .unpack = {unpack_group<4>, unpack_group<5>}, .add_scaled = add_scaled, .narrow = store_row};
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -59,6 +59,8 @@ struct LowbitKernels {
   UnpackGroupFn unpack[kBitWidths];
   // sums[n] = fma(values[n], factor * scale[n], sums[n]), 32 of each.
   void (*add_scaled)(const float* values, float factor, const float* scale, float* sums);
+  // Up to 32 floats, rounded to a half type.
+  void (*narrow)(const float* values, int count, Dtype dtype, void* out);
   // Few rows, as `rows` arranges them: tiles of 1, 2, ... few.rows of these rows, by hint. Null
   // where there are none.
   const Format* rows = nullptr;
