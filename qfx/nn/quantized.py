@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace as changed
 
 from torch import nn
 
 from qfx.host.tensors import storage_id
 from qfx.nn.chosen import Chosen, chosen, refuse
+from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
 from qfx.smoothing.factors import Factors, factors_of
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
-
-TOLD: list[Callable[[nn.Module], None]] = []  # who hears of each model that became int8
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
@@ -41,8 +40,7 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     factors = factors_of(model) if config.smoothing else {}
     made = {m: Linear.from_float(m, _smoothed(m, how, factors)) for m, how in hows.items()}
     replace(found, {name: made[m] for name, m in found.taken.items()})
-    for tell in TOLD:
-        tell(model)
+    told(model)
     return model
 
 
