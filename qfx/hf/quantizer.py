@@ -13,7 +13,7 @@ from qfx.hf.awaited import MARK, Awaited
 from qfx.hf.config import METHOD, QfxConfig
 from qfx.hf.state import marked_state, scheme_numbers
 from qfx.nn.chosen import Chosen
-from qfx.nn.kinds import stored_linears
+from qfx.nn.kinds import stored_linears, told
 from qfx.nn.linear import Linear
 from qfx.nn.quantized import planned, quantize_
 from qfx.nn.replace import replace
@@ -117,6 +117,7 @@ class QfxQuantizer(HfQuantizer):
             replace(self.found, places)
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
         untie(model, [name for name, _ in stored_linears(model)])
+        told(model)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -10,9 +10,11 @@ from qfx.nn.linear import Linear
 from qfx.nn.loading import Stored
 from qfx.nn.scheme_tensor import read_any
 from qfx.nn.sign_linear import SignLinear
+from qfx.nn.trained_whole import watch_wrappers
 
 STORED: tuple[type[Stored], ...] = (Linear, SignLinear)
-TOLD: list[Callable[[nn.Module], None]] = []  # who hears of each model that got some of them
+# Who hears of each model that got some of them.
+TOLD: list[Callable[[nn.Module], None]] = [watch_wrappers]
 
 
 def told(model: nn.Module) -> None:

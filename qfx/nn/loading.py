@@ -3,6 +3,7 @@ is checked before any of it is taken, and where `check_first` is registered, all
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -82,6 +83,17 @@ class Stored(Checked):
     def _put(self, found: Any, assign: bool) -> None:
         """Holds what was `taken_from` a state: those very tensors, or copies on its device."""
         raise NotImplementedError
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As of any module; warns that the weight is none of the parameters."""
+        if requires_grad:
+            warnings.warn(
+                f"qfx: requires_grad_() on {self}: its weight is codes and does not train"
+                + (", its bias does" if self.bias is not None else "")
+                + ". What is to be trained is left float: qfx.Config(skip=[...])",
+                stacklevel=2,
+            )
+        return super().requires_grad_(requires_grad)
 
     def check_state(self, state: State, prefix: str) -> None:
         """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
