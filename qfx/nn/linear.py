@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_from
-from qfx.nn.loading import Kind, State, Stored, placed
+from qfx.nn.loading import Kind, State, Stored, placed, sent
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
 from qfx.nn.written import Earlier, Weight, check_written, written
 from qfx.ops.storage import Storage
@@ -187,18 +188,24 @@ class Linear(Stored, nn.Linear):
         self.packed = self._storage.pack(codes.to(device), self.scheme.group)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()  # what `.compile()` made is not part of it
-        state.pop("_earlier", None)
+        state = self._sent()
         state["_buffers"] = {**self._buffers, "packed": self.codes}
-        state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        scheme = state.pop("scheme")
-        super().__setstate__(state)
-        self._how = prepared(scheme)
+        self._receive(state)
         self.packed = self._storage.pack(self.packed, self.scheme.group)
+
+    def _sent(self) -> dict[str, Any]:
+        state = super()._sent()
+        state.pop("_earlier", None)
+        state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
+        return state
+
+    def _receive(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        self._how = prepared(state.pop("scheme"))
+        super()._receive(state)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self.packed
@@ -216,3 +223,6 @@ class Linear(Stored, nn.Linear):
         else:
             codes = self._storage.unpack(packed, *shape).to(device)
         return self._storage.pack(codes, self.scheme.group)  # type: ignore[no-any-return]
+
+
+ForkingPickler.register(Linear, sent)

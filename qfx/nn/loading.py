@@ -84,6 +84,13 @@ class Stored(Checked):
         """Holds what was `taken_from` a state: those very tensors, or copies on its device."""
         raise NotImplementedError
 
+    def _sent(self) -> dict[str, Any]:
+        """What a process of this machine needs: all that it holds, in its layout."""
+        return super().__getstate__()  # what `.compile()` made is not part of it
+
+    def _receive(self, state: dict[str, Any]) -> None:
+        super().__setstate__(dict(state))
+
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As of any module; warns that the weight is none of the parameters."""
         if requires_grad:
@@ -131,6 +138,18 @@ class Stored(Checked):
         missing += [key for key in absent if key not in ours]
         if found is not None:
             self._put(found, assign)
+
+
+def sent(module: Stored) -> tuple[Any, ...]:
+    """For multiprocessing, which shares the memory of tensors between processes: it must be that of
+    tensors which the module keeps, and codes are made when they are asked for."""
+    return _received, (type(module), module._sent())
+
+
+def _received(kind: type[Stored], state: dict[str, Any]) -> Stored:
+    module = kind.__new__(kind)
+    module._receive(state)
+    return module
 
 
 def placed(given: Tensor | None, device: torch.device, assign: bool) -> Tensor | None:

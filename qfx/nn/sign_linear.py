@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from qfx.nn.loading import (
     check_positive,
     check_range,
     placed,
+    sent,
 )
 from qfx.nn.scheme_tensor import KEY, read, written
 from qfx.ops.binary import octets_of, packed_octets, signs_of
@@ -173,12 +175,12 @@ class SignLinear(Stored):
         self.packed = packed_octets(signs.to(device), self.in_features)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
+        state = self._sent()
         state["_buffers"] = {**self._buffers, "packed": self.signs}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(dict(state))
+        self._receive(state)
         self.packed = packed_octets(self.packed, self.in_features)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -232,3 +234,6 @@ class _Carried(torch.autograd.Function):
             dx = through.reshape(ctx.shape).to(x.dtype) * (x.abs() <= x_scale)
         db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
         return dx, db, None, None, None
+
+
+ForkingPickler.register(SignLinear, sent)
