@@ -27,5 +27,5 @@ def in_a_process(module: str, *arguments: str) -> dict[str, Any]:
     if done.returncode < 0:
         raise FailedError(f"ended by {signal.Signals(-done.returncode).name}")
     if done.returncode:
-        raise FailedError(([""] + done.stderr.strip().splitlines())[-1])
+        raise FailedError(["", *done.stderr.strip().splitlines()][-1])
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]

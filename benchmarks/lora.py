@@ -13,7 +13,6 @@ import json
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,31 +28,32 @@ from benchmarks.typed import FLOAT, LIBRARIES, Library, Model
 
 BATCH, LENGTH, STEPS, RATE = 4, 128, 20, 1e-3
 BASES = (FLOAT, "qfx", "bitsandbytes int8")
-TINY = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 128, "num_hidden_layers": 2}
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 128, "num_hidden_layers": 2}
+TINY: dict[str, Any] = {**SIZES, "num_attention_heads": 2}
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Losses and seconds of each step; the gradient at the second step, of what the first moved:
-    name -> gradient of the adapters' second factors, None where there is none."""
+    """Losses and seconds of each step; the first gradients of the adapters' second factors, zeros
+    where there is none (those of the first factors are zero then)."""
 
     losses: list[float]
     seconds: list[float]
-    gradients: dict[str, Tensor | None]
+    gradients: list[Tensor]
 
 
 def train(model: Model, ids: Tensor, steps: int) -> Trained:
     """Steps of AdamW on the adapters of `model`, always on the same tokens [B, L]."""
-    second = {n: p for n, p in model.named_parameters() if "lora_B" in n and p.requires_grad}
+    second = [p for n, p in model.named_parameters() if "lora_B" in n]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
-    losses, seconds, gradients = [], [], {}
+    losses, seconds, gradients = [], [], []
     for step in range(steps):
         start = time.process_time()
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         if step == 0:
-            gradients = {n: None if p.grad is None else p.grad.clone() for n, p in second.items()}
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in second]
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.process_time() - start)
@@ -61,15 +61,19 @@ def train(model: Model, ids: Tensor, steps: int) -> Trained:
     return Trained(losses, seconds, gradients)
 
 
-def rehearse(library: Library) -> None:
-    """All that a library imports, compiles and allocates once, on a tiny model."""
+def tiny(folder: Path) -> Path:
+    """A model of a few thousand weights, saved in `folder`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    for package in library.packages:
-        import_module(package)
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder)
+    return folder
+
+
+def rehearse(library: Library) -> None:
+    """All that a library imports, compiles and allocates once, on a tiny model."""
     with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **TINY)).save_pretrained(folder)
-        train(library.adapt(library.quantize(Path(folder))), torch.arange(64)[None], 2)
+        model = library.adapt(library.quantize(tiny(Path(folder))))
+        train(model, torch.arange(64)[None], 2)
 
 
 def own_pages(model: Model) -> None:
@@ -80,7 +84,7 @@ def own_pages(model: Model) -> None:
             parameter.data = parameter.data.clone()
 
 
-def measure(library: Library, folder: Path, ids: Tensor, steps: int) -> Row:
+def measure(library: Library, folder: Path, ids: Tensor, steps: int) -> tuple[Model, Trained, Row]:
     """Of this process: the first step is not timed, but its memory counts."""
     rehearse(library)
     before = resident()
@@ -89,15 +93,19 @@ def measure(library: Library, folder: Path, ids: Tensor, steps: int) -> Row:
     own_pages(model)
     loaded = resident()
     forget_peak()
-    found = train(model, ids, steps)
-    return {
-        "step_s": median(found.seconds[1:]),
-        "best_s": min(found.seconds[1:]),
-        "base_mb": (loaded - before) / 1e6,
-        "step_mb": (peak() - loaded) / 1e6,
-        "loss_first": found.losses[0],
-        "loss_last": found.losses[-1],
-    }
+    trained = train(model, ids, steps)
+    return (
+        model,
+        trained,
+        {
+            "step_s": median(trained.seconds[1:]),
+            "best_s": min(trained.seconds[1:]),
+            "base_mb": (loaded - before) / 1e6,
+            "step_mb": (peak() - loaded) / 1e6,
+            "loss_first": trained.losses[0],
+            "loss_last": trained.losses[-1],
+        },
+    )
 
 
 def tokens() -> tuple[Path, Tensor]:
@@ -129,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.one:
-        print(json.dumps(measure(LIBRARIES[options.one], *tokens(), options.steps)))
+        print(json.dumps(measure(LIBRARIES[options.one], *tokens(), options.steps)[2]))
         return
     samples: dict[str, list[Row]] = {name: [] for name in options.bases.split(",")}
     failed: list[Row] = []

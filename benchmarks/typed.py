@@ -150,7 +150,7 @@ def bitsandbytes_quantize(folder: Path) -> Model:
 @dataclass(frozen=True)
 class Library:
     """`quantize` reads a float model's folder, `load` one that `save` wrote. `packages` are those
-    it needs beside transformers and peft, as Python imports them."""
+    it needs beside qfx, transformers and peft, as pip knows them."""
 
     quantize: Callable[[Path], Model]
     load: Callable[[Path], Model] = load
@@ -164,10 +164,10 @@ class Library:
 FLOAT = "float32"
 LIBRARIES = {
     FLOAT: Library(load),
-    "qfx": Library(qfx_quantize, qfx_load, packages=("qfx.hf",)),
+    "qfx": Library(qfx_quantize, qfx_load),
     "torchao int8 dynamic": Library(torchao_dynamic, packages=("torchao",)),
     "torchao int8 weights": Library(torchao_weights, packages=("torchao",)),
-    "quanto qint8, by transformers": Library(quanto_by_transformers, packages=("optimum.quanto",)),
-    "quanto qint8, by itself": Library(quanto_quantize, quanto_load, packages=("optimum.quanto",)),
+    "quanto qint8, by transformers": Library(quanto_by_transformers, packages=("optimum-quanto",)),
+    "quanto qint8, by itself": Library(quanto_quantize, quanto_load, packages=("optimum-quanto",)),
     "bitsandbytes int8": Library(bitsandbytes_quantize, packages=("bitsandbytes",)),
 }
