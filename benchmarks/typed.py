@@ -167,7 +167,7 @@ LIBRARIES = {
     "qfx": Library(qfx_quantize, qfx_load),
     "torchao int8 dynamic": Library(torchao_dynamic, packages=("torchao",)),
     "torchao int8 weights": Library(torchao_weights, packages=("torchao",)),
-    "quanto qint8, by transformers": Library(quanto_by_transformers, packages=("optimum-quanto",)),
-    "quanto qint8, by itself": Library(quanto_quantize, quanto_load, packages=("optimum-quanto",)),
+    "quanto int8 by transformers": Library(quanto_by_transformers, packages=("optimum-quanto",)),
+    "quanto int8 by itself": Library(quanto_quantize, quanto_load, packages=("optimum-quanto",)),
     "bitsandbytes int8": Library(bitsandbytes_quantize, packages=("bitsandbytes",)),
 }
