@@ -119,12 +119,12 @@ def tokens() -> tuple[Path, Tensor]:
     return folder, torch.cat([row for row, _ in rows])
 
 
-def row_of(base: str, rounds: list[Row], threads: int) -> Row:
+def row_of(base: str, rounds: list[Row]) -> Row:
     """Medians over the rounds."""
     middle = {key: median(r[key] for r in rounds) for key in rounds[0]}
     digits = {"base_mb": 0, "step_mb": 0}
     figures = {key: round(value, digits.get(key, 3)) for key, value in middle.items()}
-    return {"base": base, "threads": threads, "rounds": len(rounds), **figures}
+    return {"base": base, "threads": 1, "rounds": len(rounds), **figures}
 
 
 def main() -> None:
@@ -149,7 +149,7 @@ def main() -> None:
             except FailedError as why:
                 failed.append({"base": name, "threads": 1, "reason": str(why)})
     host = machine()
-    found = [row_of(name, rounds, 1) for name, rounds in samples.items() if rounds]
+    found = [row_of(name, rounds) for name, rounds in samples.items() if rounds]
     print(host)
     print(tabulate(found, headers="keys"))
     print(*(f"no {row['base']}: {row['reason']}" for row in failed), sep="\n")
