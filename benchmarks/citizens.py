@@ -4,7 +4,7 @@ them.
 SmolLM2-135M is quantized, saved, loaded, made to write 32 tokens, fine-tuned by LoRA and merged,
 each task in a fresh process on one thread. A library that is not installed is a row that says so.
     python -m benchmarks.citizens [--libraries qfx,...] [--save]
-The peers: pip install --no-deps torchao optimum-quanto optimum bitsandbytes
+The peers: pip install --no-deps torchao optimum-quanto optimum bitsandbytes ninja
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.fresh import FailedError, in_a_process
 from benchmarks.peer import missing
 from benchmarks.typed import FLOAT, LIBRARIES
 
-NEW_TOKENS, PROMPT = 32, 64
+NEW_TOKENS, PROMPT, STEPS = 32, 64, 5
 Row = dict[str, Any]
 KNOWN = ("library", "task", "lines", "outcome", "said", "reason")
 COLUMNS: dict[str, Callable[[Row], Any]] = {
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--libraries", default=",".join(LIBRARIES))
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
-    parser.add_argument("--steps", type=int, default=lora.STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     for own in ("--one", "--task", "--model", "--folder"):
         parser.add_argument(own, help=argparse.SUPPRESS)

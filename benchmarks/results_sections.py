@@ -232,7 +232,7 @@ SECTIONS = (
         "is what ran. Quantize: SQNR of the logits, and how many of the likeliest tokens are "
         "float32's. Save: the file. Load: growth of the peak of resident memory, first token "
         "included, as a part of the file. Generate: 32 tokens without sampling, and how many of "
-        "them float32 would choose there. Fine-tune: 20 steps of LoRA, the cosine of the first "
+        "them float32 would choose there. Fine-tune: 5 steps of LoRA, the cosine of the first "
         "gradient to float32's. Merge: how much is kept of what the loss fell by. Silently wrong: "
         "it ran, and less than half of what float32 does is left, or logits change by saving.",
         "library",

@@ -152,13 +152,13 @@ def test_lines_are_those_of_the_source() -> None:
 def test_saved_lines_are_those_of_today(path: Path) -> None:
     """Or what was measured is not what is written."""
     rows: list[Row] = json.loads(path.read_text())["rows"]
-    assert {(r["library"], r["task"]): r["lines"] for r in rows} == {
-        (name, task): typed_lines(name, task) for name in LIBRARIES for task in TASKS
-    }
+    assert rows
+    for row in rows:
+        assert row["lines"] == typed_lines(row["library"], row["task"]), row
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with pytest.raises(FailedError, match="No module named .*no_such"):
+    with pytest.raises(FailedError, match=r"No module named benchmarks\.no_such"):
         in_a_process("benchmarks.no_such")
 
 
