@@ -76,7 +76,7 @@ def qfx(
     compiled = inner(copy, fed_examples(feed, example_inputs))
     compiled = _below_autograd(compiled) if below else compiled
     give_back = _giving_back() if config.release_weights else None
-    return with_packed_weights(compiled, feed, reporter(gm, here.code), give_back)
+    return with_packed_weights(compiled, feed, reporter(gm, here.code), give_back=give_back)
 
 
 qfx.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it

@@ -20,11 +20,11 @@ from qfx.host.tensors import owners, storage_id, weak_storage
 from qfx.memory.pages import drop, is_of_a_file
 
 LEAST = 2**16  # bytes below which a mapping of its own saves nothing
-_HELD: dict[tuple[int | None, int], Any] = {}  # storage and place in it -> weak reference
+_HELD: dict[tuple[int | None, int], Any] = {}  # by storage and place in it
 
 
 def is_held(tensor: Tensor) -> bool:
-    """Whether its memory was given back. A weak reference keeps the identity of a storage unused."""
+    """Whether its memory was given back."""
     return bool(_HELD) and _place(tensor) in _HELD
 
 
@@ -87,7 +87,7 @@ def _move(tensor: Tensor) -> None:
 def _mapped(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     folder = tempfile.gettempdir()
     if kind := _kind_in_memory(folder):
-        raise OSError(f"{folder} is a {kind}, which lies in memory: let TMPDIR name a folder on disk")
+        raise OSError(f"{folder} lies in memory ({kind}): let TMPDIR name a folder on disk")
     with tempfile.NamedTemporaryFile(prefix="qfx-", dir=folder) as file:
         file.write((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()))
         file.flush()

@@ -1,5 +1,6 @@
-"""Pages of this process, as Linux keeps account of them: which hold what is nowhere else, and giving
-the others back."""
+"""Pages of this process, as Linux keeps account of them: which hold what no file has, and giving the
+others back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def whole_pages(start: int, count: int) -> tuple[int, int]:
-    """The pages that lie within `count` bytes from `start`: their first address, and the last's end."""
+    """The pages that lie within `count` bytes from `start`: where the first begins and the last
+    ends."""
     size = mmap.PAGESIZE
     first = -(-start // size) * size
     return first, max(first, (start + count) // size * size)

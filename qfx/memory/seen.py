@@ -7,11 +7,21 @@ would fetch them again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import qfx._C as _C
 from qfx.host.tensors import version, weak_storage
 from qfx.memory.held import is_held
+
+
+class Seen(Protocol):
+    """The state of some of the arguments of a call."""
+
+    def same_tensors(self, arguments: tuple[Any, ...]) -> bool:
+        """Same tensors, with the same storages, addresses and versions."""
+
+    def unchanged(self, arguments: tuple[Any, ...]) -> bool:
+        """The same, and the same values where one looks."""
 
 
 class _SeenHeld:
@@ -38,12 +48,10 @@ def _stamp(tensor: Any) -> tuple[int, int, int]:
     return id(tensor), tensor.data_ptr(), version(tensor)
 
 
-Seen = _C.Snapshot | _SeenHeld
-
-
 def seen(arguments: Sequence[Any], positions: Sequence[int]) -> Seen:
     """The state of arguments[p], p in `positions`: tensors. It keeps none of them alive."""
     held = [p for p in positions if is_held(arguments[p])]
     if not held:
-        return _C.Snapshot(arguments, list(positions))
+        snapshot: Seen = _C.Snapshot(arguments, list(positions))
+        return snapshot
     return _SeenHeld(arguments, [p for p in positions if p not in held], held)

@@ -89,9 +89,7 @@ class Config:
 
         for name in ("smoothing", "release_weights"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"option {name!r} is True or False, got {getattr(self, name)!r}"
-                )
+                raise TypeError(f"option {name!r} is True or False, got {getattr(self, name)!r}")
         guard = self.guard
         if guard is not None and (
             isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6

@@ -27,7 +27,6 @@ from qfx.memory.seen import Seen, seen
 from qfx.ops.packing import Packing, parts_of
 from qfx.weights.given_codes import codes_of
 
-
 log = logging.getLogger(__name__)
 
 
@@ -148,12 +147,12 @@ class Cache:
         packed to stays; whether that is new. Raises OSError as `qfx.memory.held.give_back`."""
         with self._lock:
             owner, was = storage_id(weight), (is_held(weight), weight.data_ptr())
-            entries = self._owners[owner][1] if owner in self._owners else {}
-            current = [entry for entry in entries.values() if entry.knows(weight)]
+            current = [e for e in self._entries(weight).values() if e.knows(weight)]
             if why_not := give_back(weight) if current else "it has changed":
                 log.info("a weight %s stays in memory: %s", list(weight.shape), why_not)
                 return False
             if (now := storage_id(weight)) != owner:
+                assert owner is not None and now is not None
                 self._owners[now] = (weak_storage(weight), self._owners.pop(owner)[1])
             for entry in current:
                 entry.forget()

@@ -205,9 +205,7 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
     return found, fresh
 
 
-def _given_back(
-    feed: Feed, arguments: Sequence[Any], give_back: Callable[[Tensor], bool]
-) -> bool:
+def _given_back(feed: Feed, arguments: Sequence[Any], give_back: Callable[[Tensor], bool]) -> bool:
     """Whether the memory of a weight was given back that was there before."""
     found = [give_back(arguments[i]) for i in feed.only_packed]
     if any(found):
