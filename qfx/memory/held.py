@@ -29,7 +29,7 @@ def is_held(tensor: Tensor) -> bool:
 
 
 def _place(tensor: Tensor) -> tuple[int | None, int]:
-    return storage_id(tensor), tensor.storage_offset()
+    return storage_id(tensor), int(tensor.storage_offset())
 
 
 def give_back(tensor: Tensor) -> str:
@@ -91,7 +91,7 @@ def _mapped(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     with tempfile.NamedTemporaryFile(prefix="qfx-", dir=folder) as file:
         file.write((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()))
         file.flush()
-        return torch.UntypedStorage.from_file(file.name, False, storage.nbytes())
+        return torch.UntypedStorage.from_file(file.name, False, storage.nbytes())  # type: ignore
 
 
 def _kind_in_memory(folder: str) -> str:

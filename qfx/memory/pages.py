@@ -1,5 +1,5 @@
-"""Pages of this process, as Linux keeps account of them: which hold what no file has, and giving the
-others back.
+"""Pages of this process, as Linux keeps account of them: which of them a file has, and giving those
+back.
 """
 
 from __future__ import annotations
