@@ -208,8 +208,7 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
 def _given_back(feed: Feed, arguments: Sequence[Any], give_back: Callable[[Tensor], bool]) -> bool:
     """Whether the memory of a weight was given back that was there before."""
     found = [give_back(arguments[i]) for i in feed.only_packed]
-    if any(found):
-        trim()
+    trim()  # the second time, too: of what compiling has left
     return any(found)
 
 

@@ -77,6 +77,31 @@ def test_what_only_int8_reads_is_given_back_and_no_call_fetches_it(net: Net) -> 
     assert (_present(net.a.weight), CACHE.packs) == (0, packs + 3)
 
 
+class Tokens(nn.Module):
+    """Smoothed: compiling it runs it on token ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(64, 128), nn.LayerNorm(128)
+        self.a, self.b = nn.Linear(128, 256), nn.Linear(256, 128)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.a(self.norm(self.table(ids)))
+        torch._dynamo.graph_break()
+        return self.b(h)
+
+
+def test_compiling_again_leaves_no_pages() -> None:
+    """Neither for other sizes, nor of a later graph of the model."""
+    net = Tokens().eval().requires_grad_(False)
+    fast = compiled(net, release_weights=True, scheme="w8a8", dynamic=False)
+    packs = CACHE.packs
+    for tokens in (3, 3, 7):
+        fast(torch.arange(tokens)[None])
+        assert (_present(net.a.weight), _present(net.b.weight)) == (0, 0)
+    assert is_held(net.a.weight) and CACHE.packs == packs + 2
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_the_modes_of_inference(mode: Callable[[], Any]) -> None:
     """Parameters that might train elsewhere are given back where nothing is recorded."""
