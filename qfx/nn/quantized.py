@@ -40,18 +40,19 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     pruning), that have a forward of their own (accelerate), hooks on their state dict, or hooks of
     `register_backward_hook`.
     """
-    _replace_linears(model, config or Config())
+    replace(*_modules(model, config or Config()))
     trim()  # here, where nothing refers to the float weights any more
     for tell in TOLD:
         tell(model)
     return model
 
 
-def _replace_linears(model: nn.Module, config: Config) -> None:
+def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear]]:
+    """What takes the place of which linears."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_of(model) if config.smoothing else {}
     made = {m: _made(m, _smoothed(m, how, factors)) for m, how in hows.items()}
-    replace(found, {name: made[m] for name, m in found.taken.items()})
+    return found, {name: made[m] for name, m in found.taken.items()}
 
 
 def _made(linear: nn.Linear, how: Scheme | SiteRecipe) -> Linear:
