@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from qfx.host.tensors import has_values
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared, values_of, with_values
-from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, taken_from
-from qfx.nn.loading import Checked, State, check_bias, check_place
-from qfx.nn.saved_values import SAVED, loaded_values, saved_values
-from qfx.nn.scheme_tensor import KEY
+from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_from
+from qfx.nn.loading import Kind, State, Stored, placed, sent
+from qfx.nn.saved_values import SAVED, code_shapes, loaded_values, saved_values
+from qfx.nn.scheme_tensor import KEY, read, scheme_of
 from qfx.nn.written import Earlier, Weight, check_written, written
 from qfx.ops.storage import Values
 from qfx.values.scheme import Scheme
@@ -24,7 +25,7 @@ from qfx.values.site_recipe import SiteRecipe
 _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point", "shift")
 
 
-class Linear(Checked, nn.Linear):
+class Linear(Stored, nn.Linear):
     """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
 
     It is an nn.Linear to whoever asks, so that adapters find it, but has no parameter `weight`.
@@ -33,13 +34,15 @@ class Linear(Checked, nn.Linear):
     `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, what the scheme needs
     of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point` int32
     [1], a learned `shift` float32 [K] that is added to x first, and `scheme` int32 [32]
-    (`qfx/nn/scheme_tensor.py`). Loading takes the scheme with the
-    codes, whichever the module had, after all of it was checked; what does not fit together is an
-    error that leaves the module as it was. In memory the codes are there once, as the kernels read
-    them (`packed`), which loading, copying and unpickling derive from the codes. x and the bias get
-    gradients (T1). Casting the module casts the bias alone.
+    (`qfx/nn/scheme_tensor.py`). Of a packed weight codes are uint8, a stream of bits for each row,
+    scales bfloat16 or float16, zero points int8 or a `minimum` (`qfx/nn/saved_values.py`).
+    Loading takes the scheme with the codes, whichever the module had, after all of it was checked;
+    what does not fit together is an error that leaves the module as it was. In memory the codes are
+    there once, as the kernels read them (`packed`), which loading, copying and unpickling derive
+    from the codes. x and the bias get gradients (T1). Casting the module casts the bias alone.
     """
 
+    PARTS = PARTS
     READ_ONLY = ("packed", "scale", *_OPTIONAL)  # buffers that forward never writes
     _earlier: tuple[Earlier, ...] = ()  # what it held before what was written to its weight
     packed: Tensor
@@ -77,21 +80,6 @@ class Linear(Checked, nn.Linear):
         module.train(linear.training)
         return module
 
-    @classmethod
-    def from_state(cls, linear: nn.Linear, state: FrozenState) -> Linear:
-        """Of saved codes that were checked for a weight of the size of that of `linear`, whose bias
-        is taken over. The float weight is not read and may have no values. The codes are packed on
-        their device."""
-        module = cls.__new__(cls)
-        nn.Module.__init__(module)
-        module.in_features, module.out_features = sizes(linear, "Linear")
-        module.bias = linear.bias
-        for name in ("packed", "scale", *_OPTIONAL):
-            module.register_buffer(name, None, persistent=name != "packed")
-        module._put(state, assign=True)
-        module.train(linear.training)
-        return module
-
     def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
         self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
@@ -105,6 +93,11 @@ class Linear(Checked, nn.Linear):
     def scheme(self) -> Scheme:
         """How its operands are quantized, with the rotation in use."""
         return self._how.scheme
+
+    @property
+    def token(self) -> str:
+        """Its scheme's."""
+        return str(self.scheme)
 
     @property
     def _values(self) -> Values:
@@ -173,48 +166,27 @@ class Linear(Checked, nn.Linear):
         destination.update({prefix + name: tensor for name, tensor in saved.items()})
         destination[prefix + KEY] = scheme_tensor(self.scheme, {**self._buffers, **saved})
 
-    def check_state(self, state: State, prefix: str) -> None:
-        """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
-        check_bias(state, prefix, self.bias)
-        taken_from(state, prefix, self.out_features, self.in_features)
+    @classmethod
+    def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
+        """See `Stored`."""
+        return taken_from(state, prefix, n, k)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
-    ) -> None:
-        assign = metadata.get("assign_to_params_buffers", False)
-        try:
-            check_bias(state_dict, prefix, self.bias)
-            found = taken_from(state_dict, prefix, self.out_features, self.in_features)
-            for name in ("bias", *TENSORS):
-                check_place(state_dict.get(prefix + name), prefix + name, self.packed, assign)
-        except ValueError as why:
-            errors.append(str(why))
-            return
-        ours = {prefix + name for name in PARTS}
-        if found is None:  # what is no buffer is saved always
-            missing += [prefix + name for name in PARTS if self._buffers.get(name, 0) is not None]
-        others = {key: value for key, value in state_dict.items() if key not in ours}
-        absent: list[str] = []
-        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
-        missing += [key for key in absent if key not in ours]
-        if found is not None:
-            self._put(found, assign)
+    @classmethod
+    def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
+        """See `Stored`."""
+        return code_shapes(n, k)
+
+    @classmethod
+    def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
+        """See `Stored`."""
+        fields = read(scheme, name, "Linear")
+        return kinds(scheme_of(fields, name), fields, n, k)
 
     def _put(self, found: FrozenState, assign: bool) -> None:
         self.settle()
-        device = None if assign else self.packed.device
-
-        def taken(tensor: Tensor) -> Tensor:
-            return tensor.detach() if assign else tensor.detach().to(device, copy=True)
-
-        tensors = {name: taken(tensor) for name, tensor in found.tensors.items()}
+        device = found.tensors["codes"].device if assign else self.packed.device
+        given = {name: placed(t, device, assign) for name, t in found.tensors.items()}
+        tensors = {name: t for name, t in given.items() if t is not None}
         for name in ("scale", *_OPTIONAL):
             self._buffers[name] = tensors.get(name)
         self._how = prepared(found.scheme, self.out_features)
@@ -226,19 +198,13 @@ class Linear(Checked, nn.Linear):
             self._buffers[name] = getattr(frozen, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()  # what `.compile()` made is not part of it
-        state.pop("_earlier", None)
-        saved = saved_values(self._values, self.scheme)
+        state = self._sent()
         kept = {name: t for name, t in self._buffers.items() if name != "packed"}
-        state["_buffers"] = {**kept, **saved}
-        state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
+        state["_buffers"] = {**kept, **saved_values(self._values, self.scheme)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        scheme = state.pop("scheme")
-        super().__setstate__(state)
-        self._how = prepared(scheme, self.out_features)
+        self._receive(state)
         held = self._buffers
         if "codes" not in held:  # an earlier qfx pickled them by another name
             held["codes"] = held.pop("packed")
@@ -246,7 +212,18 @@ class Linear(Checked, nn.Linear):
         for name in ("codes", "minimum"):
             held.pop(name, None)
         self._buffers = {"packed": None, "scale": None, **held}
-        self._hold(loaded_values(saved, scheme, self.in_features))
+        self._hold(loaded_values(saved, self.scheme, self.in_features))
+
+    def _sent(self) -> dict[str, Any]:
+        state = super()._sent()
+        state.pop("_earlier", None)
+        state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
+        return state
+
+    def _receive(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        self._how = prepared(state.pop("scheme"), state["out_features"])
+        super()._receive(state)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self._frozen()
@@ -269,3 +246,6 @@ class Linear(Checked, nn.Linear):
 
 def _zeros(like: Tensor, device: torch.device) -> Tensor:
     return torch.zeros(like.shape, dtype=like.dtype, device=device)
+
+
+ForkingPickler.register(Linear, sent)

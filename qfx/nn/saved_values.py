@@ -13,17 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.nn.loading import Kind
 from qfx.ops.lowbit_packing import half_type_of
 from qfx.ops.storage import Values, storage_of
-from qfx.values.scheme import Scheme
+from qfx.values.scheme import PACKED_BITS, Scheme
 
 SAVED = ("codes", "scale", "zero_point", "minimum")
 _TOGETHER = 8  # codes
-Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
 def stream_bytes(k: int, bits: int) -> int:
     return -(-k // _TOGETHER) * bits
+
+
+def code_shapes(n: int, k: int) -> tuple[tuple[int, int], ...]:
+    """What saved codes of a weight [n, k] may have."""
+    return ((n, k), *((n, stream_bytes(k, bits)) for bits in PACKED_BITS))
 
 
 def stream_of(codes: Tensor, bits: int) -> Tensor:
