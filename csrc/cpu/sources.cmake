@@ -31,6 +31,7 @@ set(QFX_CPU_SOURCES
   kernels/ref.cpp
   kernels/selfcheck.cpp
   kernels/selfcheck_groups.cpp
+  kernels/selfcheck_lowbit.cpp
   kernels/selfcheck_strips.cpp)
 # What makes operators of it.
 set(QFX_CPU_OPERATORS

@@ -13,7 +13,7 @@ constexpr int kLineCodes = kPanel * kGroup;  // of 4 k of a panel
 // 16 in each byte whose bit is set, 8 of them.
 inline uint64_t sixteens(uint64_t bits) {
   const uint64_t apart = bits * 0x0101010101010101u & 0x8040201008040201u;
-  return (apart + 0x7f7f7f7f7f7f7f7fu & 0x8080808080808080u) >> 3;
+  return ((apart + 0x7f7f7f7f7f7f7f7fu) & 0x8080808080808080u) >> 3;
 }
 
 inline void fifth_bits(const uint64_t* line, uint8_t* out) {

@@ -180,14 +180,14 @@ void unpack_group512(const uint8_t* block, int64_t depth, int64_t group, const u
                      int8_t* codes, int32_t* colsum) {
   const uint8_t *nibbles = block + kScaleBytes, *fifth = nibbles + group / 2 * kPanel;
   const __m512i one = _mm512_set1_epi8(1);
-  __m512i z[2], sums[2];
+  __m512i z[2], sums[2][2];  // of low and high nibbles apart, for the latency of vpdpbusd
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
     const __m128i of = zero == nullptr
                            ? _mm_set1_epi8(1 << (kBits - 1))
                            : _mm_loadu_si128(reinterpret_cast<const __m128i*>(zero + 16 * v));
     z[v] = _mm512_mullo_epi32(_mm512_cvtepu8_epi32(of), _mm512_set1_epi32(0x01010101));
-    sums[v] = _mm512_setzero_si512();
+    sums[0][v] = sums[1][v] = _mm512_setzero_si512();
   }
   for (int64_t k = 0; k < depth; k += 8, nibbles += 4 * kPanel, fifth += kPanel) {
     __m512i u[2][2];
@@ -197,13 +197,15 @@ void unpack_group512(const uint8_t* block, int64_t depth, int64_t group, const u
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v, codes += 64) {
         const __m512i code = _mm512_sub_epi8(u[h][v], z[v]);
-        sums[v] = _mm512_dpbusd_epi32(sums[v], one, code);
+        sums[h][v] = _mm512_dpbusd_epi32(sums[h][v], one, code);
         _mm512_storeu_si512(codes, code);
       }
     }
   }
-  _mm512_storeu_si512(colsum, sums[0]);
-  _mm512_storeu_si512(colsum + 16, sums[1]);
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; ++v) {
+    _mm512_storeu_si512(colsum + 16 * v, _mm512_add_epi32(sums[0][v], sums[1][v]));
+  }
 }
 
 #undef QFX_INLINE

@@ -39,7 +39,7 @@ constexpr Format kLowbitFormat = {
     .prefetching_tiles = nullptr,
     .arrange = arrange_offset<0>,
     .few = {.rows = kLowbitRows},
-    .tuning = {.stream_rows = kLowbitRows, .hint = kT1, .ahead = 8192}};
+    .tuning = {.stream_rows = kLowbitRows, .hint = kT1, .ahead = 4096}};
 
 template <class Tiles>
 constexpr LowbitKernels lowbit_kernels(UnpackGroupFn four, UnpackGroupFn five) {
