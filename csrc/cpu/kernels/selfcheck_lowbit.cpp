@@ -33,7 +33,7 @@ struct LowbitProblem {
       : bits(bits), block(bits == 4 ? kScales + kNibbles : kLongestBlock), zeros(zeros) {
     for (int m = 0; m < kMostRows; ++m) {
       for (int k = 0; k < kOf + kPart; ++k) {
-        q[m][k] = code_at(m, k, -128, 127);
+        q[m][k] = code_at(m % kLines, k, -128, 127);
         row_sum[k / kOf][m] += q[m][k];
       }
     }
