@@ -83,11 +83,12 @@ struct LowbitSums {
   QFX_INLINE void start(const uint8_t* zero, const int32_t* row_sum) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      const __m256i z =
+      const __m256i less =
           zero == nullptr ? _mm256_set1_epi32(1 << (kBits - 1)) : widened(zero + 8 * v);
+      const __m256i z = _mm256_sub_epi16(_mm256_setzero_si256(), less);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        acc[r][v] = _mm256_madd_epi16(z, _mm256_set1_epi32(-row_sum[r] & 0xffff));
+        acc[r][v] = _mm256_madd_epi16(z, _mm256_set1_epi32(row_sum[r]));
       }
     }
     if constexpr (kClosed == 0) reopen();

@@ -25,6 +25,11 @@ QFX_INLINE __m512i codes_at(const int8_t* q) {
   return _mm512_set1_epi32(word);
 }
 
+// 16 uint8 as 32 bits each.
+QFX_INLINE __m512i widened(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
 // 8 k of 32 columns as bytes: u[h][v] of k = 4 h + j and column 16 v + n at byte 4 n + j.
 template <int kBits>
 QFX_INLINE void bytes_of(const uint8_t* nibbles, const uint8_t* fifth, __m512i (&u)[2][2]) {
@@ -74,13 +79,12 @@ struct LowbitSums {
     const __m512i none = _mm512_setzero_si512();
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
-      const __m512i z = zero == nullptr ? _mm512_set1_epi32(1 << (kBits - 1))
-                                        : _mm512_cvtepu8_epi32(_mm_loadu_si128(
-                                              reinterpret_cast<const __m128i*>(zero + 16 * v)));
+      const __m512i less =
+          zero == nullptr ? _mm512_set1_epi32(1 << (kBits - 1)) : widened(zero + 16 * v);
+      const __m512i z = _mm512_sub_epi16(none, less);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const __m512i sum = _mm512_set1_epi32(-row_sum[r] & 0xffff);
-        acc[0][r][v] = _mm512_dpwssd_epi32(none, z, sum);
+        acc[0][r][v] = _mm512_madd_epi16(z, _mm512_set1_epi32(row_sum[r]));
         if constexpr (kParts == 2) acc[1][r][v] = none;
       }
     }
@@ -183,10 +187,9 @@ void unpack_group512(const uint8_t* block, int64_t depth, int64_t group, const u
   __m512i z[2], sums[2][2];  // of low and high nibbles apart, for the latency of vpdpbusd
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
-    const __m128i of = zero == nullptr
-                           ? _mm_set1_epi8(1 << (kBits - 1))
-                           : _mm_loadu_si128(reinterpret_cast<const __m128i*>(zero + 16 * v));
-    z[v] = _mm512_mullo_epi32(_mm512_cvtepu8_epi32(of), _mm512_set1_epi32(0x01010101));
+    const __m512i of =
+        zero == nullptr ? _mm512_set1_epi32(1 << (kBits - 1)) : widened(zero + 16 * v);
+    z[v] = _mm512_mullo_epi32(of, _mm512_set1_epi32(0x01010101));
     sums[0][v] = sums[1][v] = _mm512_setzero_si512();
   }
   for (int64_t k = 0; k < depth; k += 8, nibbles += 4 * kPanel, fifth += kPanel) {
