@@ -72,15 +72,21 @@ struct LowbitProblem {
     at[2 * n + 1] = scale >> 8;
     zero[g][n] = static_cast<uint8_t>((n * 5 + g) % (1 << bits));
     const int less = zeros ? zero[g][n] : 1 << (bits - 1);
+    int code[kOf];
     for (int k = 0; k < kOf; ++k) {
-      const int u = code_at(n / 4 + n, k + g, 0, (1 << bits) - 1), code = u - less;
+      const int u = code_at(n / 4 + n, k + g, 0, (1 << bits) - 1);
       put(at + kScales, n, k, u);
-      codes[g][(k / kGroup * kPanel + n) * kGroup + k % kGroup] = static_cast<int8_t>(code);
-      if (k < length(g)) colsum[g][n] += code;
+      code[k] = u - less;
+      codes[g][(k / kGroup * kPanel + n) * kGroup + k % kGroup] = static_cast<int8_t>(code[k]);
     }
+    for (int k = 0; k < length(g); ++k) colsum[g][n] += code[k];
     const float of = zeros ? std::bit_cast<float>(uint32_t{scale} << 16)
                            : 1 + static_cast<float>(scale - 0x3c00) / 1024;
-    for (int m = 0; m < kLines; ++m) add(g, n, m, less, of);
+    for (int m = 0; m < kLines; ++m) {
+      int exact = 0;
+      for (int k = 0; k < length(g); ++k) exact += q[m][g * kOf + k] * code[k];
+      expected[m][n] = std::fma(static_cast<float>(exact), row_scale[g][m] * of, expected[m][n]);
+    }
   }
 
   void put(uint8_t* nibbles, int n, int k, int u) const {
@@ -88,15 +94,6 @@ struct LowbitProblem {
     if (bits == 4) return;
     const int bit = ((k / 8 * 2 + k % 8 / 4) * 2 + n / 16) * 64 + n % 16 * 4 + k % 4;
     nibbles[kNibbles + bit / 8] |= (u >> 4) << (bit % 8);
-  }
-
-  void add(int g, int n, int m, int less, float scale) {
-    int exact = -less * row_sum[g][m];
-    for (int k = 0; k < length(g); ++k) {
-      const int code = codes[g][(k / kGroup * kPanel + n) * kGroup + k % kGroup];
-      exact += q[m][g * kOf + k] * (code + less);
-    }
-    expected[m][n] = std::fma(static_cast<float>(exact), row_scale[g][m] * scale, expected[m][n]);
   }
 };
 
