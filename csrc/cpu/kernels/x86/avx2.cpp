@@ -129,7 +129,9 @@ struct LowbitPairs {
   static constexpr bool kUnsigned = false;
   static constexpr int kPairRows = 2;
   static __m256i add(__m256i sums, __m256i u, __m256i q) {
-    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(u, q));
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(u, q));
+    asm("" : "+x"(sums));  // or GCC adds them in another order, which needs all products at once
+    return sums;
   }
   static __m256i close(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 };
