@@ -123,15 +123,24 @@ struct LowbitSums {
   }
 
   QFX_INLINE void finish() {
-    if constexpr (kClosed == 0) close();
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    if constexpr (kClosed == 0) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) asm("" : "+x"(acc[r][v]));
+      for (int p = 0; p < kParts; ++p) keep(open[p]);
+      close();
     }
+    keep(acc);
   }
 
  private:
+  // GCC 12 would copy them all in each step.
+  static QFX_INLINE void keep(__m256i (&sums)[kRows][kVectors]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) asm("" : "+x"(sums[r][v]));
+    }
+  }
+
   QFX_INLINE void reopen() {
 #pragma GCC unroll 2
     for (int p = 0; p < kParts; ++p) {
