@@ -34,6 +34,7 @@ set(QFX_CPU_SOURCES
   kernels/ref.cpp
   kernels/selfcheck.cpp
   kernels/selfcheck_groups.cpp
+  kernels/selfcheck_lowbit.cpp
   kernels/selfcheck_strips.cpp)
 # What makes operators of it.
 set(QFX_CPU_OPERATORS
@@ -67,11 +68,11 @@ include(CheckCXXCompilerFlag)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(QUIET -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593: its own AVX-512 header
   qfx_isa(kernels/x86/avx2.cpp -mavx2 -mfma -mf16c)
-  qfx_isa(kernels/x86/avxvnni.cpp -mavx2 -mfma -mavxvnni)
+  qfx_isa(kernels/x86/avxvnni.cpp -mavx2 -mfma -mf16c -mavxvnni)
   check_cxx_compiler_flag(-mavxvnniint8 QFX_AVXVNNIINT8)  # GCC 13, Clang 16
   if(QFX_AVXVNNIINT8)
     list(APPEND QFX_CPU_OPTIONS -DQFX_AVXVNNIINT8)
-    qfx_isa(kernels/x86/avxvnniint8.cpp -mavx2 -mfma -mavxvnniint8)
+    qfx_isa(kernels/x86/avxvnniint8.cpp -mavx2 -mfma -mf16c -mavxvnniint8)
   endif()
   qfx_isa(kernels/x86/avx512vnni.cpp -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl
           -mavx512dq -mavx512vnni -mprefer-vector-width=512 ${QUIET})

@@ -171,6 +171,8 @@ void check_attention(const Kernels& kernels);
 void check_binary(const Kernels& kernels);
 void check_gemm(const Kernels& kernels);
 void check_groups(const Kernels& kernels);
+void check_lowbit(const Kernels& kernels);
 void check_doctored(const Kernels& kernels);
+void check_doctored_lowbit(const Kernels& kernels);
 
 }  // namespace qfx::test

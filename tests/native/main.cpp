@@ -13,12 +13,19 @@ namespace {
 constexpr struct {
   const char* name;
   void (*check)(const Kernels& kernels);
-} kParts[] = {{"tiles", check_tiles},         {"rows", check_rows},
-              {"rotate", check_rotate},       {"columns", check_columns},
-              {"epilogue", check_epilogue},   {"weight_only", check_weight_only},
-              {"attention", check_attention}, {"binary", check_binary},
-              {"gemm", check_gemm},           {"groups", check_groups},
-              {"doctored", check_doctored}};
+} kParts[] = {{"tiles", check_tiles},
+              {"rows", check_rows},
+              {"rotate", check_rotate},
+              {"columns", check_columns},
+              {"epilogue", check_epilogue},
+              {"weight_only", check_weight_only},
+              {"attention", check_attention},
+              {"binary", check_binary},
+              {"gemm", check_gemm},
+              {"groups", check_groups},
+              {"lowbit", check_lowbit},
+              {"doctored", check_doctored},
+              {"doctored_lowbit", check_doctored_lowbit}};
 
 void announce() {
   for (Isa isa : compiled_isas()) {

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "cpu/kernels/selfcheck_groups.h"
+#include "cpu/kernels/selfcheck_lowbit.h"
 #include "cpu/kernels/selfcheck_problem.h"
 #include "cpu/kernels/selfcheck_strips.h"
 #include "cpu/kernels/tables/rows.h"
@@ -154,7 +155,8 @@ std::string fault_of(const Kernels& kernels) {
       if (!fault.empty()) return fault;
     }
   }
-  return fault_of_rotations(kernels);
+  const std::string fault = fault_of_lowbit(kernels);
+  return fault.empty() ? fault_of_rotations(kernels) : fault;
 }
 
 }  // namespace qfx::cpu

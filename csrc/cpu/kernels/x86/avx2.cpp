@@ -11,6 +11,7 @@
 #include "cpu/kernels/rows/loops.h"
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/x86/group_tiles256.h"
+#include "cpu/kernels/x86/lowbit256.h"
 #include "cpu/kernels/x86/multiply_chains.h"
 
 namespace qfx::cpu {
@@ -120,13 +121,31 @@ constexpr Format kNarrowWeight = offset_format<Offset, 128>("s8s7");
 constexpr Format kNarrowCodes = offset_format<Offset, 64>("s7s8");
 constexpr Format kNarrow = offset_format<OffsetTwice, 64>("s7s7");
 
+// Two products u q lie in [-2 * 15 * 128, 2 * 15 * 127], or with 31 in place of 15: 8 such sums of
+// 4 bits, and 4 of 5 bits, stay above -2^15. A line of 8 k adds two.
+struct LowbitPairs {
+  template <int kBits>
+  static constexpr int kLines = kBits == 4 ? 4 : 2;
+  static constexpr bool kUnsigned = false;
+  static constexpr int kPairRows = 2;
+  static __m256i add(__m256i sums, __m256i u, __m256i q) {
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(u, q));
+    asm("" : "+x"(sums));  // or GCC adds them in another order, which needs all products at once
+    return sums;
+  }
+  static __m256i close(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+};
+
+constexpr LowbitKernels kLowbit =
+    lowbit_kernels<LowbitTiles<LowbitPairs>>(unpack_group256<4>, unpack_group256<5>);
+
 }  // namespace
 
 const Kernels& kernels_avx2() {
   static constexpr Kernels kernels = {
-      "avx2",          &kRowKernels,
-      &kSumKernels,    &kAttentionKernels,
-      &kLowbitKernels, {&kWide, &kNarrowWeight, &kNarrowCodes, &kNarrow}};
+      "avx2",       &kRowKernels,
+      &kSumKernels, &kAttentionKernels,
+      &kLowbit,     {&kWide, &kNarrowWeight, &kNarrowCodes, &kNarrow}};
   return kernels;
 }
 

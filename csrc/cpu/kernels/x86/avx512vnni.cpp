@@ -10,6 +10,7 @@
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/x86/float_lines.h"
 #include "cpu/kernels/x86/group_tiles512.h"
+#include "cpu/kernels/x86/lowbit512.h"
 #include "cpu/kernels/x86/multiply_chains.h"
 
 namespace qfx::cpu {
@@ -144,12 +145,15 @@ constexpr SumKernels kWithLines = {
     .finish_floats = finish_all_lines,
 };
 
+constexpr LowbitKernels kLowbit =
+    lowbit_kernels<LowbitTiles>(unpack_group512<4>, unpack_group512<5>);
+
 }  // namespace
 
 const Kernels& kernels_avx512vnni() {
-  static constexpr Kernels kernels = {"avx512vnni",    &kRowKernels,
-                                      &kWithLines,     &kAttentionKernels,
-                                      &kLowbitKernels, {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static constexpr Kernels kernels = {"avx512vnni", &kRowKernels,
+                                      &kWithLines,  &kAttentionKernels,
+                                      &kLowbit,     {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

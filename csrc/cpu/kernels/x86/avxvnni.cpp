@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/x86/group_tiles256.h"
+#include "cpu/kernels/x86/lowbit256.h"
 #include "cpu/kernels/x86/multiply_chains.h"
 
 namespace qfx::cpu {
@@ -36,13 +37,27 @@ constexpr Format kFormat = {.name = "s8s8",
                             .few = few_tiles<Offset>(),
                             .groups = &kGroups<Offset>};
 
+struct LowbitCodes {
+  template <int kBits>
+  static constexpr int kLines = 0;
+  static constexpr bool kUnsigned = true;
+  static constexpr int kPairRows = 4;
+  static __m256i add(__m256i sums, __m256i u, __m256i q) {
+    return _mm256_dpbusd_avx_epi32(sums, u, q);
+  }
+  static __m256i close(__m256i sums) { return sums; }
+};
+
+constexpr LowbitKernels kLowbit =
+    lowbit_kernels<LowbitTiles<LowbitCodes>>(unpack_group256<4>, unpack_group256<5>);
+
 }  // namespace
 
 const Kernels& kernels_avxvnni() {
   const Kernels& avx2 = kernels_avx2();
-  static const Kernels kernels = {"avxvnni",   avx2.row,
-                                  avx2.sums,   avx2.attention,
-                                  avx2.lowbit, {&kFormat, &kFormat, &kFormat, &kFormat}};
+  static const Kernels kernels = {"avxvnni", avx2.row,
+                                  avx2.sums, avx2.attention,
+                                  &kLowbit,  {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

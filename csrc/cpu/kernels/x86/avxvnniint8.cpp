@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/x86/group_tiles256.h"
+#include "cpu/kernels/x86/lowbit256.h"
 
 namespace qfx::cpu {
 namespace {
@@ -28,13 +29,25 @@ constexpr Format kFormat = {.name = "s8s8",
                             .few = few_tiles<Code>(),
                             .groups = &kGroups<Code>};
 
+struct LowbitCodes {
+  template <int kBits>
+  static constexpr int kLines = 0;
+  static constexpr bool kUnsigned = false;
+  static constexpr int kPairRows = 4;
+  static __m256i add(__m256i sums, __m256i u, __m256i q) { return _mm256_dpbssd_epi32(sums, u, q); }
+  static __m256i close(__m256i sums) { return sums; }
+};
+
+constexpr LowbitKernels kLowbit =
+    lowbit_kernels<LowbitTiles<LowbitCodes>>(unpack_group256<4>, unpack_group256<5>);
+
 }  // namespace
 
 const Kernels& kernels_avxvnniint8() {
   const Kernels& avx2 = kernels_avx2();
   static const Kernels kernels = {"avxvnniint8", avx2.row,
                                   avx2.sums,     avx2.attention,
-                                  avx2.lowbit,   {&kFormat, &kFormat, &kFormat, &kFormat}};
+                                  &kLowbit,      {&kFormat, &kFormat, &kFormat, &kFormat}};
   return kernels;
 }
 

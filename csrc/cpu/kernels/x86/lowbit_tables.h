@@ -1,0 +1,54 @@
+// Tables of tiles for codes of 4 and 5 bits, and the operand format of their rows.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "cpu/kernels/rows/offset.h"
+#include "cpu/kernels/tables/lowbit.h"
+
+namespace qfx::cpu {
+namespace {  // internal linkage: each instruction set compiles its own
+
+constexpr int64_t kScaleBytes = kPanel * sizeof(uint16_t);  // of a group
+constexpr int kLowbitRows = 8;                              // of the tallest tile
+
+// Tiles::tile<bits, rows, hint> of every kind.
+template <class Tiles, int kBits, int kHint, int... kLess>
+constexpr std::array<LowbitTileFn, sizeof...(kLess)> lowbit_tiles_of(
+    std::integer_sequence<int, kLess...>) {
+  return {Tiles::template tile<kBits, kLess + 1, kHint>...};
+}
+
+template <class Tiles, int kBits, int kHint>
+constexpr auto kLowbitTiles =
+    lowbit_tiles_of<Tiles, kBits, kHint>(std::make_integer_sequence<int, kLowbitRows>());
+
+template <class Tiles, int kBits>
+constexpr const LowbitTileFn* kFewLowbit[kHints] = {kLowbitTiles<Tiles, kBits, kT0>.data(),
+                                                    kLowbitTiles<Tiles, kBits, kT1>.data(),
+                                                    kLowbitTiles<Tiles, kBits, kNta>.data()};
+
+constexpr Format kLowbitFormat = {
+    .name = "lowbit",
+    .tile_rows = kLowbitRows,
+    .bytes_per_code = 1,
+    .k_multiple = 32,
+    .mul_offset = 0,
+    .tiles = nullptr,
+    .prefetching_tiles = nullptr,
+    .arrange = arrange_offset<0>,
+    .few = {.rows = kLowbitRows},
+    .tuning = {.stream_rows = kLowbitRows, .hint = kT1, .ahead = 4096}};
+
+template <class Tiles>
+constexpr LowbitKernels lowbit_kernels(UnpackGroupFn four, UnpackGroupFn five) {
+  const auto& low = kFewLowbit<Tiles, 4>;
+  const auto& high = kFewLowbit<Tiles, 5>;
+  return {.unpack = {four, five},
+          .rows = &kLowbitFormat,
+          .few = {{low[kT0], low[kT1], low[kNta]}, {high[kT0], high[kT1], high[kNta]}}};
+}
+
+}  // namespace
+}  // namespace qfx::cpu
