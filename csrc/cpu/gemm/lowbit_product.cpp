@@ -97,6 +97,15 @@ class LowbitLinear final : public PanelWork {
     return GroupedPanel(kernels_, rows_, block, reader, memory).run();
   }
 
+  // [G][32], or null.
+  const uint8_t* zeros(int64_t p, PanelMemory& memory) const {
+    if (w_.kind.shift != Shift::kMinimums) return w_.zero(p, 0);
+    const int64_t count = w_.shape.groups() * kPanel;
+    uint8_t* none = memory.zero.get<uint8_t>(count);
+    std::fill_n(none, count, uint8_t{0});
+    return none;
+  }
+
   float* as_they_lie(const RowBlock& block, int64_t p, PanelMemory& memory) const {
     const Tuning tuning = tuning_of(format_for(kernels_, Operands::kWide, 1));
     const int64_t groups = w_.shape.groups(), m = block.begin;
@@ -109,7 +118,7 @@ class LowbitLinear final : public PanelWork {
                              groups,
                              w_.kind.group,
                              groups == 0 ? 0 : w_.depth(groups - 1),
-                             w_.zero(p, 0),
+                             zeros(p, memory),
                              w_.kind.scales,
                              tuning.ahead,
                              rows_.sum + m,

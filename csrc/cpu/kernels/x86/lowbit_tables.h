@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "cpu/kernels/rows/lowbit.h"
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/tables/lowbit.h"
 
@@ -46,6 +47,8 @@ constexpr LowbitKernels lowbit_kernels(UnpackGroupFn four, UnpackGroupFn five) {
   const auto& low = kFewLowbit<Tiles, 4>;
   const auto& high = kFewLowbit<Tiles, 5>;
   return {.unpack = {four, five},
+          .add_scaled = add_scaled,
+          .narrow = store_row,
           .rows = &kLowbitFormat,
           .few = {{low[kT0], low[kT1], low[kNta]}, {high[kT0], high[kT1], high[kNta]}}};
 }
