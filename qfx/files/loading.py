@@ -69,7 +69,9 @@ def load(
     if foreign is None:
         assert not isinstance(source, Mapping)
         if x != "file" or requantize is not None:
-            raise UserError(f"load: {printable(str(source))} says itself what x and its weights are")
+            raise UserError(
+                f"load: {printable(str(source))} says itself what x and its weights are"
+            )
         return _filled(_opened(Path(source)), skeleton)
     return _filled(imported(foreign, skeleton, x, requantize), skeleton)
 

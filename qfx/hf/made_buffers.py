@@ -22,8 +22,10 @@ def made_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _made(owner: PreTrainedModel, module: nn.Module) -> dict[str, Tensor]:
     """What comes out the same whatever was there before: the rest the model does not make."""
-    outside = module._non_persistent_buffers_set  # noqa: SLF001
-    lacking = [n for n, b in module._buffers.items() if n in outside and b is not None and b.is_meta]
+    outside = module._non_persistent_buffers_set
+    lacking = [
+        n for n, b in module._buffers.items() if n in outside and b is not None and b.is_meta
+    ]
     if not lacking or module._parameters:
         return {}
     first, second = (_initialised(owner, module, filling) for filling in (0, 1))
@@ -31,7 +33,7 @@ def _made(owner: PreTrainedModel, module: nn.Module) -> dict[str, Tensor]:
 
 
 def _initialised(owner: PreTrainedModel, module: nn.Module, filling: int) -> dict[str, Tensor]:
-    own = copy.deepcopy(module).to_empty(device="cpu")
+    own = copy.deepcopy(module).to_empty(device="cpu").float()  # a model in bfloat16 has them so
     with torch.no_grad():
         for buffer in own.buffers():
             buffer.fill_(filling)

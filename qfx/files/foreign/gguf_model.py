@@ -106,4 +106,3 @@ def _places(table: GgufTable, name: str, block: Block) -> Tensor | None:
             f"{at}: {printable(name)} has {rows} rows, which do not make {heads} heads of pairs"
         )
     return torch.arange(rows).reshape(heads, 2, -1).transpose(1, 2).reshape(-1)
-

@@ -121,7 +121,9 @@ class Imported:
             f"off by {lost:.2%} of its norm"
             for name, lost in self.lost.items()
         )
-        log.warning("load: %s linears of %s were quantized again:%s", len(self.lost), self.at, lines)
+        log.warning(
+            "load: %s linears of %s were quantized again:%s", len(self.lost), self.at, lines
+        )
 
 
 def _fields(scheme: Scheme) -> dict[str, Any]:

@@ -113,9 +113,7 @@ def _plain(table: Table, name: str, here: str) -> Item:
     return Item(table.path, entry.shape, entry.dtype, partial(tensor_of, table, name))
 
 
-def _described(
-    table: Table, name: str, said: dict[str, Any], here: str
-) -> tuple[Item, set[str]]:
+def _described(table: Table, name: str, said: dict[str, Any], here: str) -> tuple[Item, set[str]]:
     owner, _, last = name.rpartition(".")
     prefix = f"{owner}._{last}_" if owner else f"_{last}_"
     names = {part: f"{prefix}{part}" for part in (*PARTS, *UNREAD)}
@@ -128,9 +126,7 @@ def _described(
     if not isinstance(data, dict):
         raise UserError(f"{here} has no _data")
     dtype = _dtype(data.get("dtype"), here)
-    item = _item(
-        table.path, here, entries, reads, dtype, data.get("block_size"), _told(data, here)
-    )
+    item = _item(table.path, here, entries, reads, dtype, data.get("block_size"), _told(data, here))
     return item, {*there.values()}
 
 
@@ -210,5 +206,7 @@ def _activations(here: str, told: Mapping[str, str] | None) -> QSpec:
     if told is None:
         return QSpec(symmetric=False)
     if told["granularity"] != "PerRow" or told["mapping_type"] not in ("SYMMETRIC", "ASYMMETRIC"):
-        raise UserError(f"{here} says of activations {printable(repr(dict(told)))}, which is not read")
+        raise UserError(
+            f"{here} says of activations {printable(repr(dict(told)))}, which is not read"
+        )
     return QSpec(symmetric=told["mapping_type"] == "SYMMETRIC")
