@@ -1,5 +1,5 @@
-"""load: a folder, a file or a state dict of another tool becomes an int8 model, by way of a float one
-that need not have values."""
+"""load: a folder, a file or a state dict becomes an int8 model, by way of a float one that need not
+have values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def load(
         assert not isinstance(source, Mapping)
         if x != "file" or requantize is not None:
             raise UserError(
-                f"load: {printable(str(source))} says itself what x and its weights are"
+                f"load: {printable(str(source))} says itself what its schemes are: x and requantize "
+                "are for models of other tools"
             )
         return _filled(_opened(Path(source)), skeleton)
     return _filled(imported(foreign, skeleton, x, requantize), skeleton)

@@ -1,4 +1,4 @@
-"""Buffers that no file has, of models on the meta device: whoever knows how to make them says so."""
+"""Buffers that no file has, of models on the meta device: who knows how to make them says so."""
 
 from __future__ import annotations
 

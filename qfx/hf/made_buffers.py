@@ -1,41 +1,44 @@
 """Tables of positions and the like of a model of transformers on the meta device, made by the model
-itself, as from_pretrained does."""
+itself, as from_pretrained has them made."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from qfx.files.model_state import derived_buffers
+
 
 def made_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Of those modules that have such buffers and no parameters."""
+    """Buffers outside the state dict, by name: floats in float32, of whatever type the model is."""
     found: dict[str, Tensor] = {}
     for at, owner in model.named_modules():
         if isinstance(owner, PreTrainedModel):
-            for name, module in owner.named_modules(prefix=at):
-                found |= {f"{name}.{b}".lstrip("."): t for b, t in _made(owner, module).items()}
+            prefix = f"{at}." if at else ""
+            found = {f"{prefix}{name}": t for name, t in _made(owner).items()} | found
     return found
 
 
-def _made(owner: PreTrainedModel, module: nn.Module) -> dict[str, Tensor]:
+def _made(owner: PreTrainedModel) -> dict[str, Tensor]:
     """What comes out the same whatever was there before: the rest the model does not make."""
-    outside = module._non_persistent_buffers_set
-    lacking = [
-        n for n, b in module._buffers.items() if n in outside and b is not None and b.is_meta
-    ]
-    if not lacking or module._parameters:
+    derived = derived_buffers(owner, owner.state_dict())
+    lacking = [name for name, buffer in derived.items() if buffer.is_meta]
+    if not lacking:
         return {}
-    first, second = (_initialised(owner, module, filling) for filling in (0, 1))
-    return {n: first[n] for n in lacking if torch.equal(first[n], second[n])}
+    first, second = (_initialised(owner, lacking, filling) for filling in (0, 1))
+    return {name: first[name] for name in lacking if torch.equal(first[name], second[name])}
 
 
-def _initialised(owner: PreTrainedModel, module: nn.Module, filling: int) -> dict[str, Tensor]:
-    own = copy.deepcopy(module).to_empty(device="cpu").float()  # a model in bfloat16 has them so
-    with torch.no_grad():
-        for buffer in own.buffers():
-            buffer.fill_(filling)
-        owner._init_weights(own)
-    return dict(own.named_buffers(recurse=False))
+def _initialised(owner: PreTrainedModel, lacking: Sequence[str], filling: int) -> dict[str, Tensor]:
+    own = copy.deepcopy(owner)
+    for name in lacking:
+        module, last = own.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        buffer = own.get_buffer(name)
+        dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
+        setattr(module, last, torch.full(buffer.shape, filling, dtype=dtype, device="cpu"))
+    own.initialize_weights()
+    return {name: own.get_buffer(name) for name in lacking}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,9 @@ DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
     r"a.scale holds nan at \[0\], which is not finite and positive": _bytes(
         "a.scale", b"\0\0\xc0\x7f"
     ),
-    "a.codes holds -128, which is outside -127..127": _bytes("a.codes", b"\x80"),
+    r"a\.codes holds -?\d+, which is outside -64\.\.63": _bytes(
+        "a.scheme", struct.pack("<8i", 1, 1, 8, 0, 0, 0, 0, 7)
+    ),
     "a.scheme has format 9": _bytes("a.scheme", b"\x09\0\0\0"),
     "is no text": lambda f, p: (p / "qfx.json").write_bytes(b"\xff{}"),
     "it is not JSON": lambda f, p: (p / "qfx.json").write_bytes(b"{"),

@@ -1,4 +1,4 @@
-"""Models of other tools: the weights are bit for bit those that the tool itself makes of the file."""
+"""Models of other tools: the weights are bit for bit those that the tool makes of the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import qfx
-import qfx.hf  # noqa: F401  (tables of positions of models on the meta device)
+import qfx.hf  # for tables of positions of models on the meta device
 from qfx.files.foreign.gguf_blocks import KINDS, weight_at
 from qfx.files.foreign.gguf_table import gguf_table_of
 from qfx.values.config import ASYMMETRIC
@@ -287,9 +287,10 @@ def test_other_kinds_are_refused_by_name_or_quantized_again(
     assert type(left) is nn.Linear and equal(left.weight.data, w)
 
 
-@pytest.mark.parametrize(
-    "scheme", ["w8", "w8a8-groups", "w4a8", qfx.Scheme(w=qfx.QSpec(axes=(0,)))]
-)
+PER_COLUMN = qfx.Scheme(w=qfx.QSpec(axes=qfx.PER_COLUMN))
+
+
+@pytest.mark.parametrize("scheme", ["w8", "w8a8-groups", "w4a8", PER_COLUMN])
 def test_any_scheme_quantizes_again(scheme: Any, tmp_path: Path) -> None:
     values = net_file(tmp_path / "a.gguf", Kind.Q4_1)
     how = qfx.Config(scheme=scheme)

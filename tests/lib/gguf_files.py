@@ -16,7 +16,7 @@ K_BLOCK = 256
 
 
 def blocks(values: Tensor, kind: Any) -> np.ndarray[Any, Any]:
-    """The bytes of a matrix in a kind. gguf does not quantize to Q4_K and the like: those are drawn,
+    """The bytes of a matrix in a kind. gguf does not quantize to Q4_K and the like: they are drawn,
     with scales that are finite."""
     if kind.name.endswith("_K"):
         elements, size = gguf.GGML_QUANT_SIZES[kind]
@@ -32,7 +32,7 @@ def write_gguf(
     fields: Mapping[str, Any] | None = None,
     arch: str = "llama",
 ) -> dict[str, Tensor]:
-    """Writes a file; the float32 values that gguf makes of each tensor. `fields`: counts, or lists."""
+    """Writes a file; the float32 values that gguf makes of each tensor. `fields`: counts, lists."""
     writer = gguf.GGUFWriter(path, arch)
     values = {}
     for name, value in (fields or {}).items():

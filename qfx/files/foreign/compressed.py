@@ -1,4 +1,4 @@
-"""A folder of compressed-tensors, as llm-compressor writes and vLLM reads it, as a foreign model."""
+"""A folder of compressed-tensors, as llm-compressor writes it and vLLM reads it."""
 
 from __future__ import annotations
 

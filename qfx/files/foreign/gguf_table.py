@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -159,7 +160,7 @@ class _Reading:
                 raise UserError(f"{self.at} has the tensor {printable(name)} twice")
             found[name] = self.block(name, shape, number, begin + offset)
         ends = sorted((b.begin, b.begin + b.size, name) for name, b in found.items() if b.size)
-        for (_, end, one), (start, _, other) in zip(ends, ends[1:], strict=False):
+        for (_, end, one), (start, _, other) in pairwise(ends):
             if start < end:
                 names = f"{printable(one)} and {printable(other)}"
                 raise UserError(f"{self.at}: {names} lie on each other")

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Item(NamedTuple):
     """A tensor of a foreign model. `shape` and `dtype` of its float values, which `floats` reads;
     `kind`: what the file calls it, '' for a plain tensor. Where there is a `grid`, `weight` reads
-    codes of it, and `x` is what the file says of activations, or ours where it speaks of weights alone."""
+    codes of it, and `x` is what the file says of activations, or ours where it says nothing."""
 
     path: Path
     shape: tuple[int, ...]
@@ -189,7 +189,7 @@ def _with_ties(
     found = dict(items)
     for name, first in ties(skeleton, skeleton.state_dict()).items():
         for absent, there in ((name, first), (first, name)):
-            if absent not in items and there in items and items[there].kind:
-                if absent.removesuffix(".weight") in linears:
-                    found[absent] = items[there]
+            known = there in items and items[there].kind and absent not in items
+            if known and absent.removesuffix(".weight") in linears:
+                found[absent] = items[there]
     return found

@@ -194,8 +194,7 @@ def _grid(here: str, block: Any, n: int, k: int) -> tuple[Grid, int]:
     good = isinstance(block, list | tuple) and len(block) == 2
     if not good or not all(type(size) is int and size > 0 for size in block) or block[0] != 1:
         raise UserError(
-            f"{here} has blocks of {printable(repr(block))}, and those of rows are read, or of parts "
-            "of one"
+            f"{here} has blocks of {printable(repr(block))}, which are no rows or parts of rows"
         )
     if k % block[1]:
         raise UserError(f"{here} has K={k}, which blocks of {block[1]} do not divide")
