@@ -70,8 +70,8 @@ def load(
         assert not isinstance(source, Mapping)
         if x != "file" or requantize is not None:
             raise UserError(
-                f"load: {printable(str(source))} says itself what its schemes are: x and requantize "
-                "are for models of other tools"
+                f"load: {printable(str(source))} says itself what its schemes are: x and "
+                "requantize are for models of other tools"
             )
         return _filled(_opened(Path(source)), skeleton)
     return _filled(imported(foreign, skeleton, x, requantize), skeleton)

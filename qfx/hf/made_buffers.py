@@ -4,7 +4,8 @@ itself, as from_pretrained has them made."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,18 +28,27 @@ def _made(owner: PreTrainedModel) -> dict[str, Tensor]:
     """What comes out the same whatever was there before: the rest the model does not make."""
     derived = derived_buffers(owner, owner.state_dict())
     lacking = [name for name, buffer in derived.items() if buffer.is_meta]
+    makers = {name.rpartition(".")[0] for name in lacking}
+    makers = {at for at in makers if not owner.get_submodule(at)._parameters}
+    lacking = [name for name in lacking if name.rpartition(".")[0] in makers]
     if not lacking:
         return {}
-    first, second = (_initialised(owner, lacking, filling) for filling in (0, 1))
+    parameters: dict[int, Any] = {id(parameter): parameter for parameter in owner.parameters()}
+    own = copy.deepcopy(owner, parameters)  # they stay where they are, and are not written
+    first, second = (_initialised(own, lacking, makers, filling) for filling in (0, 1))
     return {name: first[name] for name in lacking if torch.equal(first[name], second[name])}
 
 
-def _initialised(owner: PreTrainedModel, lacking: Sequence[str], filling: int) -> dict[str, Tensor]:
-    own = copy.deepcopy(owner)
+def _initialised(
+    own: PreTrainedModel, lacking: Sequence[str], makers: Collection[str], filling: int
+) -> dict[str, Tensor]:
+    for at, module in own.named_modules():
+        module._is_hf_initialized = at not in makers  # type: ignore[assignment]
     for name in lacking:
-        module, last = own.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        at, _, last = name.rpartition(".")
         buffer = own.get_buffer(name)
         dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
-        setattr(module, last, torch.full(buffer.shape, filling, dtype=dtype, device="cpu"))
+        filled = torch.full(buffer.shape, filling, dtype=dtype, device="cpu")
+        setattr(own.get_submodule(at), last, filled)
     own.initialize_weights()
     return {name: own.get_buffer(name) for name in lacking}

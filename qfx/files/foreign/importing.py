@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,11 +186,12 @@ def _check_config(config: Config, linears: Mapping[str, nn.Linear]) -> None:
 def _with_ties(
     items: Mapping[str, Item], skeleton: nn.Module, linears: Mapping[str, nn.Linear]
 ) -> dict[str, Item]:
-    """A head that is tied to an embedding takes the codes of that, which becomes float."""
+    """A head that is tied to an embedding takes the codes of that, which becomes float. The large
+    ones come first, while little else is there."""
     found = dict(items)
     for name, first in ties(skeleton, skeleton.state_dict()).items():
         for absent, there in ((name, first), (first, name)):
             known = there in items and items[there].kind and absent not in items
             if known and absent.removesuffix(".weight") in linears:
                 found[absent] = items[there]
-    return found
+    return dict(sorted(found.items(), key=lambda item: -prod(item[1].shape)))

@@ -1,0 +1,476 @@
+"""Files of other tools that are truncated, damaged or hostile: each is refused by a sentence that
+names the file, before anything of the skeleton changes, or is a model with finite scales."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import qfx
+import qfx.hf
+from qfx.files.foreign.compressed import INDEX
+from qfx.files.foreign.compressed_config import METHOD, compressed_config, method_of
+from qfx.files.foreign.torchao import torchao_file
+from tests.files.test_hostile_files import changed
+from tests.files.test_importing import HERE, IDS, Net, llama, meta, net_file
+from tests.lib.gguf_files import Kind, write_gguf
+from tests.lib.mutations import mutated
+
+W8, W4 = HERE / "w8a8", HERE / "w4a16_zeros"
+AO = HERE / "int8_dynamic.safetensors"
+UP = "model.layers.0.mlp.up_proj"
+
+
+def refused(path: Path, skeleton: nn.Module, **how: Any) -> str:
+    """What was said of it, '' where it was loaded."""
+    before = {name: id(module) for name, module in skeleton.named_modules()}
+    try:
+        qfx.load(path, skeleton, **how)
+    except (ValueError, NotImplementedError) as why:
+        text = str(why)
+        assert str(path) in text and text.replace("\n", "").isprintable(), text
+        assert {name: id(module) for name, module in skeleton.named_modules()} == before
+        assert all(t.is_meta for t in skeleton.parameters())
+        return text
+    linears = [m for m in skeleton.modules() if isinstance(m, qfx.nn.Linear)]
+    assert all(bool((m.scale > 0).all()) and m.scale.isfinite().all() for m in linears)
+    assert not any(t.is_meta for t in skeleton.parameters())
+    return ""
+
+
+# --- GGUF ---
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: Any) -> bytes:
+    path: Path = tmp_path_factory.mktemp("gguf") / "a.gguf"
+    net_file(path, Kind.Q4_0, Kind.Q8_0)
+    return path.read_bytes()
+
+
+def head(whole: bytes) -> int:
+    """Where the tensors begin: behind the last name and its place."""
+    return -(-(whole.index(b"up.bias") + 40) // 32) * 32
+
+
+@given(st.data())
+def test_any_change_of_a_gguf_file(whole: bytes, tmp_path_factory: Any, data: Any) -> None:
+    places = st.integers(0, head(whole)) | st.integers(0, len(whole) - 1)
+    path: Path = tmp_path_factory.mktemp("damaged") / "a.gguf"
+    path.write_bytes(changed(whole, places, data.draw))
+    refused(path, meta(Net))
+
+
+def test_every_truncation_of_a_gguf_file_is_refused(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    padding = 8  # behind the last tensor
+    for end in [*range(0, head(whole) + 8, 5), len(whole) - padding - 1]:
+        path.write_bytes(whole[:end])
+        assert refused(path, meta(Net)), end
+
+
+def test_every_number_of_a_gguf_file_may_be_any(whole: bytes, tmp_path: Path) -> None:
+    """Counts, lengths, types and offsets, wherever they lie."""
+    path, accepted, count = tmp_path / "a.gguf", 0, 0
+    for at in range(4, head(whole), 3):
+        for number in (0, 2**32 - 1, 2**63, 2**64 - 32):
+            raw = struct.pack("<Q", number)
+            path.write_bytes(whole[:at] + raw + whole[at + 8 :])
+            accepted += refused(path, meta(Net)) == ""
+            count += 1
+    assert count > 200 and accepted < count / 4, (count, accepted)
+
+
+TYPES = {"B": 0, "I": 4, "f": 6, "Q": 10}
+
+
+def gguf_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def gguf_of(
+    fields: list[bytes], tensors: list[bytes], data: bytes = b"", version: int = 3
+) -> bytes:
+    counts = struct.pack("<IQQ", version, len(tensors), len(fields))
+    table = b"GGUF" + counts + b"".join(fields) + b"".join(tensors)
+    return table + bytes(-len(table) % 32) + data
+
+
+def field(name: bytes, kind: int, raw: bytes) -> bytes:
+    return gguf_text(name) + struct.pack("<I", kind) + raw
+
+
+def tensor(name: bytes, sizes: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    packed = struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
+    return gguf_text(name) + packed
+
+
+U32, TEXT, ARRAY = 4, 8, 9
+ONE = tensor(b"a", (32,))
+GGUF: dict[str, bytes] = {
+    "is GGUF of version 1, and 2 and 3 are read": gguf_of([], [], version=1),
+    "is a big-endian GGUF file": gguf_of([], [], version=3 << 24),
+    "is not whole: it has .* bytes for 4294967296 tensors": b"GGUF"
+    + struct.pack("<IQQ", 3, 2**32, 0),
+    "is not whole: the field a takes 9223372036854775808 bytes": gguf_of(
+        [field(b"a", TEXT, struct.pack("<Q", 2**63))], []
+    ),
+    "the name of a field has 65537 bytes": gguf_of([gguf_text(b"a" * 65537)], []),
+    "the name of a field is no text": gguf_of([field(b"\xff", U32, bytes(4))], []),
+    "the field a is of type 99, which GGUF does not have": gguf_of([field(b"a", 99, b"")], []),
+    "the field a is an array of type 9, which is not read": gguf_of(
+        [field(b"a", ARRAY, struct.pack("<IQ", ARRAY, 1))], []
+    ),
+    "the field a takes 73786976294838206460 bytes": gguf_of(
+        [field(b"a", ARRAY, struct.pack("<IQ", U32, 2**64 - 1))], []
+    ),
+    "the field a has 1152921504606846976 texts": gguf_of(
+        [field(b"a", ARRAY, struct.pack("<IQ", TEXT, 2**60))], []
+    ),
+    "has the field a twice": gguf_of([field(b"a", U32, bytes(4))] * 2, []),
+    "has the tensor a twice": gguf_of([], [ONE, ONE], bytes(256)),
+    "the alignment 3 is no power of two": gguf_of(
+        [field(b"general.alignment", U32, struct.pack("<I", 3))], []
+    ),
+    "a has 5 axes, and GGUF at most 4": gguf_of([], [tensor(b"a", (1,) * 5)]),
+    "a is of type 77, of which the installed gguf knows nothing": gguf_of(
+        [], [tensor(b"a", (32,), 77)]
+    ),
+    r"a is Q4_0, blocks of 32, and has a shape of \[33\]": gguf_of([], [tensor(b"a", (33,), 2)]),
+    r"a is F32 \[4294967296, 4294967296\] at byte 96, 73786976294838206464 bytes": gguf_of(
+        [], [tensor(b"a", (2**32, 2**32))]
+    ),
+    r"a is F32 \[18446744073709551615, 0\]": gguf_of([], [tensor(b"a", (0, 2**64 - 1))]),
+    r"a is F32 \[32\] at byte 18446744073709551648": gguf_of(
+        [], [tensor(b"a", (32,), 0, 2**64 - 32)], bytes(256)
+    ),
+    "a and b lie on each other": gguf_of([], [ONE, tensor(b"b", (32,), 0, 64)], bytes(256)),
+    "is of the architecture 'gemma', and qfx.load reads llama": gguf_of(
+        [field(b"general.architecture", TEXT, gguf_text(b"gemma"))], [ONE], bytes(128)
+    ),
+    "is of the architecture None": gguf_of([], [ONE], bytes(128)),
+    "says None for llama.block_count": gguf_of(
+        [field(b"general.architecture", TEXT, gguf_text(b"llama"))], [ONE], bytes(128)
+    ),
+    "says that there are 4000000000 blocks, and has 1 tensors": gguf_of(
+        [
+            field(b"general.architecture", TEXT, gguf_text(b"llama")),
+            field(b"llama.block_count", U32, struct.pack("<I", 4 * 10**9)),
+        ],
+        [ONE],
+        bytes(128),
+    ),
+}
+
+
+@pytest.mark.parametrize("phrase", GGUF)
+def test_what_is_said_of_a_damaged_gguf_file(phrase: str, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(GGUF[phrase])
+    skeleton = meta(Net)
+    with pytest.raises(ValueError, match=rf"a\.gguf.*{phrase}"):
+        qfx.load(tmp_path / "a.gguf", skeleton)
+
+
+HEADS = "llama.attention.head_count"
+
+
+def test_heads_that_do_not_fit_the_rows(tmp_path: Path) -> None:
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Module()
+            self.model.layers = nn.ModuleList([nn.Module()])
+            self.model.layers[0].self_attn = nn.Module()
+            self.model.layers[0].self_attn.q_proj = nn.Linear(32, 32, bias=False)
+
+    w = {"blk.0.attn_q.weight": (torch.randn(32, 32), Kind.Q8_0)}
+    path = tmp_path / "a.gguf"
+    for heads, phrase in {
+        3: "blk.0.attn_q.weight has 32 rows, which do not make 3 heads of pairs",
+        0: f"says 0 for {HEADS}, which is no count",
+        None: f"says None for {HEADS}, which is no count",
+    }.items():
+        said = {"llama.block_count": 1} | ({} if heads is None else {HEADS: heads})
+        write_gguf(path, w, said)
+        assert phrase in refused(path, meta(One))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_scale_that_is_not_finite(kind: str, value: float, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    w = torch.zeros(2, 32)
+    write_gguf(path, {"0.weight": (w, Kind[kind])})
+    data = path.read_bytes()
+    block = 34 if kind == "Q8_0" else 18
+    begin = data.index(b"0.weight") + 8 + 4 + 16 + 4 + 8
+    begin = -(-begin // 32) * 32 + block
+    raw = torch.tensor(value).half().view(torch.int16).item()
+    path.write_bytes(data[:begin] + struct.pack("<h", raw) + data[begin + 2 :])
+    text = refused(path, meta(lambda: nn.Sequential(nn.Linear(32, 2, bias=False))))
+    assert f"0.weight: scale holds {value} at [1, 0], which is not finite" in text
+
+
+# --- compressed-tensors ---
+
+
+def copied(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    return to
+
+
+def said(to: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    config = json.loads((to / "config.json").read_text())
+    change(config["quantization_config"])
+    (to / "config.json").write_text(json.dumps(config))
+
+
+def tensors(to: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    state = load_file(to / "model.safetensors")
+    change(state)
+    save_file(state, to / "model.safetensors")
+
+
+@pytest.mark.parametrize("folder", [W8, W4], ids=lambda f: f.name)
+def test_any_change_of_the_description(folder: Path, tmp_path: Path) -> None:
+    """One in five of all; one in 200 is loaded by."""
+    to = copied(folder, tmp_path / "m")
+    text = json.loads((folder / "config.json").read_text())
+    few = {"quantization_config": text["quantization_config"]}
+    count = accepted = 0
+    for new in islice(mutated(json.dumps(few)), 0, None, 5):
+        if len(new) > 20_000:
+            continue
+        (to / "config.json").write_bytes(new.encode("utf-8", "surrogatepass"))
+        count += 1
+        try:
+            accepted += method_of(to) == METHOD and compressed_config(to) is not None
+        except ValueError as why:
+            assert str(to) in str(why) and str(why).isprintable()
+        if count % 40 == 0:
+            refused(to, llama())
+    assert count > 200 and accepted < count * 0.8, (count, accepted)
+
+
+COMPRESSED: dict[str, tuple[Path, Callable[[Path], Any]]] = {
+    "kv_cache_scheme is {'num_bits': 8}": (
+        W8, lambda to: said(to, lambda c: c.update(kv_cache_scheme={"num_bits": 8}))
+    ),
+    "sparsity_config is {'format': 'sparse-24'}": (
+        W8, lambda to: said(to, lambda c: c.update(sparsity_config={"format": "sparse-24"}))
+    ),
+    "the format of config_groups.group_0 is 'float-quantized'": (
+        W8, lambda to: said(to, lambda c: group(c).update(format="float-quantized"))
+    ),
+    "config_groups.group_0.weights is .*'float'": (
+        W8, lambda to: said(to, lambda c: group(c)["weights"].update(type="float"))
+    ),
+    "config_groups.group_0.weights.num_bits is 3": (
+        W4, lambda to: said(to, lambda c: group(c)["weights"].update(num_bits=3))
+    ),
+    "config_groups.group_0.weights.actorder is 'group'": (
+        W4, lambda to: said(to, lambda c: group(c)["weights"].update(actorder="group"))
+    ),
+    "config_groups.group_0.input_activations is .*'tensor'": (
+        W8, lambda to: said(to, lambda c: group(c)["input_activations"].update(strategy="tensor"))
+    ),
+    r"targets has the pattern re:\(: missing \)": (
+        W8, lambda to: said(to, lambda c: group(c).update(targets=["re:("]))
+    ),
+    "self_attn.q_proj is quantized, and no group of config.json says how": (
+        W8, lambda to: said(to, lambda c: c.update(ignore=["re:.*q_proj", "lm_head"]))
+    ),
+    "down_proj has K=64, which groups of 48 do not divide": (
+        W4, lambda to: said(to, lambda c: group(c)["weights"].update(group_size=48))
+    ),
+    r"weight_packed is torch.int32 \[\d+, [48]\], expected torch.int32 \[\d+, (8|16)\]": (
+        W4, lambda to: said(to, lambda c: group(c)["weights"].update(num_bits=8))
+    ),
+    "has zero points, and config.json says that it is symmetric": (
+        W4, lambda to: said(to, lambda c: group(c)["weights"].update(symmetric=True))
+    ),
+    "up_proj has weight_g_idx, which qfx.load does not read": (
+        W4, lambda to: tensors(to, lambda s: s.update({f"{UP}.weight_g_idx": torch.zeros(32)}))
+    ),
+    "up_proj has a scale, and no weight_packed": (
+        W4, lambda to: tensors(to, lambda s: s.pop(f"{UP}.weight_packed"))
+    ),
+    "up_proj has no weight_shape of two numbers": (
+        W4, lambda to: tensors(to, lambda s: s.pop(f"{UP}.weight_shape"))
+    ),
+    r"up_proj has the shape \[-1, 32\]": (
+        W4, lambda to: tensors(to, lambda s: s[f"{UP}.weight_shape"].__setitem__(0, -1))
+    ),
+    r"weight_packed is torch.int32 \[64, 4\], expected torch.int32 \[1073741824, 4\]": (
+        W4, lambda to: tensors(to, lambda s: s[f"{UP}.weight_shape"].__setitem__(0, 2**30))
+    ),
+    r"weight_zero_point is not there, expected torch.int32 \[8, 1\]": (
+        W4, lambda to: tensors(to, lambda s: s.pop(f"{UP}.weight_zero_point"))
+    ),
+    r"up_proj.weight: scale holds inf at \[3, 0\], which is not finite": (
+        W8, lambda to: tensors(to, lambda s: s[f"{UP}.weight_scale"].__setitem__(3, torch.inf))
+    ),
+    "up_proj.scale holds -1.0": (
+        W8, lambda to: tensors(to, lambda s: s[f"{UP}.weight_scale"].fill_(-1))
+    ),
+    "is no whole file of tensors": (
+        W8, lambda to: (to / "model.safetensors").write_bytes(
+            (W8 / "model.safetensors").read_bytes()[:-1]
+        )
+    ),
+    "index.json has no weight_map": (
+        W8, lambda to: (to / INDEX).write_text("{}")
+    ),
+    r"\.\./model.safetensors is no name of a file beside it": (
+        W8, lambda to: (to / INDEX).write_text('{"weight_map": {"a": "../model.safetensors"}}')
+    ),
+    "b.safetensors is not there, and model.safetensors.index.json names it": (
+        W8, lambda to: (to / INDEX).write_text('{"weight_map": {"a": "b.safetensors"}}')
+    ),
+    "is quantized by bitsandbytes, and qfx.load reads compressed-tensors": (
+        W8, lambda to: said(to, lambda c: c.update(quant_method="bitsandbytes"))
+    ),
+    "says itself what its schemes are": (
+        W8, lambda to: (to / "qfx.json").write_text("{}")
+    ),
+}  # fmt: skip
+
+
+def group(config: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = config["config_groups"]["group_0"]
+    return found
+
+
+@pytest.mark.parametrize("phrase", COMPRESSED)
+def test_what_is_said_of_a_damaged_folder(phrase: str, tmp_path: Path) -> None:
+    folder, damage = COMPRESSED[phrase]
+    to = copied(folder, tmp_path / "m")
+    damage(to)
+    text = refused(to, llama(), x=qfx.QSpec())
+    assert re.search(phrase, text), text
+
+
+def test_a_model_of_several_files(tmp_path: Path) -> None:
+    """Parts of a linear may lie in two of them."""
+    state = load_file(W4 / "model.safetensors")
+    to = copied(W4, tmp_path / "m")
+    (to / "model.safetensors").unlink()
+    files: dict[str, dict[str, Any]] = {"a.safetensors": {}, "b.safetensors": {}}
+    for name, tensor in state.items():
+        files["a.safetensors" if name.endswith("packed") else "b.safetensors"][name] = tensor
+    for name, part in files.items():
+        save_file(part, to / name)
+    where = {n: name for name, part in files.items() for n in part}
+    (to / INDEX).write_text(json.dumps({"weight_map": where}))
+    with torch.no_grad():
+        expected = qfx.load(W4, llama())(IDS).logits
+        assert torch.equal(qfx.load(to, llama())(IDS).logits, expected)
+        where_x = {**files["b.safetensors"], "lm_head.weight": state["lm_head.weight"]}
+    save_file({"lm_head.weight": where_x["lm_head.weight"], **files["a.safetensors"]},
+              to / "a.safetensors")  # fmt: skip
+    assert "has lm_head.weight in two files" in refused(to, llama())
+
+
+# --- torchao ---
+
+
+def described(path: Path, to: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    with safe_open(path, "pt") as opened:
+        metadata = dict(opened.metadata())
+    change(metadata)
+    save_file(load_file(path), to / "a.safetensors", metadata)
+    return to / "a.safetensors"
+
+
+def test_any_change_of_the_metadata_of_torchao(tmp_path: Path) -> None:
+    name = f"{UP}.weight"
+    with safe_open(AO, "pt") as opened:
+        text = opened.metadata()[name]
+    count = accepted = 0
+    for new in islice(mutated(text), 0, None, 11):
+        if len(new) > 20_000 or not new.isascii():
+            continue
+        count += 1
+        path = described(AO, tmp_path, lambda m, new=new: m.update({name: new}))  # type: ignore
+        try:
+            accepted += torchao_file(path) is not None
+        except ValueError as why:
+            assert str(path) in str(why) and str(why).isprintable()
+        if count % 40 == 0:
+            refused(path, llama())
+    assert count > 60 and accepted < count * 0.8, (count, accepted)
+
+
+TORCHAO: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "tensor_names is no list of names": lambda m: m.update(tensor_names="{}"),
+    "tensor_names: it is not JSON": lambda m: m.update(tensor_names="{"),
+    "nonesuch is a None, and of torchao's tensors qfx.load reads Int8Tensor": lambda m: m.update(
+        tensor_names='["nonesuch"]'
+    ),
+    "nonesuch is not there, and the metadata names it": lambda m: m.update(
+        tensor_names='["nonesuch"]', nonesuch='{"_type": "Tensor"}'
+    ),
+    "is a Float8Tensor, and of torchao's tensors": lambda m: m.update(
+        {f"{UP}.weight": '{"_type": "Float8Tensor"}'}
+    ),
+    "has no _data": lambda m: m.update({f"{UP}.weight": '{"_type": "Int8Tensor"}'}),
+    "holds .*, of which its metadata says nothing": lambda m: m.update(tensor_names="[]"),
+}
+
+
+@pytest.mark.parametrize("phrase", TORCHAO)
+def test_what_is_said_of_a_damaged_file_of_torchao(phrase: str, tmp_path: Path) -> None:
+    text = refused(described(AO, tmp_path, TORCHAO[phrase]), llama())
+    assert re.search(phrase, text), text
+
+
+@given(st.data())
+def test_any_change_of_a_file_of_torchao(tmp_path_factory: Any, data: Any) -> None:
+    path: Path = tmp_path_factory.mktemp("damaged") / "a.safetensors"
+    whole = AO.read_bytes()
+    table = 8 + int.from_bytes(whole[:8], "little")
+    places = st.integers(0, table) | st.integers(0, len(whole) - 1)
+    path.write_bytes(changed(whole, places, data.draw))
+    refused(path, llama())
+
+
+STATES: dict[str, Callable[[], dict[str, Any]]] = {
+    "the state dict has no tensor of torchao in it": lambda: {"a": torch.ones(3)},
+    "the state dict: a is of type int, expected a tensor": lambda: {"a": 3},
+}
+
+
+@pytest.mark.parametrize("phrase", STATES)
+def test_state_dicts_of_others_are_refused(phrase: str) -> None:
+    with pytest.raises(ValueError, match=phrase):
+        qfx.load(STATES[phrase](), meta(Net))
+
+
+def test_schemes_that_no_operator_computes(tmp_path: Path) -> None:
+    net_file(tmp_path / "a.gguf", Kind.Q8_0)
+    for x, phrase in {
+        None: "does not go with these activations: Scheme: float activations need",
+        qfx.QSpec(group=64): "the activation has groups of 64 and the weight of 32",
+    }.items():
+        assert phrase in refused(tmp_path / "a.gguf", meta(Net), x=x)
+    recipe = qfx.Recipe(())
+    for config, phrase in {
+        qfx.Config(recipe=recipe): "requantize has a recipe, which is of float weights",
+        qfx.Config(skip=["nonesuch"]): "the pattern 'nonesuch' matches nothing",
+    }.items():
+        with pytest.raises(ValueError, match=phrase):
+            qfx.load(tmp_path / "a.gguf", meta(Net), requantize=config)
