@@ -40,7 +40,7 @@ class Saved(NamedTuple):
 
 
 def load(
-    source: str | Path | Mapping[str, Any],
+    folder_or_file: str | Path | Mapping[str, Any],
     skeleton: nn.Module,
     *,
     x: Activations = "file",
@@ -65,15 +65,15 @@ def load(
     weight that no linear holds yet.
     """
     skeleton = uncompiled(skeleton)
-    foreign = foreign_of(source, skeleton)
+    foreign = foreign_of(folder_or_file, skeleton)
     if foreign is None:
-        assert not isinstance(source, Mapping)
+        assert not isinstance(folder_or_file, Mapping)
         if x != "file" or requantize is not None:
             raise UserError(
-                f"load: {printable(str(source))} says itself what its schemes are: x and "
+                f"load: {printable(str(folder_or_file))} says itself what its schemes are: x and "
                 "requantize are for models of other tools"
             )
-        return _filled(_opened(Path(source)), skeleton)
+        return _filled(_opened(Path(folder_or_file)), skeleton)
     return _filled(imported(foreign, skeleton, x, requantize), skeleton)
 
 

@@ -33,9 +33,11 @@ def compressed_model(folder: Path, skeleton: nn.Module) -> Foreign:
     config = compressed_config(folder)
     files = _Files(folder, _tables(folder))
     owners = [n.rpartition(".")[0] for n in files.where if n.endswith(".weight_scale")]
+    modules = dict(skeleton.named_modules(remove_duplicate=False))
     items = {}
     for owner in owners:
-        items[f"{owner}.weight"] = _linear(files, owner, _group(files, owner, config, skeleton))
+        group = _group(files, owner, config, modules.get(owner))
+        items[f"{owner}.weight"] = _linear(files, owner, group)
     parts = {f"{owner}.{part}" for owner in owners for part in ("weight", "weight_packed", *BESIDE)}
     for name in files.where:
         if name not in parts:
@@ -90,8 +92,7 @@ def _tables(folder: Path) -> tuple[Table, ...]:
     return tuple(table_of(folder / name) for name in names)
 
 
-def _group(files: _Files, owner: str, config: CompressedConfig, skeleton: nn.Module) -> Group:
-    module = dict(skeleton.named_modules(remove_duplicate=False)).get(owner)
+def _group(files: _Files, owner: str, config: CompressedConfig, module: nn.Module | None) -> Group:
     classes = tuple(each.__name__ for each in type(module).__mro__) if module else ("Linear",)
     group = config.group_of(owner, classes)
     here = f"{printable(str(files.path(f'{owner}.weight_scale')))}: {printable(owner)}"

@@ -18,6 +18,7 @@ from qfx.values.floats import FLOATS as MODEL_FLOATS
 from qfx.values.printable import printable
 
 ARCHITECTURE = "general.architecture"
+SPLIT = "split.count"
 # Whether the rows of queries and keys are in llama.cpp's order of rotary positions: the two of a
 # pair beside each other, where transformers has them half a head apart. What is not here differs
 # from transformers in other ways too (norms with one added, transposed weights), or is not known.
@@ -35,6 +36,11 @@ def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
     model. Raises UserError, which names the file and the fault, and OSError."""
     table = gguf_table_of(path)
     at = printable(str(path))
+    if table.fields.get(SPLIT, 1) not in (0, 1):
+        raise UserError(
+            f"{at} is one of {printable(repr(table.fields[SPLIT]))} parts of a model: "
+            "llama-gguf-split --merge makes one file of them"
+        )
     state = skeleton.state_dict()
     names = _names(table, list(state), at)
     items = {name: _item(table, there, state[name], name != there) for name, there in names.items()}
