@@ -21,6 +21,7 @@ from qfx.files.tensor_file import Entry, Table, table_of, tensors_of
 from qfx.host.modules import uncompiled
 from qfx.nn.frozen_state import taken_from
 from qfx.nn.linear import Linear
+from qfx.nn.quantized import TOLD
 from qfx.values.config import Config
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
@@ -89,7 +90,10 @@ def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
     )  # fmt: skip
     tensors = _tensors(saved, plan) if isinstance(saved, Saved) else saved.tensors()
     made, rest = _read(tensors, plan)
-    return fill(skeleton, plan, made, rest | made_anew, saved.at)
+    fill(skeleton, plan, made, rest | made_anew, saved.at)
+    for tell in TOLD:
+        tell(skeleton)
+    return skeleton
 
 
 def _opened(path: Path) -> Saved:

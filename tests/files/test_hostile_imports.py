@@ -1,13 +1,12 @@
-"""Files of compressed-tensors and torchao that are truncated, damaged or hostile: each is refused by
-a sentence that names the file, before anything of the skeleton changes, or is a model with finite
-scales."""
+"""Files of compressed-tensors and torchao that are truncated, damaged or hostile: each is refused
+by a sentence that names the file, before anything of the skeleton changes, or is a model with
+finite scales."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import struct
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -27,8 +26,7 @@ from qfx.files.foreign.compressed import INDEX
 from qfx.files.foreign.compressed_config import METHOD, compressed_config, method_of
 from qfx.files.foreign.torchao import torchao_file
 from tests.files.test_hostile_files import changed
-from tests.files.test_importing import HERE, IDS, Net, llama, meta, net_file
-from tests.lib.gguf_files import Kind, write_gguf
+from tests.files.test_importing import HERE, IDS, Net, llama, meta
 from tests.lib.mutations import mutated
 
 W8, W4 = HERE / "w8a8", HERE / "w4a16_zeros"

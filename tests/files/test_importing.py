@@ -211,6 +211,18 @@ def test_files_of_other_libraries_keep_their_values(name: str, tmp_path: Path) -
         assert torch.equal(qfx.load(tmp_path, llama())(IDS).logits, got(IDS).logits)
 
 
+def test_what_was_loaded_is_saved_by_transformers_as_what_it_is(tmp_path: Path) -> None:
+    """From a file of another tool, and from a folder of ours."""
+    got = qfx.load(HERE / "w4a16_zeros", llama())
+    with torch.no_grad():
+        expected = got(IDS).logits
+        qfx.save(got, tmp_path / "ours")
+        for name, model in {"a": got, "b": qfx.load(tmp_path / "ours", llama())}.items():
+            model.save_pretrained(tmp_path / name)
+            again = LlamaForCausalLM.from_pretrained(tmp_path / name)
+            assert torch.equal(again(IDS).logits, expected)
+
+
 SCHEMES = {
     "w8a8": "xs8r_ws8r",
     "w4a16": "xa8r_ws4g32",
