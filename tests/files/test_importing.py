@@ -223,6 +223,16 @@ def test_what_was_loaded_is_saved_by_transformers_as_what_it_is(tmp_path: Path) 
             assert torch.equal(again(IDS).logits, expected)
 
 
+def test_every_grid_of_compressed_tensors() -> None:
+    """Bits, groups, zero points, and rows that fill no word; each a group of its own in
+    config.json, by name or by pattern."""
+    got = qfx.load(HERE / "grids", meta(make.Grids))
+    for name, (bits, size, zeros) in make.GRIDS.items():
+        module = got.get_submodule(name)
+        assert make.digest(module.weight.detach()) == VALUES[f"grids/{name}.weight"], name
+        assert module.scheme == qfx.Scheme(ASYMMETRIC, qfx.QSpec(bits, not zeros, group=size))
+
+
 SCHEMES = {
     "w8a8": "xs8r_ws8r",
     "w4a16": "xa8r_ws4g32",

@@ -188,14 +188,14 @@ def _weight(files: _Files, owner: str, parts: _Parts) -> ForeignWeight:
     if parts.group.packed:
         codes = _unpacked(codes, grid.bits)[:, : parts.k].contiguous()
         if zero is not None:
-            zero = _unpacked(zero.t().contiguous(), grid.bits)[:, : parts.n].t()
+            zero = _unpacked(zero.t(), grid.bits)[:, : parts.n].t()
     return ForeignWeight(codes, scale, grid, None if zero is None else zero.int().contiguous())
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """int32 [R, W] -> int8 [R, W * 32 / bits], the lowest bits first; what is stored is the code
     plus half of the range."""
-    raw = words.view(torch.uint8)
+    raw = words.flatten().view(torch.uint8).reshape(len(words), -1)
     if bits == 4:
         raw = torch.stack([raw & 15, raw >> 4], -1).reshape(len(raw), -1)
     return raw.view(torch.int8).sub_(8) if bits == 4 else (raw ^ 128).view(torch.int8)

@@ -29,6 +29,13 @@ COMPRESSED: dict[str, dict[str, Any]] = {
     "w4a16": {"weights": W4 | {"symmetric": True}},
     "w4a16_zeros": {"weights": W4 | {"symmetric": False}},
 }
+# Groups of a folder by themselves: bits, elements in a group (0: the row), zero points.
+GRIDS = {
+    f"w{bits}_{size or 'row'}{'_zeros' if zeros else ''}": (bits, size, zeros)
+    for bits in (4, 8)
+    for size in (0, 32, 64, 128)
+    for zeros in (False, True)
+}
 TORCHAO = ("int8_weights", "int8_dynamic")
 
 
@@ -49,6 +56,28 @@ def float_model(dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
     return model.to(dtype)
 
 
+class Grids(nn.Module):
+    """A linear of odd size for each row of GRIDS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for name in GRIDS:
+            self.add_module(name, nn.Linear(128, 3, bias=False))
+
+
+def _model_of(name: str) -> tuple[Any, dict[str, Any]]:
+    """A float model, and the groups of its configuration."""
+    if name != "grids":
+        return float_model(), {"group_0": {"targets": ["Linear"], **COMPRESSED[name]}}
+    groups = {}
+    for at, (bits, size, zeros) in GRIDS.items():
+        strategy = {"strategy": "group", "group_size": size} if size else {"strategy": "channel"}
+        weights = {"num_bits": bits, "type": "int", "symmetric": not zeros, **strategy}
+        groups[f"of_{at}"] = {"targets": [at if zeros else f"re:{at}$"], "weights": weights}
+    return Grids(), groups
+
+
 def compressed(name: str, folder: Path) -> dict[str, Tensor]:
     """Writes a folder; the float32 values of its quantized weights, of which there is no rounding
     to the model's bfloat16."""
@@ -57,9 +86,8 @@ def compressed(name: str, folder: Path) -> dict[str, Tensor]:
     from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    model = float_model()
-    group = {"targets": ["Linear"], **COMPRESSED[name]}
-    said = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    model, groups = _model_of(name)
+    said = {"quant_method": "compressed-tensors", "config_groups": groups}
     apply_quantization_config(model, QuantizationConfig(**said, ignore=["lm_head"]))
     values = {}
     for at, module in model.named_modules():
@@ -80,7 +108,8 @@ def compressed(name: str, folder: Path) -> dict[str, Tensor]:
     state = {n: t.contiguous() for n, t in model.state_dict().items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(model.config.to_json_string())
+    written = model.config.to_json_string() if hasattr(model, "config") else "{}"
+    (folder / "config.json").write_text(written)
     compressor.update_config(str(folder))
     return {n: v.detach().float() for n, v in values.items()}
 
@@ -111,7 +140,7 @@ def digest(values: Tensor) -> str:
 def make(folder: Path) -> None:
     values: dict[str, Tensor] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    for name in COMPRESSED:
+    for name in (*COMPRESSED, "grids"):
         found = compressed(name, folder / name)
         values |= {f"{name}/{n}": v for n, v in found.items()}
     for name in TORCHAO:
