@@ -53,6 +53,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.attention $(BENCH)
 	$(BIN)/python -m benchmarks.overhead $(BENCH)
 	$(BIN)/python -m benchmarks.training $(BENCH)
+	$(BIN)/python -m benchmarks.lora $(BENCH)
+	$(BIN)/python -m benchmarks.citizens $(BENCH)
 	$(BIN)/python -m benchmarks.digits $(BENCH)
 	$(BIN)/python -m benchmarks.accuracy $(BENCH)
 	$(BIN)/python -m benchmarks.models $(BENCH)

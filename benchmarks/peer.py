@@ -14,7 +14,8 @@ from benchmarks.subjects import Inputs
 Answers = Sequence[Tensor | None]
 Run = Callable[[], Answers]
 Prepare = Callable[[nn.Module, Inputs], Run]
-MODULES = {"llama-cpp-python": "llama_cpp"}  # the others are imported by the name that pip knows
+# The others are imported by the name that pip knows.
+MODULES = {"llama-cpp-python": "llama_cpp", "optimum-quanto": "optimum.quanto"}
 
 
 class UnsupportedError(Exception):
@@ -32,5 +33,11 @@ class Peer:
 
 def missing(packages: Sequence[str]) -> str | None:
     """What to install, as a sentence; None where every package is there."""
-    lacks = [p for p in packages if importlib.util.find_spec(MODULES.get(p, p)) is None]
+    lacks = [p for p in packages if not _is_there(MODULES.get(p, p))]
     return f"Not installed: pip install {' '.join(lacks)}." if lacks else None
+
+
+def _is_there(module: str) -> bool:
+    """`find_spec` of a part of a package imports the package."""
+    package = module.partition(".")[0]
+    return bool(importlib.util.find_spec(package) and importlib.util.find_spec(module))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Any
 
 from benchmarks.standing import standings
@@ -167,6 +168,51 @@ def training(row: Row, rows: list[Row]) -> dict[str, str]:
         "memory": f"{row['step_mb']:.0f} MB",
         "loss": f"{row['loss']:.3f}",
     }
+
+
+def lora(row: Row, rows: list[Row]) -> dict[str, str]:
+    if "reason" in row:
+        return {"s a step": "not run"}
+    return {
+        "s a step": f"{row['step_s']:.2f}",
+        "base": f"{row['base_mb']:.0f} MB",
+        "steps": f"{row['step_mb']:.0f} MB",
+        "loss": f"{row['loss_first']:.2f} to {row['loss_last']:.2f}",
+    }
+
+
+def not_run(rows: list[Row]) -> list[str]:
+    return [f"no {row['base']}: {row['reason']}" for row in rows if "reason" in row]
+
+
+# Of a task: what its figures say where it has them.
+FIGURES: dict[str, tuple[str, ...]] = {
+    "quantize": ("{sqnr_db:.1f} dB", "{agreement:.1%}"),
+    "save": ("{file_mb:.0f} MB",),
+    "load": ("{peak_of_file:.2f} of the file",),
+    "generate": ("{tokens_per_s:.1f} tokens/s", "{as_float} of {of}"),
+    "fine-tune": ("{step_s:.1f} s a step", "loss {loss_first:.2f} to {loss_last:.2f}", "{cosine}"),
+    "merge": ("{kept:.0%}",),
+}
+
+
+def citizen(row: Row, rows: list[Row]) -> dict[str, str]:
+    """A column a task: lines, what came of them if they did not work, figures."""
+    came = row.get("outcome", "not run")
+    figures = [text.format(**row) for text in FIGURES[row["task"]] if _has(row, text)]
+    parts = [f"{row['lines']} line{'' if row['lines'] == 1 else 's'}", *figures]
+    return {row["task"]: ", ".join(parts if came == "works" else [parts[0], came, *figures])}
+
+
+def _has(row: Row, text: str) -> bool:
+    return all(name in row for _, name, _, _ in Formatter().parse(text) if name)
+
+
+def went_wrong(rows: list[Row]) -> list[str]:
+    """What errors said, and how it was found that an answer is wrong."""
+    said = [(row, row.get("said") or row.get("reason")) for row in rows]
+    lines = [f"{row['library']}, {row['task']}: {text}" for row, text in said if text]
+    return [line if line.endswith(".") else f"{line}." for line in lines]
 
 
 def prepare(row: Row, rows: list[Row]) -> dict[str, str]:

@@ -215,6 +215,32 @@ SECTIONS = (
         cells.learnt,
     ),
     Section(
+        "lora",
+        "LoRA",
+        "A step of LoRA by PEFT on SmolLM2-135M, 4 x 128 tokens, rank 8 on all linears but the "
+        "head: seconds of the processor; what the base holds, and what steps need at most above "
+        "it; the loss of the first and of the last of 20 steps on the same tokens.",
+        "base",
+        _of("base"),
+        cells.lora,
+        below=cells.not_run,
+    ),
+    Section(
+        "citizens",
+        "What a user types, and what comes of it",
+        "SmolLM2-135M by transformers and PEFT. Lines are counted in `benchmarks/typed.py`, which "
+        "is what ran. Quantize: SQNR of the logits, and how many of the likeliest tokens are "
+        "float32's. Save: the file. Load: growth of the peak of resident memory, first token "
+        "included, as a part of the file. Generate: 32 tokens without sampling, and how many of "
+        "them float32 would choose there. Fine-tune: 5 steps of LoRA, the cosine of the first "
+        "gradient to float32's. Merge: how much is kept of what the loss fell by. Silently wrong: "
+        "it ran, and less than half of what float32 does is left, or logits change by saving.",
+        "library",
+        _of("library"),
+        cells.citizen,
+        below=cells.went_wrong,
+    ),
+    Section(
         "prepare",
         "Compiling",
         "To compile a model and call it once, in a fresh process with an empty Inductor cache.",

@@ -35,6 +35,8 @@ MEANINGS = {
     "`0.05`, run in float",
     "smoothing": "channels of a model that takes token ids are balanced between activation and "
     "weight before both are rotated; see below",
+    "release_weights": "float weights that are packed give their memory back: "
+    "[serving](serving.md#without-float-weights)",
 }
 # When one takes it: what the fields of a Scheme do not say.
 PURPOSES = {

@@ -8,7 +8,7 @@ import torch  # (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
 from qfx.nn import convert, prepare_binary, prepare_qat, quantize_
-from qfx.nn.quantized import TOLD
+from qfx.nn.kinds import TOLD
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
     Quantized,
@@ -111,7 +111,7 @@ def _tell_transformers(model: torch.nn.Module) -> None:
         attached = import_module("qfx.hf.attached")
     except ImportError as why:  # of an earlier transformers
         warnings.warn(
-            f"qfx.quantize_: {why}. What save_pretrained writes, from_pretrained does not read, "
+            f"qfx: {why}. What save_pretrained writes, from_pretrained does not read, "
             "and fills the linears with random weights. qfx.save keeps the model",
             stacklevel=4,
         )

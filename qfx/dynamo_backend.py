@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from qfx.cost.chosen import chosen_costs
 from qfx.graph.capture import clone, targets
@@ -35,6 +35,7 @@ from qfx.rewriting.inputs import drop_unused_inputs
 from qfx.values.config import Config, parse_options
 from qfx.values.digest import digest
 from qfx.values.printable import printable
+from qfx.weights.cache import CACHE
 from qfx.weights.feed import example_inputs as fed_examples
 from qfx.weights.feed import with_packed_weights
 from qfx.weights.repacked import forget, mark_repacked, reporter
@@ -74,7 +75,8 @@ def qfx(
     below = config.inner == "inductor" and not _switches_gradients(copy)
     compiled = inner(copy, fed_examples(feed, example_inputs))
     compiled = _below_autograd(compiled) if below else compiled
-    return with_packed_weights(compiled, feed, reporter(gm, here.code))
+    give_back = _giving_back() if config.release_weights else None
+    return with_packed_weights(compiled, feed, reporter(gm, here.code), give_back=give_back)
 
 
 qfx.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
@@ -106,6 +108,21 @@ def _int8(
         config, chosen_costs(), here.prefixes(wanted), here.modules, provide, decided=decided
     )
     return run_passes(gm, context).plan
+
+
+def _giving_back() -> Callable[[Tensor], bool]:
+    """`CACHE.give_back`, until the system refuses: then the weights stay, with a warning."""
+    refused: list[OSError] = []
+
+    def give_back(weight: Tensor) -> bool:
+        try:
+            return not refused and CACHE.give_back(weight)
+        except OSError as why:
+            refused.append(why)
+            warnings.warn(f"release_weights: float weights stay in memory: {why}", stacklevel=2)
+            return False
+
+    return give_back
 
 
 def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -> Compiled:

@@ -19,9 +19,7 @@ from qfx.files.manifest import MARK, NAME, File, Manifest, read_manifest
 from qfx.files.skeleton import Fitted, fill, fitted
 from qfx.files.tensor_file import Entry, Table, table_of, tensors_of
 from qfx.host.modules import uncompiled
-from qfx.nn.frozen_state import taken_from
-from qfx.nn.linear import Linear
-from qfx.nn.quantized import TOLD
+from qfx.nn.loading import Stored
 from qfx.values.config import Config
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
@@ -50,10 +48,11 @@ def load(
     """Makes `skeleton`, a float model, the model that was saved, in place, and returns it.
 
     Reads what `qfx.save` wrote, or one safetensors file of the state dict of a model that
-    `quantize_` made. The linears that were int8 are replaced as `quantize_` replaces them, all else
-    takes the tensors of the file in their types. `skeleton` may be on the meta device: no float
-    weight of an int8 linear is ever made, and at no time is more in memory than the model and one
-    tensor. Tensors go to the device of the one they replace; to the CPU from the meta device.
+    `quantize_` or `convert` made. The linears that were int8 or of one bit are replaced as those do
+    it, all else takes the tensors of the file in their types. `skeleton` may be on the meta device:
+    no float weight of such a linear is ever made, and at no time is more in memory than the model
+    and one tensor. Tensors go to the device of the one they replace; to the CPU from the meta
+    device.
 
     Reads models of other tools too, and keeps their codes and scales (docs/importing.md): a GGUF
     file, a folder of compressed-tensors, a safetensors file or state dict of torchao. For these
@@ -90,10 +89,7 @@ def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
     )  # fmt: skip
     tensors = _tensors(saved, plan) if isinstance(saved, Saved) else saved.tensors()
     made, rest = _read(tensors, plan)
-    fill(skeleton, plan, made, rest | made_anew, saved.at)
-    for tell in TOLD:
-        tell(skeleton)
-    return skeleton
+    return fill(skeleton, plan, made, rest | made_anew, saved.at)
 
 
 def _opened(path: Path) -> Saved:
@@ -151,9 +147,9 @@ def _described(folder: Path, said: Manifest) -> Saved:
 
 def _read(
     tensors: Iterator[tuple[Path, str, Tensor]], plan: Fitted
-) -> tuple[dict[str, Linear], dict[str, Tensor]]:
-    """The int8 linears, each made when its parts are there, and the other tensors."""
-    made: dict[str, Linear] = {}
+) -> tuple[dict[str, Stored], dict[str, Tensor]]:
+    """The linears without float weights, each made when its parts are there; the other tensors."""
+    made: dict[str, Stored] = {}
     rest: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for path, name, tensor in tensors:
@@ -188,21 +184,23 @@ def _file(saved: Saved, table: Table) -> File | None:
     return saved.said.files[table.path.name] if saved.said else None
 
 
-def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> Linear:
+def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> Stored:
     prefix = f"{owner}."
-    linear = plan.linears[owner]
+    linear, kind = plan.linears[owner], plan.kinds[owner]
     n, k = linear.weight.shape
     try:
-        found = taken_from(parts, prefix, n, k)
+        found = kind.taken_from(parts, prefix, n, k)
     except ValueError as why:
         raise UserError(f"{printable(str(path))}: {printable(str(why))}") from None
     assert found is not None
-    if plan.schemes and str(found.scheme) != plan.schemes[owner]:
+    said = (plan.schemes or {}).get(owner, found.token)
+    if found.token != said:
         raise UserError(
-            f"{printable(str(path))}: {printable(owner)} is {found.scheme}, and {NAME} says "
-            f"{printable(plan.schemes[owner])}"
+            f"{printable(str(path))}: {printable(owner)} is {found.token}, and {NAME} says "
+            f"{printable(said)}"
         )
     device = plan.device(f"{prefix}weight")
-    kept = {name: t if name == "codes" else t.clone() for name, t in found.tensors.items()}
+    codes = kind.PARTS[1]
+    kept = {name: t if name == codes else t.clone() for name, t in found.tensors.items()}
     moved = {name: tensor.to(device) for name, tensor in kept.items()}
-    return Linear.from_state(linear, found._replace(tensors=moved))
+    return kind.from_state(linear, found._replace(tensors=moved))

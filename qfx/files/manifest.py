@@ -31,9 +31,10 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files`: by name. `linears`: the int8 linears, and the token of the scheme of each. `same`:
-    names of the model's state dict -> the name under which the very tensor is stored. `derived`:
-    stored buffers that are not part of the state dict. `recipe`: whether `recipe.json` is there."""
+    """`files`: by name. `linears`: those without float weights, the token of the scheme of each.
+    `same`: names of the model's state dict -> the name under which the very tensor is stored.
+    `derived`: stored buffers that are not part of the state dict. `recipe`: whether `recipe.json`
+    is there."""
 
     files: Mapping[str, File]
     linears: Mapping[str, str]

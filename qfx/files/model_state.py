@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,20 +11,19 @@ from torch import Tensor, nn
 from qfx.files.tensor_file import NAMES
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import has_values, storage_id, wraps_tensors
-from qfx.nn.frozen_state import PARTS
-from qfx.nn.linear import Linear
-from qfx.nn.loading import Checked
+from qfx.nn.kinds import stored_linears
+from qfx.nn.loading import Checked, Stored
 from qfx.values.errors import UserError
 
 
 class ModelState(NamedTuple):
     """`tensors` by name, `same`: other names of theirs, `derived`: those that are buffers outside
-    the state dict, `linears`: the int8 linears and their schemes."""
+    the state dict, `linears`: those without float weights, by every name."""
 
     tensors: dict[str, Tensor]
     same: dict[str, str]
     derived: tuple[str, ...]
-    linears: dict[str, str]
+    linears: dict[str, Stored]
 
 
 def state_of(model: nn.Module) -> ModelState:
@@ -34,7 +33,7 @@ def state_of(model: nn.Module) -> ModelState:
             "save: the model has no module of qfx in it, so that nothing of it would be int8: "
             "qfx.quantize_(model) first. A compiled model keeps its float weights"
         )
-    if isinstance(model, Linear):
+    if isinstance(model, Stored):
         raise UserError("save: the model is a single linear: put it into a module")
     if any(map(is_sharded, model.modules())):
         raise UserError("save: FSDP shards the model: gather its state dict first")
@@ -45,21 +44,14 @@ def state_of(model: nn.Module) -> ModelState:
         if why := _unstorable(value):
             raise UserError(f"save: {name} {why}")
     same = ties(model, everything)
-    linears = {name: str(m.scheme) for name, m in _linears(model)}
     tensors = {name: value for name, value in everything.items() if name not in same}
-    return ModelState(tensors, same, tuple(derived), linears)
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, Linear):
-            yield name, module
+    return ModelState(tensors, same, tuple(derived), dict(stored_linears(model)))
 
 
 def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The buffers that the model does not save: tables of positions, masks. A model on the meta
     device cannot compute them."""
-    packed = {f"{name}.packed" for name, _ in _linears(model)}
+    packed = {f"{name}.packed" for name, _ in stored_linears(model)}
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {n: b for n, b in buffers.items() if n not in state and n not in packed}
 
@@ -97,4 +89,5 @@ def _place(tensor: Tensor) -> Any:
 
 def _parts_of_shared(model: nn.Module) -> dict[str, tuple[int, str]]:
     """What a linear saves is made when it is asked for, so it tells not that the linear is one."""
-    return {f"{name}.{part}": (id(m), part) for name, m in _linears(model) for part in PARTS}
+    linears = stored_linears(model)
+    return {f"{name}.{part}": (id(m), part) for name, m in linears for part in m.PARTS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +13,6 @@ from qfx.files.manifest import FORMAT, MARK, NAME, File, Manifest, read_manifest
 from qfx.files.model_state import ModelState, state_of
 from qfx.files.tensor_file import safetensors, table_of, write_tensors
 from qfx.host.modules import uncompiled
-from qfx.nn.frozen_state import PARTS
 from qfx.values.atomic_write import Writer, write_files
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
@@ -30,7 +29,8 @@ def save(
     recipe: Recipe | None = None,
     shard_size: int = SHARD_SIZE,
 ) -> None:
-    """Writes a model that `qfx.quantize_` made into `folder`, which is made if it is not there.
+    """Writes a model that `quantize_` or `convert` made into `folder`, which is made
+    if it is not there.
 
     Files: `model.safetensors`, or several of at most `shard_size` bytes (a tensor that is larger
     has one of its own), and `qfx.json`, which says what they hold. Stored are the codes and scales,
@@ -76,7 +76,7 @@ def _units(state: ModelState) -> list[dict[str, Tensor]]:
     units: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.tensors.items():
         owner, _, part = name.rpartition(".")
-        of_linear = owner in state.linears and part in PARTS
+        of_linear = owner in state.linears and part in state.linears[owner].PARTS
         units.setdefault(f"{owner}." if of_linear else name, {})[name] = tensor
     return list(units.values())
 
@@ -100,7 +100,7 @@ def _earlier(folder: Path, names: set[str]) -> Manifest | None:
     return read_manifest(folder) if (folder / NAME).exists() else None
 
 
-def _without_codes(recipe: Recipe, linears: Mapping[str, str]) -> Recipe:
+def _without_codes(recipe: Recipe, linears: Collection[str]) -> Recipe:
     sites = (replace(s, rounding=None) if s.name in linears else s for s in recipe.sites)
     return replace(recipe, sites=tuple(sites))
 
@@ -120,7 +120,8 @@ def _write(
         return write
 
     def description(file: BinaryIO) -> None:
-        said = Manifest(written, state.linears, state.same, state.derived, recipe)
+        linears = {name: linear.token for name, linear in state.linears.items()}
+        said = Manifest(written, linears, state.same, state.derived, recipe)
         file.write(said.to_json().encode())
 
     write_files({folder / n: of_shard(n) for n in shards} | {folder / NAME: description})

@@ -12,22 +12,24 @@ from torch import Tensor, nn
 from qfx.files.model_state import derived_buffers, ties
 from qfx.files.tensor_file import Entry
 from qfx.nn.chosen import Chosen, listed, refuse
-from qfx.nn.frozen_state import PARTS
+from qfx.nn.kinds import STORED, kind_of, told
 from qfx.nn.linear import Linear
-from qfx.nn.loading import Checked, fault_of
+from qfx.nn.loading import Checked, Stored, fault_of
 from qfx.nn.replace import replace
+from qfx.nn.sign_linear import SignLinear
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What becomes of a skeleton. `linears`: those that are replaced, by every name; `parts`: how
-    many tensors each has under the name it is stored by; `schemes`: the tokens that were said;
-    `same`: names -> the name their tensor is stored by; `left`: stored and not wanted; `was`: the
-    tensors that are replaced, by name."""
+    """What becomes of a skeleton. `linears`: those that are replaced, by every name; `kinds`: by
+    what; `parts`: how many tensors each has under the name it is stored by; `schemes`: the tokens
+    that were said; `same`: names -> the name their tensor is stored by; `left`: stored and not
+    wanted; `was`: the tensors that are replaced, by name."""
 
     linears: Mapping[str, nn.Linear]
+    kinds: Mapping[str, type[Stored]]
     parts: Mapping[str, int]
     schemes: Mapping[str, str] | None
     same: Mapping[str, str]
@@ -36,9 +38,9 @@ class Fitted:
     was: Mapping[str, Any]
 
     def is_part(self, name: str) -> bool:
-        """Whether this tensor is one of those that an int8 linear is made of."""
+        """Whether this tensor is one of those that a linear without float weight is made of."""
         owner, _, part = name.rpartition(".")
-        return owner in self.linears and part in PARTS
+        return owner in self.kinds and part in self.kinds[owner].PARTS
 
     def device(self, name: str) -> torch.device:
         """Of what takes the place of this tensor."""
@@ -62,21 +64,24 @@ def fitted(
     state = skeleton.state_dict()
     beside = derived_buffers(skeleton, state)
     _check_same(same, entries, at)
-    names = _linear_names(skeleton, entries) if linears is None else linears
+    names = _linear_names(skeleton, [*entries, *same], linears)
     if linears is None:
         weights = {f"{name}.weight" for name in names}
         tied = ties(skeleton, state).items()
         same = {n: first for n, first in tied if n not in entries and n not in weights}
     stored = {**entries, **{n: entries[first] for n, first in same.items() if first in entries}}
     taken = {name: _linear(skeleton, name, stored, at) for name in names}
-    parts = {name: _parts(name, taken, same, entries, at) for name in taken}
-    refuse(Chosen("load", skeleton, {}, taken, {}, {}), Linear.from_float, instead="")
-    _check_names(state, stored, taken, derived, at)
+    kinds = {name: kind for name in taken if (kind := kind_of(name, stored))}
+    parts = {name: _parts(name, kinds, same, entries, at) for name in taken}
+    for kind in STORED:
+        of_kind = {name: linear for name, linear in taken.items() if kinds[name] is kind}
+        refuse(Chosen("load", skeleton, {}, of_kind, {}, {}), kind.from_float, instead="")
+    _check_names(state, stored, kinds, derived, at)
     _check_kinds(state, stored, taken, at)
     left = [n for n in derived if n not in beside or not _fits(stored[n], beside[n])]
     kept = [n for n in derived if n not in left]
     _check_values(skeleton, beside, kept, at)
-    return Fitted(taken, parts, linears, same, kept, left, {**state, **beside})
+    return Fitted(taken, kinds, parts, linears, same, kept, left, {**state, **beside})
 
 
 def _check_same(same: Mapping[str, str], entries: Mapping[str, Entry], at: str) -> None:
@@ -88,44 +93,56 @@ def _check_same(same: Mapping[str, str], entries: Mapping[str, Entry], at: str) 
             )
 
 
-def _linear_names(skeleton: nn.Module, stored: Collection[str]) -> list[str]:
+def _linear_names(
+    skeleton: nn.Module, stored: Collection[str], said: Collection[str] | None
+) -> list[str]:
+    """Of the linears that are made of files. Of those of one bit in files of earlier builds nothing
+    is said, and a skeleton may have them, made alike: they are loaded as modules load."""
     modules = dict(skeleton.named_modules(remove_duplicate=False))
-    owners = [name.removesuffix(".codes") for name in stored if name.endswith(".codes")]
-    return [name for name in owners if isinstance(modules.get(name), nn.Linear | Linear)]
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in stored)
+    kinds = {name: kind_of(name, stored) for name in owners}
+    linears = nn.Linear | Linear
+    found = [n for n, kind in kinds.items() if kind and isinstance(modules.get(n), linears)]
+    if said is not None:
+        found = [*said, *(n for n in found if kinds[n] is SignLinear and n not in said)]
+    return [name for name in found if not isinstance(modules.get(name), SignLinear)]
 
 
 def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str) -> nn.Linear:
     there = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
     here = f"{at}: {printable(name)}"
+    kind = kind_of(name, stored)
+    what = "a linear of one bit" if kind is SignLinear else "an int8 linear"
     if isinstance(there, Linear):
         raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
     if type(there) is not nn.Linear:
-        kind = "nothing" if there is None else f"a {type(there).__name__}"
-        raise UserError(f"{here} is an int8 linear, and the skeleton has {kind} of that name")
-    codes = stored.get(f"{name}.codes")
-    if codes is None:
-        raise UserError(f"{here} is said to be an int8 linear, and has no codes")
-    if codes.shape != tuple(there.weight.shape):
+        found = "nothing" if there is None else f"a {type(there).__name__}"
+        raise UserError(f"{here} is {what}, and the skeleton has {found} of that name")
+    if kind is None:
+        raise UserError(f"{here} is said to be {what}, and has no codes")
+    codes, (n, k) = kind.PARTS[1], there.weight.shape
+    shape = stored[f"{name}.{codes}"].shape
+    if shape != kind.shape(n, k):
         raise UserError(
-            f"{here} has codes {list(codes.shape)}, and the linear of the skeleton a weight "
-            f"{list(there.weight.shape)}"
+            f"{here} has {codes} {list(shape)}, and the linear of the skeleton a weight {[n, k]}"
         )
     return there
 
 
 def _parts(
     name: str,
-    taken: Collection[str],
+    kinds: Mapping[str, type[Stored]],
     same: Mapping[str, str],
     entries: Collection[str],
     at: str,
 ) -> int:
     """How many tensors make this linear; those of another where it is said to be the very same."""
-    other = _stored_by(name, same)
-    there = [part for part in PARTS if f"{other}.{part}" in entries]
+    kind = kinds[name]
+    other = _stored_by(name, kind, same)
+    there = [part for part in kind.PARTS if f"{other}.{part}" in entries]
     if other != name:
         alike = all(same.get(f"{name}.{part}") == f"{other}.{part}" for part in there)
-        if other not in taken or not alike or "codes" not in there:
+        if kinds.get(other) is not kind or not alike or kind.PARTS[1] not in there:
             raise UserError(
                 f"{at}: {printable(name)} is said to be the linear {printable(other)}, and that "
                 "does not fit what the files hold"
@@ -136,11 +153,11 @@ def _parts(
 def _check_names(
     state: Collection[str],
     stored: Collection[str],
-    taken: Collection[str],
+    taken: Mapping[str, type[Stored]],
     derived: Collection[str],
     at: str,
 ) -> None:
-    parts = {f"{name}.{part}" for name in taken for part in PARTS}
+    parts = {f"{name}.{part}" for name, kind in taken.items() for part in kind.PARTS}
     wanted = {*state} - {f"{name}.weight" for name in taken}
     given = {*stored} - parts - {*derived}
     if unknown := [name for name in derived if name not in stored]:
@@ -200,7 +217,7 @@ def _check_values(
 def fill(
     skeleton: nn.Module,
     plan: Fitted,
-    made: Mapping[str, Linear],
+    made: Mapping[str, Stored],
     rest: Mapping[str, Tensor],
     at: str,
 ) -> nn.Module:
@@ -211,9 +228,10 @@ def fill(
         prefix = f"{name}." if name else ""
         if isinstance(module, Checked) and (fault := fault_of(module, state, prefix)):
             raise UserError(f"{at}: {fault}")
-    each = {name: made[_stored_by(name, plan.same)] for name in plan.linears}
+    each = {name: made[_stored_by(name, kind, plan.same)] for name, kind in plan.kinds.items()}
     found = Chosen("load", skeleton, dict(plan.linears), dict(plan.linears), {}, {})
     replace(found, each)
+    told(skeleton)
     skeleton.load_state_dict(state, strict=False, assign=True)
     for name in plan.derived:
         _put(skeleton, name, whole[name])
@@ -222,8 +240,9 @@ def fill(
     return skeleton
 
 
-def _stored_by(linear: str, same: Mapping[str, str]) -> str:
-    return same.get(f"{linear}.codes", f"{linear}.codes").removesuffix(".codes")
+def _stored_by(linear: str, kind: type[Stored], same: Mapping[str, str]) -> str:
+    codes = f"{linear}.{kind.PARTS[1]}"
+    return same.get(codes, codes).rpartition(".")[0]
 
 
 def _tied(skeleton: nn.Module, plan: Fitted) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from qfx.hf.config import QfxConfig
 from qfx.hf.quantizer import QfxQuantizer, untie
-from qfx.hf.state import int8_linears, scheme_numbers
+from qfx.hf.state import scheme_numbers
+from qfx.nn.kinds import stored_linears
 
 
 def attach(model: nn.Module) -> None:
@@ -21,4 +22,4 @@ def attach(model: nn.Module) -> None:
             said: Any = QfxConfig(linears=linears)
             vars(module)["hf_quantizer"] = QfxQuantizer(said, pre_quantized=True)
             module.config.quantization_config = said  # type: ignore[union-attr]
-    untie(model, [name for name, _ in int8_linears(model)])
+    untie(model, [name for name, _ in stored_linears(model)])

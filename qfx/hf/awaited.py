@@ -1,4 +1,4 @@
-"""Awaited: stands for an int8 linear while transformers loads its parts, one by one."""
+"""Awaited: stands for a linear without float weights while transformers loads its parts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.frozen_state import PARTS, FrozenState, kinds, taken_from
-from qfx.nn.linear import Linear
-from qfx.nn.scheme_tensor import KEY, LENGTH, read, scheme_of
+from qfx.nn.kinds import kind_that_saved
+from qfx.nn.loading import Stored
+from qfx.nn.scheme_tensor import KEY, LENGTH
 from qfx.values.errors import UserError
 
 MARK = "weight"  # in files beside the codes: see `qfx/hf/state.py`
@@ -25,32 +25,33 @@ class Awaited(nn.Module):
         self.bias = linear.bias
         padded = [*numbers, *[0] * (LENGTH - len(numbers))]
         said = torch.tensor(padded, dtype=torch.int32, device="cpu")  # whatever device is the usual
-        fields = read(said, f"{name}.{KEY}", "Linear")
+        self.kind = kind_that_saved(said, f"{name}.{KEY}")
         self.wanted = {
             KEY: (torch.int32, (LENGTH,)),
             MARK: (torch.int8, self.linear_sizes[:1]),
-            **kinds(scheme_of(fields, f"{name}.{KEY}"), fields, *self.linear_sizes),
+            **self.kind.kinds(said, f"{name}.{KEY}", *self.linear_sizes),
         }
         for part, (dtype, shape) in self.wanted.items():
             self.register_buffer(part, torch.empty(shape, dtype=dtype, device="meta"))
         self._is_hf_initialized = True  # so transformers leaves it to us what is in it
 
-    def taken(self, name: str) -> FrozenState:
+    def taken(self, name: str) -> Any:
         """What was loaded, checked. Raises ValueError where a part was in no file."""
-        parts = {f"{name}.{part}": self._buffers[part] for part in self.wanted if part in PARTS}
+        names = [part for part in self.wanted if part in self.kind.PARTS]
+        parts = {f"{name}.{part}": self._buffers[part] for part in names}
         absent = [n for n, tensor in parts.items() if not _loaded(tensor)]
         if absent:
             raise UserError(f"no file of the model has {', '.join(absent)}")
         n, k = self.linear_sizes
-        found = taken_from(parts, f"{name}.", n, k)
+        found = self.kind.taken_from(parts, f"{name}.", n, k)
         assert found is not None
         return found
 
-    def made(self, state: FrozenState) -> Linear:
+    def made(self, state: Any) -> Stored:
         n, k = self.linear_sizes
         linear = nn.Linear(k, n, bias=False, device="meta")
         linear.bias = self.bias  # type: ignore[assignment]
-        return Linear.from_state(linear, state).train(self.training)
+        return self.kind.from_state(linear, state).train(self.training)
 
 
 def _loaded(tensor: Any) -> bool:

@@ -11,9 +11,9 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 
 from qfx.hf.awaited import MARK, Awaited
 from qfx.hf.config import METHOD, QfxConfig
-from qfx.hf.state import int8_linears, marked_state, scheme_numbers
+from qfx.hf.state import marked_state, scheme_numbers
 from qfx.nn.chosen import Chosen
-from qfx.nn.frozen_state import FrozenState
+from qfx.nn.kinds import stored_linears, told
 from qfx.nn.linear import Linear
 from qfx.nn.quantized import planned, quantize_
 from qfx.nn.replace import replace
@@ -116,7 +116,8 @@ class QfxQuantizer(HfQuantizer):
             places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
             replace(self.found, places)
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
-        untie(model, [name for name, _ in int8_linears(model)])
+        untie(model, [name for name, _ in stored_linears(model)])
+        told(model)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -187,7 +188,7 @@ def _in_model(model: Any, name: str) -> str | None:
 
 def _put_together(model: Any) -> None:
     awaited = {name: m for name, m in model.named_modules() if isinstance(m, Awaited)}
-    states: dict[str, FrozenState] = {}
+    states: dict[str, Any] = {}
     for name, module in awaited.items():
         try:
             states[name] = module.taken(name)

@@ -1,5 +1,5 @@
 """What a model of transformers is saved as: its state dict, and beside the codes of each int8
-linear `weight`, int8 [N], which holds nothing.
+linear, or its signs, `weight`, int8 [N], which holds nothing.
 
 A transformers that does not know qfx leaves out the quantization, with a warning, and would fill
 the linears with random weights. It finds `weight` of another shape than it expects, and stops.
@@ -7,27 +7,20 @@ the linears with random weights. It finds `weight` of another shape than it expe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qfx.hf.awaited import MARK
-from qfx.nn.linear import Linear
+from qfx.nn.kinds import stored_linears
+from qfx.nn.loading import Stored
 from qfx.nn.scheme_tensor import KEY, LENGTH
-
-
-def int8_linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """By every name."""
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, Linear):
-            yield name, module
 
 
 def marked_state(model: nn.Module) -> dict[str, Tensor]:
     state = dict(model.state_dict())
-    for name, linear in int8_linears(model):
+    for name, linear in stored_linears(model):
         for key in [key for key in state if key.startswith(f"{name}.")]:
             state[key] = state[key].clone()  # else a linear under two names is saved under one
         state[f"{name}.{MARK}"] = torch.zeros(linear.out_features, dtype=torch.int8)
@@ -36,10 +29,10 @@ def marked_state(model: nn.Module) -> dict[str, Tensor]:
 
 def scheme_numbers(model: nn.Module) -> dict[str, list[int]]:
     """For config.json: by name, the numbers of its scheme without the zeros behind them."""
-    return {name: _numbers(linear) for name, linear in int8_linears(model)}
+    return {name: _numbers(linear) for name, linear in stored_linears(model)}
 
 
-def _numbers(linear: Linear) -> list[int]:
+def _numbers(linear: Stored) -> list[int]:
     state: Any = linear.state_dict()[KEY].tolist()
     assert len(state) == LENGTH
     return state[: max(i for i, number in enumerate(state, 1) if number)]  # type: ignore[no-any-return]

@@ -89,6 +89,11 @@ def weak_storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
+def owners(tensor: Tensor) -> int:
+    """How many tensors have its storage."""
+    return int(_C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1  # without Python's
+
+
 class Watching(TorchDispatchMode):
     """Inside, `see` is told of every operator before it runs."""
 

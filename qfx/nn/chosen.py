@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import wraps_tensors
 from qfx.nn.carry import obstacles, parametrized
-from qfx.nn.loading import Checked
+from qfx.nn.loading import Checked, Stored
 from qfx.nn.trained_state import TrainedState
 from qfx.values.config import Config
 from qfx.values.floats import FLOATS, SERVED
@@ -68,6 +68,9 @@ def chosen(
             beside += (
                 f"; {listed(trained)} are linears with learned steps: qfx.convert deploys them"
             )
+        done = [n for n, m in model.named_modules() if isinstance(m, Stored)]
+        if done:
+            beside += f"; {listed(done)} hold codes already"
         raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
     return found
 

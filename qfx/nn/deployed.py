@@ -15,6 +15,7 @@ from qfx.nn.binary import BinaryLinear, binary_packed
 from qfx.nn.carry import parametrized
 from qfx.nn.chosen import Chosen, check_unsharded, refuse, unserved
 from qfx.nn.frozen_state import FrozenState
+from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
@@ -52,7 +53,10 @@ def convert(model: nn.Module) -> nn.Module:
         of_kind = found._replace(taken={n: m for n, m in taken.items() if type(m) is kind})
         refuse(of_kind, how.blank, "", _faults)
     each = {m: _DEPLOYED[type(m)].made(m) for m in dict.fromkeys(taken.values())}
-    return replace(found, {name: each[m] for name, m in taken.items()}) if trained else model
+    if trained:
+        replace(found, {name: each[m] for name, m in taken.items()})
+        told(model)
+    return model
 
 
 def _check_inside(trained: dict[str, Any], modules: dict[str, nn.Module]) -> None:

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import has_values
-from qfx.nn.loading import State, check_finite, check_kind, check_positive, check_range
+from qfx.nn.loading import (
+    Kind,
+    State,
+    check_finite,
+    check_parts,
+    check_positive,
+    check_range,
+)
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
 from qfx.ops.quantize import code_range
 from qfx.ops.storage import storage_of
@@ -28,6 +35,11 @@ class FrozenState(NamedTuple):
 
     scheme: Scheme
     tensors: Mapping[str, Tensor]
+
+    @property
+    def token(self) -> str:
+        """The scheme's."""
+        return str(self.scheme)
 
 
 def scheme_tensor(scheme: Scheme, tensors: Mapping[str, Tensor | None]) -> Tensor:
@@ -51,12 +63,7 @@ def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
     if fault := _fault(scheme, fields, k):
         raise ValueError(f"{prefix}{KEY}: {scheme} {fault}")
     wanted = kinds(scheme, fields, n, k)
-    for name in TENSORS:
-        if (name in given) != (name in wanted):
-            wrong = "is missing" if name in wanted else "is there in vain"
-            raise ValueError(f"{prefix}{name} {wrong}: {prefix}{KEY} says {scheme}")
-    for name, (dtype, shape) in wanted.items():
-        check_kind(given[name], prefix + name, (dtype,), shape)
+    check_parts(given, prefix, TENSORS, wanted, f"{prefix}{KEY} says {scheme}")
     _check_values(given, prefix, scheme)
     return FrozenState(scheme, given)
 
@@ -70,9 +77,6 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
     if fields["x_zero_point"] and (x is None or not x.static or x.symmetric):
         return "has no static zero point"
     return None
-
-
-Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
 def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared
-from qfx.nn.frozen_state import PARTS, TENSORS, FrozenState, scheme_tensor, taken_from
-from qfx.nn.loading import Checked, State, check_bias, check_place
-from qfx.nn.scheme_tensor import KEY
+from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_from
+from qfx.nn.loading import Kind, State, Stored, placed, sent
+from qfx.nn.scheme_tensor import KEY, read, scheme_of
 from qfx.nn.written import Earlier, Weight, check_written, written
 from qfx.ops.storage import Storage
 from qfx.values.scheme import Scheme
@@ -22,7 +23,7 @@ from qfx.values.site_recipe import SiteRecipe
 _OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point", "shift")
 
 
-class Linear(Checked, nn.Linear):
+class Linear(Stored, nn.Linear):
     """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
 
     It is an nn.Linear to whoever asks, so that adapters find it, but has no parameter `weight`.
@@ -38,6 +39,7 @@ class Linear(Checked, nn.Linear):
     gradients (T1). Casting the module casts the bias alone.
     """
 
+    PARTS = PARTS
     READ_ONLY = ("packed", "scale", *_OPTIONAL)  # buffers that forward never writes
     _earlier: tuple[Earlier, ...] = ()  # what it held before what was written to its weight
     packed: Tensor
@@ -75,21 +77,6 @@ class Linear(Checked, nn.Linear):
         module.train(linear.training)
         return module
 
-    @classmethod
-    def from_state(cls, linear: nn.Linear, state: FrozenState) -> Linear:
-        """Of saved codes that were checked for a weight of the size of that of `linear`, whose bias
-        is taken over. The float weight is not read and may have no values. The codes are packed on
-        their device."""
-        module = cls.__new__(cls)
-        nn.Module.__init__(module)
-        module.in_features, module.out_features = sizes(linear, "Linear")
-        module.bias = linear.bias
-        for name in ("packed", "scale", *_OPTIONAL):
-            module.register_buffer(name, None, persistent=name != "packed")
-        module._put(state, assign=True)
-        module.train(linear.training)
-        return module
-
     def _take(self, linear: nn.Linear, scheme: Scheme | SiteRecipe | None) -> None:
         self.in_features, self.out_features = sizes(linear, "Linear")
         self.bias = linear.bias
@@ -103,6 +90,11 @@ class Linear(Checked, nn.Linear):
     def scheme(self) -> Scheme:
         """How its operands are quantized, with the rotation in use."""
         return self._how.scheme
+
+    @property
+    def token(self) -> str:
+        """Its scheme's."""
+        return str(self.scheme)
 
     @property
     def _storage(self) -> Storage:
@@ -173,66 +165,47 @@ class Linear(Checked, nn.Linear):
         destination[prefix + "codes"] = self.codes
         destination[prefix + KEY] = scheme_tensor(self.scheme, self._buffers)
 
-    def check_state(self, state: State, prefix: str) -> None:
-        """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
-        check_bias(state, prefix, self.bias)
-        taken_from(state, prefix, self.out_features, self.in_features)
+    @classmethod
+    def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
+        """See `Stored`."""
+        return taken_from(state, prefix, n, k)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
-    ) -> None:
-        assign = metadata.get("assign_to_params_buffers", False)
-        try:
-            check_bias(state_dict, prefix, self.bias)
-            found = taken_from(state_dict, prefix, self.out_features, self.in_features)
-            for name in ("bias", *TENSORS):
-                check_place(state_dict.get(prefix + name), prefix + name, self.packed, assign)
-        except ValueError as why:
-            errors.append(str(why))
-            return
-        ours = {prefix + name for name in PARTS}
-        if found is None:  # what is no buffer is saved always
-            missing += [prefix + name for name in PARTS if self._buffers.get(name, 0) is not None]
-        others = {key: value for key, value in state_dict.items() if key not in ours}
-        absent: list[str] = []
-        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
-        missing += [key for key in absent if key not in ours]
-        if found is not None:
-            self._put(found, assign)
+    @classmethod
+    def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
+        """See `Stored`."""
+        fields = read(scheme, name, "Linear")
+        return kinds(scheme_of(fields, name), fields, n, k)
 
     def _put(self, found: FrozenState, assign: bool) -> None:
         self.settle()
-        device = None if assign else self.packed.device
-        for name in ("scale", *_OPTIONAL):
-            given = found.tensors.get(name)
-            if given is not None:
-                given = given.detach() if assign else given.detach().to(device, copy=True)
-                given = given.t().contiguous().t()  # of groups, column by column
-            self._buffers[name] = given
         codes = found.tensors["codes"].detach()
+        device = codes.device if assign else self.packed.device
+        for name in ("scale", *_OPTIONAL):
+            given = placed(found.tensors.get(name), device, assign)
+            # of groups, column by column
+            self._buffers[name] = None if given is None else given.t().contiguous().t()
         self._how = prepared(found.scheme)
-        self.packed = self._storage.pack(codes if assign else codes.to(device), self.scheme.group)
+        self.packed = self._storage.pack(codes.to(device), self.scheme.group)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()  # what `.compile()` made is not part of it
-        state.pop("_earlier", None)
+        state = self._sent()
         state["_buffers"] = {**self._buffers, "packed": self.codes}
-        state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        scheme = state.pop("scheme")
-        super().__setstate__(state)
-        self._how = prepared(scheme)
+        self._receive(state)
         self.packed = self._storage.pack(self.packed, self.scheme.group)
+
+    def _sent(self) -> dict[str, Any]:
+        state = super()._sent()
+        state.pop("_earlier", None)
+        state["scheme"] = state.pop("_how").scheme  # what follows from it stays with this build
+        return state
+
+    def _receive(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        self._how = prepared(state.pop("scheme"))
+        super()._receive(state)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self.packed
@@ -250,3 +223,6 @@ class Linear(Checked, nn.Linear):
         else:
             codes = self._storage.unpack(packed, *shape).to(device)
         return self._storage.pack(codes, self.scheme.group)  # type: ignore[no-any-return]
+
+
+ForkingPickler.register(Linear, sent)

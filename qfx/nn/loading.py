@@ -3,17 +3,20 @@ is checked before any of it is taken, and where `check_first` is registered, all
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from qfx.host.modules import register_once
 from qfx.host.tensors import has_values
+from qfx.nn.carry import sizes
 from qfx.values.floats import FLOATS
 
 State = Mapping[str, Any]
+Kind = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its type and shape
 
 
 class Checked(nn.Module):
@@ -22,6 +25,138 @@ class Checked(nn.Module):
     def check_state(self, state: State, prefix: str) -> None:
         """Raises ValueError for a part that cannot be loaded into this module."""
         raise NotImplementedError
+
+
+class Stored(Checked):
+    """A linear without float weights. What it saves are its scheme, its codes and numbers beside
+    them: `PARTS`, in this order. In memory the codes are `packed`, and the others buffers."""
+
+    PARTS: ClassVar[tuple[str, ...]]
+    in_features: int
+    out_features: int
+    bias: Any
+    packed: Tensor
+
+    @property
+    def token(self) -> str:
+        """Its scheme, in a word or two."""
+        raise NotImplementedError
+
+    @classmethod
+    def taken_from(cls, state: State, prefix: str, n: int, k: int) -> Any:
+        """What the parts say of a weight [n, k], with its `token`; None where there is no part.
+        Raises ValueError for parts that do not fit together, or not the weight, and for values that
+        quantizing does not make."""
+        raise NotImplementedError
+
+    @classmethod
+    def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
+        """Type and shape of each part but the scheme, which is saved as `name`; ValueError."""
+        raise NotImplementedError
+
+    @classmethod
+    def shape(cls, n: int, k: int) -> tuple[int, int]:
+        """Of the saved codes of a weight [n, k]."""
+        return n, k
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear) -> Self:
+        """Of the weight of `linear` and its very bias."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_state(cls, linear: nn.Module, found: Any) -> Self:
+        """Of parts that were `taken_from` a state for a weight of the size of that of `linear`,
+        whose bias is taken over. The float weight is not read and may have no values. The codes are
+        packed on their device."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module.in_features, module.out_features = sizes(linear, cls.__name__)
+        module.bias = linear.bias
+        module.register_buffer("packed", None, persistent=False)
+        for name in cls.PARTS[2:]:
+            module.register_buffer(name, None)
+        module._put(found, assign=True)
+        module.train(linear.training)
+        return module
+
+    def _put(self, found: Any, assign: bool) -> None:
+        """Holds what was `taken_from` a state: those very tensors, or copies on its device."""
+        raise NotImplementedError
+
+    def _sent(self) -> dict[str, Any]:
+        """What a process of this machine needs: all that it holds, in its layout."""
+        return super().__getstate__()  # what `.compile()` made is not part of it
+
+    def _receive(self, state: dict[str, Any]) -> None:
+        super().__setstate__(dict(state))
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As of any module; warns that the weight is none of the parameters."""
+        if requires_grad:
+            warnings.warn(
+                f"qfx: requires_grad_() on {self}: its weight is codes and does not train"
+                + (", its bias does" if self.bias is not None else "")
+                + ". What is to be trained is left float: qfx.Config(skip=[...])",
+                stacklevel=2,
+            )
+        return super().requires_grad_(requires_grad)
+
+    def check_state(self, state: State, prefix: str) -> None:
+        """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
+        self._checked(state, prefix)
+
+    def _checked(self, state: State, prefix: str) -> Any:
+        check_bias(state, prefix, self.bias)
+        return self.taken_from(state, prefix, self.out_features, self.in_features)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        assign = metadata.get("assign_to_params_buffers", False)
+        ours = {prefix + name for name in self.PARTS}
+        try:
+            found = self._checked(state_dict, prefix)
+            for name in ("bias", *self.PARTS[1:]):
+                check_place(state_dict.get(prefix + name), prefix + name, self.packed, assign)
+        except ValueError as why:
+            errors.append(str(why))
+            return
+        if found is None:  # what is no buffer is saved always
+            held = (name for name in self.PARTS if self._buffers.get(name, 0) is not None)
+            missing += [prefix + name for name in held]
+        others = {key: value for key, value in state_dict.items() if key not in ours}
+        absent: list[str] = []
+        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
+        missing += [key for key in absent if key not in ours]
+        if found is not None:
+            self._put(found, assign)
+
+
+def sent(module: Stored) -> tuple[Any, ...]:
+    """For multiprocessing, which shares the memory of tensors between processes: it must be that of
+    tensors which the module keeps, and codes are made when they are asked for."""
+    return _received, (type(module), module._sent())
+
+
+def _received(kind: type[Stored], state: dict[str, Any]) -> Stored:
+    module = kind.__new__(kind)
+    module._receive(state)
+    return module
+
+
+def placed(given: Tensor | None, device: torch.device, assign: bool) -> Tensor | None:
+    """A tensor of a state dict as a module holds it: itself, or a copy on the module's device."""
+    if given is None or assign:
+        return None if given is None else given.detach()
+    return given.detach().to(device, copy=True)
 
 
 def fault_of(module: Checked, state: State, prefix: str) -> str | None:
@@ -66,6 +201,19 @@ def check_kind(value: Any, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
         raise ValueError(
             f"{name} is {layout}{value.dtype} {list(value.shape)}, expected {wanted} {list(shape)}"
         )
+
+
+def check_parts(
+    given: State, prefix: str, names: Sequence[str], wanted: Mapping[str, Kind], said: str
+) -> None:
+    """Raises ValueError unless of `names` those that are `wanted` are given, of their types and
+    shapes. `said`: what says so."""
+    for name in names:
+        if (name in given) != (name in wanted):
+            wrong = "is missing" if name in wanted else "is there in vain"
+            raise ValueError(f"{prefix}{name} {wrong}: {said}")
+    for name, (dtype, shape) in wanted.items():
+        check_kind(given[name], prefix + name, (dtype,), shape)
 
 
 def check_range(value: Tensor, name: str, least: int, most: int) -> None:

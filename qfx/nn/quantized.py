@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace as changed
 
 from torch import nn
 
 from qfx.host.tensors import storage_id
+from qfx.memory.held import drop_file_pages
+from qfx.memory.pages import trim
 from qfx.nn.chosen import Chosen, chosen, refuse
+from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
 from qfx.smoothing.factors import Factors, factors_of
@@ -17,13 +20,13 @@ from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
-TOLD: list[Callable[[nn.Module], None]] = []  # who hears of each model that became int8
-
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
 
-    The float weights are freed, unless something else refers to them, as a tied embedding does.
+    The float weights are freed, unless something else refers to them, as a tied embedding does, and
+    their memory goes back to the system; of weights that map a file, which other weights of it keep
+    mapped, the pages do.
     `config`: `scheme` (a `Scheme`, or the first of a preset), `recipe`, `skip` and `only` (patterns
     of module names) and `backward`; no cost is predicted, since the number of tokens is not known.
     Hooks on calls, attributes, and parameters, buffers and children that a linear was given go over
@@ -36,14 +39,24 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     pruning), that have a forward of their own (accelerate), hooks on their state dict, or hooks of
     `register_backward_hook`.
     """
-    config = config or Config()
+    replace(*_modules(model, config or Config()))
+    trim()  # here, where nothing refers to the float weights any more
+    told(model)
+    return model
+
+
+def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear]]:
+    """What takes the place of which linears."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_of(model) if config.smoothing else {}
-    made = {m: Linear.from_float(m, _smoothed(m, how, factors)) for m, how in hows.items()}
-    replace(found, {name: made[m] for name, m in found.taken.items()})
-    for tell in TOLD:
-        tell(model)
-    return model
+    made = {m: _made(m, _smoothed(m, how, factors)) for m, how in hows.items()}
+    return found, {name: made[m] for name, m in found.taken.items()}
+
+
+def _made(linear: nn.Linear, how: Scheme | SiteRecipe) -> Linear:
+    module = Linear.from_float(linear, how)
+    drop_file_pages(linear.weight)
+    return module
 
 
 def planned(

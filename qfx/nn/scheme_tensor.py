@@ -45,11 +45,13 @@ FIELDS: dict[str, tuple[Any, ...] | None] = {
 
 
 def written(module: str, fields: Mapping[str, Any]) -> Tensor:
-    """The tensor that says these values of FIELDS of a `module`; those not given are 0."""
+    """The tensor that says these values of FIELDS of a `module`; those not given are 0. On the CPU,
+    whatever device is the usual."""
     values = {"module": module, **fields}
     numbers = [_number(FIELDS[name], values.pop(name, None)) for name in FIELDS]
     assert not values, values
-    return torch.tensor([FORMAT, *numbers, *[0] * (LENGTH - 1 - len(FIELDS))], dtype=torch.int32)
+    padded = [FORMAT, *numbers, *[0] * (LENGTH - 1 - len(FIELDS))]
+    return torch.tensor(padded, dtype=torch.int32, device="cpu")
 
 
 def _number(values: tuple[Any, ...] | None, value: Any) -> int:
@@ -61,19 +63,25 @@ def _number(values: tuple[Any, ...] | None, value: Any) -> int:
 def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
     """The values of FIELDS in the tensor `name` of a state dict, which a `module` saved.
 
-    Raises ValueError for another module's, another format, and a number that means nothing here.
+    Raises ValueError for another module's, and as `read_any`.
     """
+    found = read_any(tensor, name)
+    if found["module"] != module:
+        raise ValueError(f"{name} is that of a {found['module']}, not of a {module}")
+    return found
+
+
+def read_any(tensor: Any, name: str) -> dict[str, Any]:
+    """Whichever module saved them. Raises ValueError for another format, and a number that means
+    nothing here."""
     numbers = _numbers(tensor, name)
     for i, number in enumerate(numbers[1 + len(FIELDS) :], 1 + len(FIELDS)):
         if number:
             raise ValueError(f"{name} has {number} in place {i}, of which this qfx knows nothing")
-    found = {
+    return {
         field: _value(numbers[i], values, f"{name} has {numbers[i]} for {field}")
         for i, (field, values) in enumerate(FIELDS.items(), 1)
     }
-    if found["module"] != module:
-        raise ValueError(f"{name} is that of a {found['module']}, not of a {module}")
-    return found
 
 
 def _numbers(tensor: Any, name: str) -> list[int]:

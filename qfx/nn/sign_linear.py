@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,15 @@ from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, output_dtype
 from qfx.nn.functional import first_order, shifted
 from qfx.nn.loading import (
-    Checked,
+    Kind,
     State,
-    check_bias,
+    Stored,
     check_finite,
-    check_kind,
-    check_place,
+    check_parts,
     check_positive,
+    check_range,
+    placed,
+    sent,
 )
 from qfx.nn.scheme_tensor import KEY, read, written
 from qfx.ops.binary import octets_of, packed_octets, signs_of
@@ -29,10 +32,17 @@ from qfx.values.scheme import PER_ROW
 ops = torch.ops.qfx
 torch.fx.wrap("output_dtype")  # here too: where it is called
 _TENSORS = ("scale", "x_scale", "shift")
-_PARTS = (KEY, "signs", *_TENSORS)
+ONE_BIT = "1 bit"
 
 
-class SignLinear(Checked):
+class SignState(NamedTuple):
+    """The parts of a SignLinear but the scheme, checked."""
+
+    tensors: Mapping[str, Tensor]
+    token: str = ONE_BIT
+
+
+class SignLinear(Stored):
     """y = sign(x + shift) [..., K] @ sign(w) [N, K].T * scale + bias; the signs do not train. (H3)
 
     What `qfx.convert` makes of a `BinaryLinear`, with the same bits. y has the type of x, or that
@@ -45,6 +55,8 @@ class SignLinear(Checked):
     casts the bias alone.
     """
 
+    PARTS = (KEY, "signs", *_TENSORS)
+    token = ONE_BIT
     READ_ONLY = ("packed", *_TENSORS)  # buffers that forward never writes
     packed: Tensor
     scale: Tensor
@@ -118,80 +130,57 @@ class SignLinear(Checked):
 
     # --- the packed form stays with this build; what leaves the process is signs ---
 
-    def _scheme_tensor(self) -> Tensor:
-        return written("SignLinear", {"w.bits": 1, "shift": self.shift is not None})
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "signs"] = self.signs
-        destination[prefix + KEY] = self._scheme_tensor()
+        destination[prefix + KEY] = _scheme_tensor(self.shift is not None)
 
-    def check_state(self, state: State, prefix: str) -> None:
-        """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
-        check_bias(state, prefix, self.bias)
-        if not any(prefix + name in state for name in _PARTS):
-            return
-        if prefix + KEY not in state:
+    @classmethod
+    def taken_from(cls, state: State, prefix: str, n: int, k: int) -> SignState | None:
+        """See `Stored`."""
+        given = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
+        if not given:
+            return None
+        if KEY not in given:
             raise ValueError(f"{prefix}{KEY} is missing, which says what the signs mean")
-        shift = read(state[prefix + KEY], prefix + KEY, "SignLinear")["shift"]
-        n, k = self.out_features, self.in_features
-        kinds = {"scale": (n,), "x_scale": (1,)} | ({"shift": (k,)} if shift else {})
-        for name in _PARTS[1:]:
-            if (prefix + name in state) != (name == "signs" or name in kinds):
-                wrong = "is there in vain" if prefix + name in state else "is missing"
-                raise ValueError(f"{prefix}{name} {wrong}: {prefix}{KEY} says so")
-        check_kind(state[prefix + "signs"], prefix + "signs", (torch.uint8,), (n, -(-k // 8)))
-        for name, shape in kinds.items():
-            check_kind(state[prefix + name], prefix + name, (torch.float32,), shape)
+        wanted = cls.kinds(given.pop(KEY), prefix + KEY, n, k)
+        check_parts(given, prefix, cls.PARTS[1:], wanted, f"{prefix}{KEY} says so")
+        if rest := k % 8:
+            check_range(given["signs"][:, -1], f"{prefix}signs", 0, 2**rest - 1)
+        for name in wanted.keys() & {*_TENSORS}:
             check = check_finite if name == "shift" else check_positive
-            check(state[prefix + name], prefix + name)
+            check(given[name], prefix + name)
+        return SignState(given)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
-    ) -> None:
-        assign = metadata.get("assign_to_params_buffers", False)
-        try:
-            self.check_state(state_dict, prefix)
-            for name in ("bias", *_PARTS[1:]):
-                check_place(state_dict.get(prefix + name), prefix + name, self.packed, assign)
-        except ValueError as why:
-            errors.append(str(why))
-            return
-        ours = {prefix + name for name in _PARTS}
-        others = {key: value for key, value in state_dict.items() if key not in ours}
-        absent: list[str] = []
-        super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)
-        missing += [key for key in absent if key not in ours]
-        if prefix + KEY in state_dict:
-            self._put({n: state_dict.get(prefix + n) for n in _PARTS[1:]}, assign)
-        else:
-            missing += [prefix + n for n in _PARTS if self._buffers.get(n, 0) is not None]
+    @classmethod
+    def shape(cls, n: int, k: int) -> tuple[int, int]:
+        """Eight signs a byte."""
+        return n, -(-k // 8)
 
-    def _put(self, parts: Mapping[str, Tensor | None], assign: bool) -> None:
-        device = self.packed.device
-        for name, given in parts.items():
-            if given is not None:
-                given = given.detach() if assign else given.detach().to(device, copy=True)
-            if name == "signs":
-                assert given is not None
-                self.packed = packed_octets(given, self.in_features)
-            else:
-                self._buffers[name] = given
+    @classmethod
+    def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
+        """See `Stored`."""
+        fields = read(scheme, name, "SignLinear")
+        if fields != read(_scheme_tensor(fields["shift"]), name, "SignLinear"):
+            raise ValueError(f"{name} does not say what linears of one bit say")
+        found: dict[str, Kind] = {"signs": (torch.uint8, cls.shape(n, k))}
+        found |= {"scale": (torch.float32, (n,)), "x_scale": (torch.float32, (1,))}
+        return found | ({"shift": (torch.float32, (k,))} if fields["shift"] else {})
+
+    def _put(self, found: SignState, assign: bool) -> None:
+        signs = found.tensors["signs"].detach()
+        device = signs.device if assign else self.packed.device
+        for name in _TENSORS:
+            self._buffers[name] = placed(found.tensors.get(name), device, assign)
+        self.packed = packed_octets(signs.to(device), self.in_features)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
+        state = self._sent()
         state["_buffers"] = {**self._buffers, "packed": self.signs}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(dict(state))
+        self._receive(state)
         self.packed = packed_octets(self.packed, self.in_features)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -204,6 +193,10 @@ class SignLinear(Checked):
                 signs = octets_of(before, n, k).to(signs.device)
             self.packed = packed_octets(signs, k)
         return self
+
+
+def _scheme_tensor(shift: bool) -> Tensor:
+    return written("SignLinear", {"w.bits": 1, "shift": shift})
 
 
 def _trains(bias: Tensor | None) -> bool:
@@ -241,3 +234,6 @@ class _Carried(torch.autograd.Function):
             dx = through.reshape(ctx.shape).to(x.dtype) * (x.abs() <= x_scale)
         db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
         return dx, db, None, None, None
+
+
+ForkingPickler.register(SignLinear, sent)

@@ -253,6 +253,9 @@ def _by_cost(site: Site, config: Config, costs: Costs) -> Entry:
         return Entry(site, None, why_not)
     if scheme.calibrated:
         return Entry(site, None, f"{config.chosen}: the recipe does not name it")
+    released = config.release_weights and site.device.type == "cpu"
+    if released and not site.weight_trains and not site.repacked:
+        return Entry(site, scheme, "int8 whatever it gains: release_weights keeps no float weight")
     cost = costs.of(site, form_of(scheme).name, scheme)
     if isinstance(cost, str):
         return _unpriced(site, config, scheme, cost)

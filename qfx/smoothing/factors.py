@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-import qfx._C as _C
 from qfx.graph.unchanged import unchanged
 from qfx.host.modules import has_forward_hooks
 from qfx.host.tensors import has_values, storage_id, without_modes, wraps_tensors
+from qfx.memory.held import drop_file_pages, is_held
+from qfx.memory.seen import Seen, seen
 from qfx.smoothing.activations import Read, reads_of
 from qfx.smoothing.token_ids import hooked, token_ids_of
 
@@ -29,7 +30,7 @@ Factors = Mapping[tuple[int, int], tuple[float, ...]]  # by storage and axis of 
 
 
 class _Known(NamedTuple):
-    weights: _C.Snapshot
+    weights: Seen
     modes: tuple[tuple[bool, bool], ...]  # of each part: whether it trains, and is hooked
     factors: Factors
 
@@ -50,8 +51,10 @@ def factors_of(module: nn.Module | None) -> Factors:
     modes = tuple((part.training, has_forward_hooks(part)) for part in module.modules())
     known = _known.get(module)
     if known is None or known.modes != modes or not known.weights.unchanged(weights):
-        snapshot = _C.Snapshot(weights, list(range(len(weights))))
+        snapshot = seen(weights, range(len(weights)))
         known = _known[module] = _Known(snapshot, modes, _found(module))
+        for weight in filter(is_held, weights):  # what it read of them has been fetched
+            drop_file_pages(weight)
     return known.factors
 
 

@@ -41,7 +41,9 @@ class Config:
     rounding. `guard`: rows of activations whose relative error in int8 may exceed this, by the
     bound (B5) of docs/numerics.md, run in float; None never. `smoothing`: of a model that takes
     token ids, channels of activations and weights are balanced before both are rotated, by what
-    the model computes from seeded ids ((R4) there). Raises ValueError or TypeError.
+    the model computes from seeded ids ((R4) there). `release_weights`: under `torch.compile`, float
+    weights that are packed give their memory back, to files where need be, and all legal sites with
+    such weights are int8, whatever is gained (docs/serving.md). Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -53,6 +55,7 @@ class Config:
     recipe: Recipe | None = None
     guard: float | None = None
     smoothing: bool = True
+    release_weights: bool = False
 
     @property
     def recipe_names(self) -> frozenset[str]:
@@ -84,8 +87,9 @@ class Config:
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
             raise UserError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
 
-        if not isinstance(self.smoothing, bool):
-            raise TypeError(f"option 'smoothing' is True or False, got {self.smoothing!r}")
+        for name in ("smoothing", "release_weights"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"option {name!r} is True or False, got {getattr(self, name)!r}")
         guard = self.guard
         if guard is not None and (
             isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6

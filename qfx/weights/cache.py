@@ -3,11 +3,13 @@
 An entry belongs to a storage and holds no reference to the weight: it is keyed on the identity of
 the storage, the view into it, and how it is packed. It is valid for the tensors whose snapshots it
 has (stamps, and a few cache lines of their memory), and for any other whose whole content it has
-compared with what was packed. What changed is packed again in place, so its address stays.
+compared with what was packed. What changed is packed again in place, so its address stays. Weights
+whose float values were given back are trusted by their stamps.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,8 +22,12 @@ import qfx._C as _C
 from qfx.graph.views import View, apply
 from qfx.host.optimizers import after_each_step
 from qfx.host.tensors import is_fake, storage_id, weak_storage
+from qfx.memory.held import give_back, is_held
+from qfx.memory.seen import Seen, seen
 from qfx.ops.packing import Packing, parts_of
 from qfx.weights.given_codes import codes_of
+
+log = logging.getLogger(__name__)
 
 
 class Packed(NamedTuple):
@@ -65,13 +71,13 @@ class _Entry:
 
     def __init__(self, packed: Packed, content: int | None) -> None:
         self.packed, self.content = packed, content
-        self._known: deque[_C.Snapshot] = deque(maxlen=_SHARING)
+        self._known: deque[Seen] = deque(maxlen=_SHARING)
 
     def knows(self, weight: Tensor) -> bool:
         """Whether this tensor had the packed content and has not changed since."""
         return any(snapshot.unchanged((weight,)) for snapshot in self._known)
 
-    def learn(self, snapshot: _C.Snapshot) -> None:
+    def learn(self, snapshot: Seen) -> None:
         self._known.append(snapshot)
 
     def forget(self) -> None:
@@ -118,7 +124,7 @@ class Cache:
     def _up_to_date(
         self, entry: _Entry | None, weight: Tensor, view: View, packing: Packing
     ) -> _Entry:
-        snapshot, content = _C.Snapshot((weight,), [0]), _content(weight)  # before it is packed
+        snapshot, content = seen((weight,), [0]), _content(weight)  # before it is packed
         if entry is None:
             entry = _Entry(self._pack(weight, view, packing), content)
         elif content is None or content != entry.content:
@@ -131,9 +137,27 @@ class Cache:
         return entry
 
     def distrust(self, weights: Iterable[Tensor]) -> None:
-        """The next `get` of each compares its whole content with what is packed."""
+        """The next `get` of each compares its whole content with what is packed; not of those whose
+        values were given back, which it would fetch."""
         with self._lock:
-            self._forget(weights)
+            self._forget([weight for weight in weights if not is_held(weight)])
+
+    def give_back(self, weight: Tensor) -> bool:
+        """Gives back the float values of a packed weight that has not changed since, and what it is
+        packed to stays; whether that is new. Raises OSError as `qfx.memory.held.give_back`."""
+        with self._lock:
+            owner, was = storage_id(weight), (is_held(weight), weight.data_ptr())
+            current = [e for e in self._entries(weight).values() if e.knows(weight)]
+            if why_not := give_back(weight) if current else "it has changed":
+                log.info("a weight %s stays in memory: %s", list(weight.shape), why_not)
+                return False
+            if (now := storage_id(weight)) != owner:
+                assert owner is not None and now is not None
+                self._owners[now] = (weak_storage(weight), self._owners.pop(owner)[1])
+            for entry in current:
+                entry.forget()
+                entry.learn(seen((weight,), [0]))
+            return was != (True, weight.data_ptr())
 
     def _forget(self, weights: Iterable[Tensor] | None) -> bool:
         """Whether there was an entry to forget about."""

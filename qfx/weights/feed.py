@@ -21,6 +21,8 @@ import qfx._C as _C
 from qfx.graph.views import View
 from qfx.host.autograd import in_forward_mode
 from qfx.host.tensors import FakeMode, fake_mode_of, is_fake
+from qfx.memory.pages import trim
+from qfx.memory.seen import Seen, seen
 from qfx.ops.packing import Constant, Packing
 from qfx.weights.cache import CACHE, pack
 
@@ -53,6 +55,11 @@ class Feed:
         return [
             arguments[i] if isinstance(i, int) else packed[i.source][i.part] for i in self.inputs
         ]
+
+    @property
+    def only_packed(self) -> frozenset[int]:
+        """The arguments that the rewritten graph does not read in float."""
+        return frozenset(source.argument for source in self.sources) - frozenset(self.inputs)
 
     def order(self) -> list[int]:
         """The same for `_C.Gather`: arguments, or -1 - i for the i-th of all packed tensors."""
@@ -101,7 +108,7 @@ class _Known:
     """What was packed for one set of weights: valid while these and the generation stay."""
 
     generation: int
-    weights: _C.Snapshot
+    weights: Seen
     packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them; the wrapper the constants
     repacked: Counter[int]  # argument -> calls in a row, up to the last, that packed it
     used: bool = False
@@ -123,6 +130,7 @@ def with_packed_weights(
     compiled: Callable[..., Any],
     feed: Feed,
     rewritten: Callable[[Iterable[int]], None] | None = None,
+    give_back: Callable[[Tensor], bool] | None = None,
 ) -> Callable[..., Any]:
     """Calls `compiled` with the original arguments, float weights replaced by packed ones.
 
@@ -130,6 +138,7 @@ def with_packed_weights(
     call with a set trusts no pack of the cache whose content it has not compared; nor does a call
     that finds a weight written behind PyTorch's back. `rewritten` is told the positions of the
     arguments, none of them a parameter, that have been packed at each of the last calls.
+    `give_back` is handed each weight that is packed and that the graph does not read in float.
     """
     holders = [source.argument for source in feed.sources]
     constants = tuple(constant.tensor() for constant in feed.constants)
@@ -143,10 +152,12 @@ def with_packed_weights(
             packed, _ = _packed(feed, arguments)
             return feed.gather(arguments, [*packed, _as_fake(constants, fake)])
         before, generation = known.get(_identity(arguments, holders)), CACHE.generation
-        weights = _C.Snapshot(arguments, holders)  # before they are read
+        weights = seen(arguments, holders)  # before they are read
         if before is None or before.written_unseen(arguments):
             CACHE.distrust(arguments[i] for i in holders)
         packed, fresh = _packed(feed, arguments)
+        if give_back and _given_back(feed, arguments, give_back):
+            return feed.gather(arguments, [*packed, constants])  # what is known begins anew
         counts = _counts(before or (last if last and last.dead else None), arguments, fresh)
         found = [*packed, constants]
         given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
@@ -192,6 +203,13 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
         if CACHE.packs != packs:
             fresh.add(argument)
     return found, fresh
+
+
+def _given_back(feed: Feed, arguments: Sequence[Any], give_back: Callable[[Tensor], bool]) -> bool:
+    """Whether the memory of a weight was given back that was there before."""
+    found = [give_back(arguments[i]) for i in feed.only_packed]
+    trim()  # the second time, too: of what compiling has left
+    return any(found)
 
 
 def _counts(before: _Known | None, arguments: Sequence[Any], fresh: Iterable[int]) -> Counter[int]:

@@ -31,21 +31,30 @@ class Small(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.b = nn.Linear(64, 6), nn.Linear(6, 2, bias=False)
+        self.c = nn.Linear(2, 2, bias=False)
         self.register_buffer("on", torch.tensor([True, False, True]))
         self.register_buffer("shift", torch.randn(2), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x)) + self.shift * self.on[:2]  # type: ignore[operator]
+        return self.c(self.b(self.a(x))) + self.shift * self.on[:2]  # type: ignore[operator]
 
 
 def skeleton() -> nn.Module:
     return Small().to("meta")
 
 
+def made(sign: float = 1.0) -> nn.Module:
+    """Two linears int8, one of one bit."""
+    model = Small()
+    model.a.weight.data.mul_(sign)
+    model.c = qfx.nn.SignLinear.from_float(model.c)  # type: ignore[assignment]
+    return qfx.quantize_(model)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> Path:
     path: Path = tmp_path_factory.mktemp("model")
-    qfx.save(qfx.quantize_(Small()), path)
+    qfx.save(made(), path)
     return path
 
 
@@ -116,7 +125,8 @@ def test_a_forged_digest_does_not_help(
 def usable(model: nn.Module) -> bool:
     whole = {n: (t.dtype, t.shape) for n, t in Small().state_dict().items()}
     linears = [m for m in model.modules() if isinstance(m, qfx.nn.Linear)]
-    assert len(linears) == 2 and outputs(model, X).shape == (3, 2)
+    assert len(linears) == 2 and isinstance(model.c, qfx.nn.SignLinear)
+    assert outputs(model, X).shape == (3, 2) and bool((model.c.scale > 0).all())
     for module in linears:
         assert bool((module.scale > 0).all()) and int(module.codes.abs().max()) <= 127
     rest = {n: t for n, t in model.state_dict().items() if n in whole}
@@ -221,13 +231,12 @@ def _in_two_files(folder: Path, path: Path) -> None:
 
 
 def _of_another(folder: Path, path: Path) -> None:
-    model = Small()
-    model.a.weight.data.neg_()
-    qfx.save(qfx.quantize_(model), path)
+    qfx.save(made(-1.0), path)
     shutil.copy(folder / "qfx.json", path)
 
 
 SHA = "0" * 64
+ONE_BIT_OF_X = b"".join(n.to_bytes(4, "little") for n in (1, 4, 1))
 DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
     "qfx.json names it": lambda f, p: shutil.copy(f / "qfx.json", p),
     "model.safetensors has 7 bytes, and qfx.json says": lambda f, p: (
@@ -275,6 +284,18 @@ DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
         "a.scheme", struct.pack("<8i", 1, 1, 8, 0, 0, 0, 0, 7)
     ),
     "a.scheme has format 9": _bytes("a.scheme", b"\x09\0\0\0"),
+    "c.signs holds 4, which is outside 0..3": _bytes("c.signs", b"\4"),
+    "c.scheme does not say what linears of one bit say": _bytes("c.scheme", ONE_BIT_OF_X),
+    "c.scheme is that of a LSQLinear, not of a SignLinear": _bytes("c.scheme", b"\1\0\0\0\2"),
+    r"c has signs \[1, 2\], and the linear of the skeleton a weight \[2, 2\]": _table(
+        lambda t: t["c.signs"].update(shape=[1, 2])
+    ),
+    r"c.signs is torch.int8 \[2, 1\], expected torch.uint8": _table(
+        lambda t: t["c.signs"].update(dtype="I8")
+    ),
+    "c.x_scale holds -.* finite and positive": _bytes("c.x_scale", b"\0\0\x80\xbf"),
+    "c is 1 bit, and qfx.json says xs8r_ws8r": _said(lambda s: s["linears"].update(c="xs8r_ws8r")),
+    "c.signs is said to be a.codes": _said(lambda s: s["same"].update({"c.signs": "a.codes"})),
     "is no text": lambda f, p: (p / "qfx.json").write_bytes(b"\xff{}"),
     "it is not JSON": lambda f, p: (p / "qfx.json").write_bytes(b"{"),
     "has no qfx_model": lambda f, p: (p / "qfx.json").write_bytes(b"[]"),

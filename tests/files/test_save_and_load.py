@@ -120,6 +120,73 @@ def test_every_scheme_comes_back(row: str, tmp_path: Path) -> None:
         assert repr(skeleton) == repr(model)
 
 
+class Signs(nn.Module):
+    """A linear of one bit with a shift, of no whole bytes; one under two names; one left float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(FEATURES, 20), nn.Linear(20, FEATURES, bias=False)
+        self.again, self.left = self.down, nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(self.again(self.up(self.down(self.up(x)))))
+
+
+ONES = torch.randn(3, FEATURES, generator=torch.Generator().manual_seed(0))
+
+
+def signs(scale: float = 1.0) -> nn.Module:
+    torch.manual_seed(0)
+    config = Config(skip=("left",))
+    model = qfx.prepare_binary(Signs().eval(), scale * ONES, config=config, shift=True)
+    for module in (model.up, model.down):
+        module.shift.data.normal_()  # type: ignore[union-attr, operator]
+    return qfx.convert(model)
+
+
+SIGNS: dict[str, Callable[[], nn.Module]] = {
+    "float32": lambda: Signs().eval(),
+    "meta": lambda: Signs().to("meta").eval(),
+    "bfloat16": lambda: Signs().bfloat16().eval(),
+    "converted alike": lambda: signs(2.0),
+}
+
+
+@pytest.mark.parametrize("shard_size", [2_000_000_000, 1])
+@pytest.mark.parametrize("skeleton", SIGNS)
+def test_linears_of_one_bit_come_back(skeleton: str, shard_size: int, tmp_path: Path) -> None:
+    """From a folder, of an earlier build too, which did not say which they are, and from a file."""
+    model = signs()
+    expected, folder = outputs(model, ONES), tmp_path / "folder"
+    qfx.save(model, folder, shard_size=shard_size)
+    said = json.loads((folder / "qfx.json").read_text())
+    assert said["linears"] == {name: "1 bit" for name in ("up", "down", "again")}
+    assert not said["derived"] and said["same"]["again.signs"] == "down.signs"
+    save_file({n: t.clone() for n, t in model.state_dict().items()}, tmp_path / "state.safetensors")
+    for path in (folder, tmp_path / "state.safetensors"):
+        loaded = qfx.load(path, SIGNS[skeleton]())
+        assert same_bits(outputs(loaded, ONES), expected) and repr(loaded) == repr(model)
+        assert same(loaded.state_dict(), model.state_dict())
+        assert loaded.again is loaded.down or path != folder
+    (folder / "qfx.json").write_text(json.dumps({**said, "linears": {}}))
+    assert same_bits(outputs(qfx.load(folder, SIGNS[skeleton]()), ONES), expected)
+
+
+def test_the_layout_in_files_of_earlier_builds_is_left_there(tmp_path: Path) -> None:
+    """They have the packed signs of one processor as a buffer, and say little of shared linears:
+    a model that was converted alike takes them."""
+    model, at = signs(), "up.packed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qfx.files.model_state.stored_linears", lambda model: iter(()))
+        qfx.save(model, tmp_path)
+    said = json.loads((tmp_path / "qfx.json").read_text())
+    assert at in said["derived"] and not said["linears"]
+    loaded = qfx.load(tmp_path, signs(2.0))
+    assert same_bits(outputs(loaded, ONES), outputs(model, ONES))
+    with pytest.raises(ValueError, match=r"model\.safetensors: again\.scale is missing"):
+        qfx.load(tmp_path, Signs())
+
+
 @given(st.data(), st.sampled_from([1, 48, 64, 130]), POSITIVE, st.booleans(), SEEDS)
 def test_any_recipe_comes_back(
     tmp_path_factory: Any, data: st.DataObject, k: int, n: int, bias: bool, seed: int

@@ -158,6 +158,21 @@ def test_every_scheme_comes_back(row: str, tmp_path: Path) -> None:
     assert same_tensors(again, model) and same_bits(logits(again), logits(model))
 
 
+@pytest.mark.parametrize("how", ["prepare_qat", "prepare_binary"])
+def test_what_is_converted_or_loaded_comes_back(how: str, tmp_path: Path) -> None:
+    """It came back as random float weights, with a warning."""
+    model = llama(tied=False)
+    with torch.no_grad():
+        getattr(qfx, how)(model, IDS, config=Config(skip=("lm_head",)))
+    qfx.convert(model).save_pretrained(tmp_path / "converted")
+    qfx.save(model, tmp_path / "folder")
+    qfx.load(tmp_path / "folder", llama(tied=False)).save_pretrained(tmp_path / "loaded")
+    for name in ("converted", "loaded"):
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        assert same_tensors(again, model) and same_bits(logits(again), logits(model))
+        assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
+
+
 def test_the_base_of_a_model_and_a_base_that_was_quantized(tmp_path: Path) -> None:
     """With and without the prefix that transformers gives it."""
     model = qfx.quantize_(llama())

@@ -401,6 +401,16 @@ def hooks_are_where_they_were() -> None:
     assert [[*names] for names in modules.registries(of)] == [["weight", "bias"], [], []]
 
 
+def owners_are_counted() -> None:
+    tensor = torch.zeros(3)
+    assert tensors.owners(tensor) == 1
+    other = tensor[1:]
+    assert (tensors.owners(tensor), tensors.owners(other)) == (2, 2)
+    storage = tensor.untyped_storage()
+    del other
+    assert tensors.owners(tensor) == 1, storage
+
+
 def checks_run_once() -> None:
     calls, model = [], Model()
 
@@ -481,6 +491,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         trees_are_walked: "what operators write",
         writes_are_counted: "explain leaves a model as it was",
         storages_are_told_apart: "the weight cache",
+        owners_are_counted: "release_weights leaves what other tensors hold as well",
     },
     shapes: {symbolic_sizes_are_known: "break-evens of symbolic sizes"},
     operators: {operators_are_known: "matching operators, what they write, what has kernels"},

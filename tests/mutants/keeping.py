@@ -122,8 +122,8 @@ KEEPING = (
     ),
     Mutant(
         "loaded scales are the file's own memory",
-        old="to(device, copy=True)\n                given = given.t()",
-        new="to(device)\n                given = given.t()",
+        old="return given.detach().to(device, copy=True)",
+        new="return given.detach().to(device)",
         tests=("test_what_is_loaded_is_a_copy_unless_assigned",),
     ),
     Mutant(

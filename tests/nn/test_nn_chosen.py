@@ -120,3 +120,9 @@ def test_a_recipe_means_a_shared_module_by_any_of_its_names() -> None:
     recipe = qfx.Recipe((qfx.SiteRecipe("a", 0, K, K, None, reason="too sensitive"),))
     qfx.quantize_(m, qfx.Config(recipe=recipe))
     assert m["a"] is m["b"] is shared and type(m["c"]) is qfx.nn.Linear
+
+
+def test_a_second_call_says_that_the_first_took_all() -> None:
+    model = qfx.quantize_(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    with pytest.raises(ValueError, match=r"no nn\.Linear inside it; 0, 2 hold codes already"):
+        qfx.quantize_(model)

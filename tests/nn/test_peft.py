@@ -4,6 +4,7 @@ loaded, merged, taken out again, and nothing of it is lost without a word."""
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,10 +249,45 @@ def test_what_is_merged_is_kept_by_files_and_copies(tmp_path: Path) -> None:
     assert torch.equal(logits(again), y)
 
 
-def test_a_head_that_trains_is_left_float() -> None:
+# What PEFT trains whole, and what is skipped for it.
+HEADS: dict[str, tuple[dict[str, Any], str]] = {
+    "classifier": ({"task_type": "SEQ_CLS"}, "classifier"),
+    "bert.pooler": ({"modules_to_save": ["pooler"]}, "*pooler.dense"),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_that_trains_is_left_float(head: str) -> None:
+    """Of an int8 one the bias alone was trained, without a word."""
+    more, skip = HEADS[head]
+
+    def classifier(**config: Any) -> Any:
+        torch.manual_seed(0)
+        model = BertForSequenceClassification(BertConfig(num_hidden_layers=1, **TINY))
+        model = qfx.quantize_(model, qfx.Config(**config))
+        return adapted(model, targets=["query", "value"], **more)
+
+    with pytest.raises(ValueError, match=r"train a module whole .* holds Linear\(in_features=64"):
+        classifier()
+    trained = [n for n, p in classifier(skip=[skip]).named_parameters() if p.requires_grad]
+    assert any(f"{head}.modules_to_save.default." in n and n.endswith("weight") for n in trained)
+
+
+def test_a_head_that_was_trained_whole_becomes_int8() -> None:
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(num_hidden_layers=1, **TINY))
-    head = {"targets": ["query", "value"], "task_type": "SEQ_CLS"}
-    skipped = adapted(qfx.quantize_(model, qfx.Config(skip=["classifier"])), **head)
-    names = [name for name, p in skipped.named_parameters() if p.requires_grad]
-    assert any(name.endswith("classifier.modules_to_save.default.weight") for name in names)
+    model = adapted(model, targets=["query"], task_type="SEQ_CLS").eval()
+    y = logits(model)
+    qfx.quantize_(model, qfx.Config(skip=["lora_*"]))
+    assert sqnr(y, logits(model)) > 25
+    head = model.base_model.model.classifier
+    assert isinstance(head.modules_to_save["default"], qfx.nn.Linear)
+
+
+def test_asking_a_linear_without_weight_to_train_warns() -> None:
+    for module in (qfx.nn.Linear(4, 4), qfx.nn.SignLinear(4, 4, bias=False)):
+        bias = ", its bias does" if module.bias is not None else ""
+        with pytest.warns(UserWarning, match=rf"weight is codes and does not train{bias}\. What"):
+            module.requires_grad_()
+        with warnings.catch_warnings(action="error"):
+            nn.Sequential(module.requires_grad_(False)).requires_grad_()

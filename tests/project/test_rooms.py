@@ -18,6 +18,7 @@ from tests.project.house import PACKAGE, Module, circles, modules, private_uses
 # From the bottom up: a room may import those before it, and nothing else of qfx.
 ROOMS = (
     "host",
+    "memory",
     "values",
     "graph",
     "smoothing",

@@ -1,0 +1,103 @@
+"""Held: tensors whose values a file holds, so that they take no memory until someone reads them.
+
+Nothing is lost: whoever reads one gets its pages from the file, whoever writes to it gets pages of
+its own. The file has no name, and goes when the tensor does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.host.tensors import owners, storage_id, weak_storage
+from qfx.memory.pages import drop, is_of_a_file
+
+LEAST = 2**16  # bytes below which a mapping of its own saves nothing
+_HELD: dict[tuple[int | None, int], Any] = {}  # by storage and place in it
+
+
+def is_held(tensor: Tensor) -> bool:
+    """Whether its memory was given back."""
+    return bool(_HELD) and _place(tensor) in _HELD
+
+
+def _place(tensor: Tensor) -> tuple[int | None, int]:
+    return storage_id(tensor), int(tensor.storage_offset())
+
+
+def give_back(tensor: Tensor) -> str:
+    """Lets a file hold the values of a tensor; why not, or '' if one does from now on.
+
+    Pages of a file that nobody wrote to, as of a model that was read by mapping it, are dropped.
+    Other values are written to a file in `tempfile.gettempdir()` (TMPDIR), and the tensor gets a
+    storage that maps it: only if it is the storage's one owner and all of it, for others would keep
+    the memory, and no longer see what is written to the tensor. Raises OSError if there is no room,
+    that folder lies in memory, or the system cannot.
+    """
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return "it is not in the memory of the CPU"
+    storage, size = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
+    if size < LEAST:
+        return f"it has {size} bytes, fewer than {LEAST}"
+    if not _dense(tensor):
+        return "it has gaps, or shows elements twice"
+    if not is_of_a_file(tensor.data_ptr(), size):
+        if storage.nbytes() != size:
+            return f"it is a view of {size} of the {storage.nbytes()} bytes of other memory"
+        if (count := owners(tensor)) > 1:
+            return f"{count} tensors share its memory"
+        _move(tensor)
+    drop(tensor.data_ptr(), size)
+    for place in [place for place, storage in _HELD.items() if storage.expired()]:
+        _HELD.pop(place, None)
+    _HELD[_place(tensor)] = weak_storage(tensor)
+    return ""
+
+
+def drop_file_pages(tensor: Tensor) -> None:
+    """Drops the pages of a tensor that maps a file and was not written to; nothing of another."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not _dense(tensor):
+        return
+    size = tensor.numel() * tensor.element_size()
+    with suppress(OSError):  # of a system that does not say what is a file's
+        if is_of_a_file(tensor.data_ptr(), size):
+            drop(tensor.data_ptr(), size)
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether its elements are a run of memory, each once, in whatever order."""
+    order = sorted(range(tensor.dim()), key=lambda axis: (tensor.stride(axis), tensor.size(axis)))
+    return tensor.permute(order[::-1]).is_contiguous()
+
+
+def _move(tensor: Tensor) -> None:
+    storage = tensor.untyped_storage()
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        mapped = tensor.new_empty(0).set_(_mapped(storage), 0, tensor.shape, tensor.stride())
+        tensor.data = mapped
+
+
+def _mapped(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    folder = tempfile.gettempdir()
+    if kind := _kind_in_memory(folder):
+        raise OSError(f"{folder} lies in memory ({kind}): let TMPDIR name a folder on disk")
+    with tempfile.NamedTemporaryFile(prefix="qfx-", dir=folder) as file:
+        file.write((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()))
+        file.flush()
+        return torch.UntypedStorage.from_file(file.name, False, storage.nbytes())  # type: ignore
+
+
+def _kind_in_memory(folder: str) -> str:
+    """The name of the file system of a folder if that keeps files in memory; else ''."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    kinds = {words[words.index("-") + 1] for words in mounts if words[2] == number}
+    return next(iter(kinds & {"tmpfs", "ramfs"}), "")

@@ -1,0 +1,53 @@
+"""Pages of this process, as Linux keeps account of them: which of them a file has, and giving those
+back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from array import array
+
+_SWAPPED, _FILE, _PRESENT = 1 << 62, 1 << 61, 1 << 63  # of /proc/self/pagemap
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def whole_pages(start: int, count: int) -> tuple[int, int]:
+    """The pages that lie within `count` bytes from `start`: where the first begins and the last
+    ends."""
+    size = mmap.PAGESIZE
+    first = -(-start // size) * size
+    return first, max(first, (start + count) // size * size)
+
+
+def is_of_a_file(start: int, count: int) -> bool:
+    """Whether a file, or memory that processes share, has all that these bytes hold: each of their
+    pages is one of it, or not here. A page that was written to since it was mapped is not.
+
+    Raises OSError where the system does not say: it is not Linux, or hides /proc.
+    """
+    first, end = whole_pages(start, count)
+    if sys.platform != "linux":
+        raise OSError(f"{sys.platform} does not say which pages are those of a file")
+    held = array("Q")
+    with open("/proc/self/pagemap", "rb", buffering=0) as account:
+        account.seek(first // mmap.PAGESIZE * held.itemsize)
+        held.frombytes(account.read((end - first) // mmap.PAGESIZE * held.itemsize))
+    return not any(page & _SWAPPED or (page & _PRESENT and not page & _FILE) for page in held)
+
+
+def drop(start: int, count: int) -> None:
+    """Gives back pages that are `is_of_a_file`, as the system itself may do at any time: who reads
+    them next gets them from the file. Raises OSError if the system refuses."""
+    first, end = whole_pages(start, count)
+    length = ctypes.c_size_t(end - first)
+    if end > first and _LIBC.madvise(ctypes.c_void_p(first), length, mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def trim() -> None:
+    """Gives back what the allocator keeps of memory that was freed. Only glibc keeps it and can."""
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)

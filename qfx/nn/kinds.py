@@ -1,0 +1,44 @@
+"""The linears without float weights that files hold, and which of them a saved scheme is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from torch import Tensor, nn
+
+from qfx.nn.linear import Linear
+from qfx.nn.loading import Stored
+from qfx.nn.scheme_tensor import read_any
+from qfx.nn.sign_linear import SignLinear
+from qfx.nn.trained_whole import watch_wrappers
+
+STORED: tuple[type[Stored], ...] = (Linear, SignLinear)
+# Who hears of each model that got some of them.
+TOLD: list[Callable[[nn.Module], None]] = [watch_wrappers]
+
+
+def told(model: nn.Module) -> None:
+    """Whoever makes, converts or loads such linears says so."""
+    for tell in TOLD:
+        tell(model)
+
+
+def stored_linears(model: nn.Module) -> Iterator[tuple[str, Stored]]:
+    """By every name."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Stored):
+            yield name, module
+
+
+def kind_of(owner: str, names: Collection[str]) -> type[Stored] | None:
+    """Of the linear `owner`, by the name that its codes have among those of a state dict."""
+    return next((kind for kind in STORED if f"{owner}.{kind.PARTS[1]}" in names), None)
+
+
+def kind_that_saved(scheme: Tensor, name: str) -> type[Stored]:
+    """Raises ValueError where the tensor `name` is no scheme, or that of a module that trains."""
+    module = read_any(scheme, name)["module"]
+    for kind in STORED:
+        if kind.__name__ == module:
+            return kind
+    raise ValueError(f"{name} is that of a {module}, not of a linear without float weights")
