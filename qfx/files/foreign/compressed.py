@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qfx.files.foreign.compressed_config import CompressedConfig, Group, compressed_config
 from qfx.files.foreign.importing import Foreign, Item
 from qfx.files.foreign.weight import ForeignWeight
-from qfx.files.tensor_file import Entry, Table, table_of, tensor_of
+from qfx.files.tensor_file import Entry, Table, on_own_pages, table_of, tensor_of
 from qfx.values.errors import UserError
 from qfx.values.floats import FLOATS
 from qfx.values.json_text import parsed
@@ -26,6 +26,7 @@ SINGLE = "model.safetensors"
 BESIDE = ("weight_scale", "weight_zero_point", "weight_shape")
 UNREAD = ("weight_g_idx", "input_scale", "input_zero_point", "output_scale", "weight_global_scale")
 _WORD = 32
+_AT_ONCE = 2**16  # words
 
 
 def compressed_model(folder: Path, skeleton: nn.Module) -> Foreign:
@@ -186,10 +187,20 @@ def _weight(files: _Files, owner: str, parts: _Parts) -> ForeignWeight:
     if grid.zeros:
         zero = files.read(f"{owner}.weight_zero_point")
     if parts.group.packed:
-        codes = _unpacked(codes, grid.bits)[:, : parts.k].contiguous()
+        codes = _codes(codes, grid.bits, parts.k)
         if zero is not None:
             zero = _unpacked(zero.t(), grid.bits)[:, : parts.n].t()
     return ForeignWeight(codes, scale, grid, None if zero is None else zero.int().contiguous())
+
+
+def _codes(words: Tensor, bits: int, k: int) -> Tensor:
+    """int8 [N, K], a few rows at a time: what malloc keeps of larger parts adds up."""
+    found = on_own_pages((len(words), k), torch.int8)
+    step = max(1, _AT_ONCE // max(words.shape[1], 1))
+    for first in range(0, len(words), step):
+        rows = slice(first, first + step)
+        found[rows] = _unpacked(words[rows], bits)[:, :k]
+    return found
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
