@@ -98,6 +98,12 @@ def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str
     return found
 
 
+def _limits(name: str, spec: QSpec) -> tuple[int, int]:
+    """Codes that another tool made may be `-2^(bits - 1)` without a zero point, too: the products
+    are exact (G1)."""
+    return code_range(spec.bits, spec.symmetric and name != "codes")
+
+
 def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) -> None:
     for name in ("scale", "factor", "x_scale"):
         if name in tensors:
@@ -112,7 +118,7 @@ def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) ->
         check_range(tensors["zero_point"], f"{prefix}zero_point", *code_range(scheme.w.bits, False))
     for name, spec in specs.items():
         if name in tensors and spec is not None:
-            check_range(tensors[name], prefix + name, *code_range(spec.bits, spec.symmetric))
+            check_range(tensors[name], prefix + name, *_limits(name, spec))
     scale = tensors["scale"]
     one = scheme.w.axes != PER_ROW and scale.numel() > 0 and has_values(scale)
     if one and (scale != scale[0]).any():

@@ -265,8 +265,8 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
         r"factor holds inf at \[0\]",
     ),
     "codes": (
-        lambda s: s["codes"].__setitem__((0, 0), -128),
-        "codes holds -128, which is outside -127..127",
+        lambda s: s["scheme"].__setitem__(7, 7),  # bits of the weight
+        r"codes holds -?\d+, which is outside -64\.\.63",
     ),
     "codes of another shape": (
         lambda s: s.update(codes=s["codes"][:, 1:]),
