@@ -105,12 +105,11 @@ def _limits(name: str, spec: QSpec) -> tuple[int, int]:
 
 
 def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) -> None:
-    for name in ("scale", "factor", "x_scale"):
+    finite = ["shift", "minimum", *(["scale"] if scheme.w.packed else [])]
+    for name in ("scale", "factor", "x_scale", "shift", "minimum"):
         if name in tensors:
-            check_positive(tensors[name], prefix + name)
-    for name in ("shift", "minimum"):
-        if name in tensors:
-            check_finite(tensors[name], prefix + name)
+            check = check_finite if name in finite else check_positive
+            check(tensors[name], prefix + name)
     specs: dict[str, QSpec | None] = {"x_zero_point": scheme.x}
     if not scheme.w.packed:  # whose bits are codes whatever they are
         specs |= {"codes": scheme.w, "zero_point": scheme.w}

@@ -130,12 +130,13 @@ def _linear(files: _Files, owner: str, group: Group) -> Item:
     _check(files, owner, parts, here)
     weight = partial(_weight, files, owner, parts)
     dtype = files.entry(f"{owner}.weight_scale").dtype
+    grid = group.grid._replace(half=None if dtype == torch.float32 else dtype)
 
     def floats() -> Tensor:
         return weight().values().to(dtype)
 
     kind = f"{group.kind} in {group.grid.bits} bits"
-    return Item(files.path(codes), (n, k), dtype, floats, kind, group.grid, weight, group.x)
+    return Item(files.path(codes), (n, k), dtype, floats, kind, grid, weight, group.x or grid.usual)
 
 
 def _shape(files: _Files, owner: str, codes: str, group: Group, here: str) -> tuple[int, int]:
@@ -181,9 +182,10 @@ def _words(elements: int, bits: int) -> int:
 
 
 def _weight(files: _Files, owner: str, parts: _Parts) -> ForeignWeight:
-    grid, zero = parts.group.grid, None
-    codes = files.read(parts.codes)
+    zero, codes = None, files.read(parts.codes)
     scale = files.read(f"{owner}.weight_scale")
+    half = None if scale.dtype == torch.float32 else scale.dtype
+    grid = parts.group.grid._replace(half=half)
     if grid.zeros:
         zero = files.read(f"{owner}.weight_zero_point")
     if parts.group.packed:

@@ -152,10 +152,10 @@ class _Reading:
         return Grid(bits, group, zeros=not symmetric)
 
     def activations(self, what: str, raw: Any) -> QSpec | None:
-        """As dynamic as (Q1) and (Q2); float activations of weights that are int8 alone run as our
-        own do, in int8."""
+        """As dynamic as (Q1) and (Q2); None where nothing is said of them: then they are float to
+        the file, and run as our own do, in int8."""
         if raw is None:
-            return QSpec(symmetric=False)
+            return None
         bits, symmetric, strategy = self.args(what, raw)
         if strategy != "token" or raw.get("dynamic") is not True or bits != 8:
             raise self.refuse(what, raw)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -47,12 +48,13 @@ def _five(raw: Tensor) -> Tensor:
     return (_nibbles(raw[:, 4:]) | fifth.reshape(-1, GROUP) << 4).view(torch.int8).sub_(16)
 
 
+_grid = partial(Grid, group=GROUP, half=torch.float16)
 KINDS = {
-    "Q8_0": Kind(Grid(8, GROUP), lambda raw: raw.view(torch.int8)),
-    "Q4_0": Kind(Grid(4, GROUP, signs=True), _four),
-    "Q4_1": Kind(Grid(4, GROUP, minimum=True), _four),
-    "Q5_0": Kind(Grid(5, GROUP, signs=True), _five),
-    "Q5_1": Kind(Grid(5, GROUP, minimum=True), _five),
+    "Q8_0": Kind(_grid(8), lambda raw: raw.view(torch.int8)),
+    "Q4_0": Kind(_grid(4, signs=True), _four),
+    "Q4_1": Kind(_grid(4, minimum=True), _four),
+    "Q5_0": Kind(_grid(5, signs=True), _five),
+    "Q5_1": Kind(_grid(5, minimum=True), _five),
 }
 
 

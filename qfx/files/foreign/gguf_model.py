@@ -93,7 +93,8 @@ def _item(table: GgufTable, name: str, wanted: Any, mapped: bool) -> Item:
     if block.kind not in KINDS or len(block.shape) != 2:
         return item
     weight = partial(weight_at, table.path, block, places)
-    return item._replace(grid=KINDS[block.kind].grid, weight=weight)
+    grid = KINDS[block.kind].grid
+    return item._replace(grid=grid, weight=weight, x=grid.usual)
 
 
 def _places(table: GgufTable, name: str, block: Block) -> Tensor | None:

@@ -76,7 +76,7 @@ class Imported:
             if scheme is None:
                 found[name] = Entry(item.dtype, item.shape, 0)
                 continue
-            fields = _fields(scheme)
+            fields = _fields(scheme, item.grid if owner in self.kept else None)
             found[f"{owner}.{KEY}"] = Entry(torch.int32, (LENGTH,), 0)
             for part, (dtype, shape) in kinds(scheme, fields, *item.shape).items():
                 found[f"{owner}.{part}"] = Entry(dtype, shape, 0)
@@ -114,7 +114,7 @@ class Imported:
         change = torch.linalg.vector_norm(linear.weight.sub(values))
         self.lost[owner] = float(change / torch.linalg.vector_norm(values).clamp_min(1e-38))
         state = {n: t for n, t in linear.state_dict().items() if n in TENSORS}
-        return state | {KEY: scheme_tensor(scheme, {"factor": linear.factor})}
+        return state | {KEY: scheme_tensor(scheme, {**state, "factor": linear.factor})}
 
     def _tell(self) -> None:
         lines = "".join(
@@ -127,8 +127,11 @@ class Imported:
         )
 
 
-def _fields(scheme: Scheme) -> dict[str, Any]:
-    return {"factor": scheme.w.axes == PER_COLUMN, "x_zero_point": False, "shift": False}
+def _fields(scheme: Scheme, kept: Grid | None) -> dict[str, Any]:
+    """What else the scheme tensor says: of a grid that is kept, or of our own."""
+    fields = {"factor": scheme.w.axes == PER_COLUMN, "x_zero_point": False, "shift": False}
+    half = kept.half if kept else torch.bfloat16
+    return {**fields, "minimum": kept is not None and kept.minimum, "half": half}
 
 
 def imported(

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from qfx.nn.frozen_state import scheme_tensor
 from qfx.nn.loading import check_finite
+from qfx.nn.saved_values import stream_of
 from qfx.nn.scheme_tensor import KEY
 from qfx.ops.quantize import SMALLEST_SCALE
-from qfx.values.scheme import GROUP_MULTIPLE, QSpec, Scheme
+from qfx.values.scheme import GROUP_MULTIPLE, PACKED_BITS, PACKED_GROUPS, QSpec, Scheme
 
 # How activations are quantized, None for float ones; "file": as the file says.
 Activations: TypeAlias = QSpec | Literal["file"] | None
@@ -23,13 +24,27 @@ Activations: TypeAlias = QSpec | Literal["file"] | None
 class Grid(NamedTuple):
     """What a kind of weight is, before any is read. Codes are integers of `bits`, in two's
     complement; `group` elements of a row share a scale, 0 for all of them. `signs`: scales may be
-    negative; `zeros`: there are zero points; `minimum`: each group has a float that is added."""
+    negative; `zeros`: there are zero points; `minimum`: each group has a float that is added.
+    `half`: the type of scales and minimums, None where they are float32."""
 
     bits: int
     group: int = 0
     signs: bool = False
     zeros: bool = False
     minimum: bool = False
+    half: torch.dtype | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether a linear can hold its codes in as few bits."""
+        fits = self.bits in PACKED_BITS and self.group in PACKED_GROUPS
+        return fits and self.half in (torch.float16, torch.bfloat16)
+
+    @property
+    def usual(self) -> QSpec:
+        """How activations are quantized of which the file says nothing: as few rows of them meet
+        packed codes fastest, else as the presets have them."""
+        return QSpec(symmetric=self.packed)
 
 
 class ForeignWeight(NamedTuple):
@@ -58,8 +73,8 @@ class ForeignWeight(NamedTuple):
 
 def unkept(grid: Grid) -> str:
     """Why no linear holds codes of this grid as they are; '' where one does."""
-    if grid.minimum:
-        return "has a minimum for each group, which no linear holds yet"
+    if grid.minimum and not grid.packed:
+        return "has a minimum for each group, which only codes of 4 and 5 bits may have"
     if not 2 <= grid.bits <= 8:
         return f"has codes of {grid.bits} bits, and linears have 2 to 8"
     if grid.group % GROUP_MULTIPLE:
@@ -69,8 +84,8 @@ def unkept(grid: Grid) -> str:
 
 def scheme_of(grid: Grid, x: QSpec | None) -> Scheme:
     """Raises ValueError where no operator computes such activations `x` with such weights."""
-    zeros = grid.zeros or grid.signs
-    return Scheme(x, QSpec(bits=grid.bits, symmetric=not zeros, group=grid.group))
+    zeros = grid.zeros or grid.minimum if grid.packed else grid.zeros or grid.signs
+    return Scheme(x, QSpec(grid.bits, not zeros, group=grid.group, packed=grid.packed))
 
 
 def parts_of(weight: ForeignWeight, x: QSpec | None) -> dict[str, Tensor]:
@@ -80,6 +95,8 @@ def parts_of(weight: ForeignWeight, x: QSpec | None) -> dict[str, Tensor]:
     if why := unkept(weight.grid):
         raise NotImplementedError(f"the weight {why}")
     scheme = scheme_of(weight.grid, x)
+    if scheme.w.packed:
+        return _packed_parts(weight, scheme)
     scale = weight.scale.to(torch.float32, copy=True)
     check_finite(scale, "scale")
     zero = None
@@ -91,6 +108,21 @@ def parts_of(weight: ForeignWeight, x: QSpec | None) -> dict[str, Tensor]:
     shape = scale.shape[:1] if not scheme.w.grouped else scale.shape
     parts = {"codes": weight.codes, "scale": scale.reshape(shape)}
     return parts | ({} if zero is None else {"zero_point": zero}) | {KEY: scheme_tensor(scheme, {})}
+
+
+def _packed_parts(weight: ForeignWeight, scheme: Scheme) -> dict[str, Tensor]:
+    half = weight.grid.half
+    assert half is not None
+    parts = {"codes": stream_of(weight.codes, weight.grid.bits), "scale": weight.scale.to(half)}
+    if weight.minimum is not None:
+        parts["minimum"] = weight.minimum.to(half)
+    elif weight.grid.zeros:
+        assert weight.zero_point is not None
+        parts["zero_point"] = weight.zero_point.to(torch.int8)
+    for name in ("scale", "minimum"):
+        if name in parts:
+            check_finite(parts[name], name)
+    return parts | {KEY: scheme_tensor(scheme, parts)}
 
 
 def _turn(codes: Tensor, scale: Tensor, zero: Tensor) -> None:
