@@ -16,6 +16,7 @@ from qfx.nn.frozen_state import PARTS
 from qfx.nn.linear import Linear
 from qfx.nn.loading import Checked, fault_of
 from qfx.nn.replace import replace
+from qfx.nn.saved_values import shapes_of_codes
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
 
@@ -105,7 +106,7 @@ def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str
     codes = stored.get(f"{name}.codes")
     if codes is None:
         raise UserError(f"{here} is said to be an int8 linear, and has no codes")
-    if codes.shape != tuple(there.weight.shape):
+    if codes.shape not in shapes_of_codes(*there.weight.shape):
         raise UserError(
             f"{here} has codes {list(codes.shape)}, and the linear of the skeleton a weight "
             f"{list(there.weight.shape)}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from qfx.host.tensors import has_values
 from qfx.ops.lowbit_packing import half_type_of
 from qfx.ops.storage import Values, storage_of
-from qfx.values.scheme import Scheme
+from qfx.values.scheme import PACKED_BITS, Scheme
 
 SAVED = ("codes", "scale", "zero_point", "minimum")
 _TOGETHER = 8  # codes
@@ -25,6 +25,11 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 
 def stream_bytes(k: int, bits: int) -> int:
     return -(-k // _TOGETHER) * bits
+
+
+def shapes_of_codes(n: int, k: int) -> list[tuple[int, int]]:
+    """Those that saved codes of a weight [n, k] may have, whatever its scheme."""
+    return [(n, k), *((n, stream_bytes(k, bits)) for bits in PACKED_BITS)]
 
 
 def stream_of(codes: Tensor, bits: int) -> Tensor:

@@ -498,10 +498,14 @@ ROWS += [
     for symmetric in (True, False)
 ]
 ROWS += [
+    Row(op, k=70, group=32, w_bits=bits, shift=shift)
+    for op in ("pack_lowbit", "unpack_lowbit")
+    for bits in (4, 5)
+    for shift in (NONE, ZERO_POINTS, MINIMUMS)
+]
+ROWS += [
     Row(op, (m,), k, n, symmetric=m % 2 == 0, group=group, w_bits=bits, shift=shift, **more)  # type: ignore[arg-type]
     for op, more in (
-        ("pack_lowbit", {}),
-        ("unpack_lowbit", {}),
         ("lowbit_linear", {}),
         ("lowbit_linear", {"x_groups": True}),
         ("lowbit_linear_dynamic", {"bits": 5}),

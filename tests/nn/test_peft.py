@@ -31,6 +31,9 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "groups": {"scheme": qfx.Scheme(w=Q(group=64))},
     "columns": {"scheme": qfx.Scheme(w=Q(axes=qfx.PER_COLUMN))},
     "int8 gradients": {"scheme": qfx.Scheme(backward="int8")},
+    "4 bits": {"scheme": "w4a8"},
+    "5 bits, groups of both": {"scheme": qfx.Scheme(Q(group=32), Q(5, group=32, packed=True))},
+    "4 bits, weights alone": {"scheme": "w4"},
 }
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
