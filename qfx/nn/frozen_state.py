@@ -81,6 +81,8 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
         return "has no static zero point"
     if fields["minimum"] and (scheme.w.symmetric or not scheme.w.packed):
         return "has no minimum"
+    if fields["half"] != torch.bfloat16 and not scheme.w.packed:
+        return "has its scales in float32"
     return None
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.host.tensors import has_values
 from qfx.nn.loading import Kind
 from qfx.ops.lowbit_packing import half_type_of
 from qfx.ops.storage import Values, storage_of
@@ -34,18 +35,21 @@ def code_shapes(n: int, k: int) -> tuple[tuple[int, int], ...]:
 def stream_of(codes: Tensor, bits: int) -> Tensor:
     """int8 [N, K] -> uint8 [N, stream_bytes]."""
     n, k = codes.shape
-    u = F.pad(codes.long() + (1 << (bits - 1)), (0, -k % _TOGETHER)).reshape(n, -1, _TOGETHER)
+    u = F.pad(codes.long() + (1 << (bits - 1)), (0, -k % _TOGETHER))
+    u = u.reshape(n, -(-k // _TOGETHER), _TOGETHER)
     words = (u << bits * torch.arange(_TOGETHER, device=u.device)).sum(-1, keepdim=True)
     parts = words >> 8 * torch.arange(bits, device=u.device) & 255
-    return parts.to(torch.uint8).reshape(n, -1)
+    return parts.to(torch.uint8).reshape(n, stream_bytes(k, bits))
 
 
 def codes_of_stream(stream: Tensor, bits: int, k: int) -> Tensor:
     """The inverse: int8 [N, K]."""
-    parts = stream.long().reshape(stream.shape[0], -1, bits)
+    n, together = len(stream), -(-k // _TOGETHER)
+    parts = stream.long().reshape(n, together, bits)
     words = (parts << 8 * torch.arange(bits, device=parts.device)).sum(-1, keepdim=True)
     u = words >> bits * torch.arange(_TOGETHER, device=parts.device) & (1 << bits) - 1
-    return (u - (1 << (bits - 1))).to(torch.int8).reshape(stream.shape[0], -1)[:, :k].contiguous()
+    codes = (u - (1 << (bits - 1))).to(torch.int8).reshape(n, together * _TOGETHER)
+    return codes[:, :k].contiguous()
 
 
 def saved_kinds(
@@ -73,8 +77,9 @@ def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
     if not scheme.w.packed:
         found = {"codes": codes, "scale": scale, "zero_point": zero}
         return {name: t.contiguous() for name, t in found.items() if t is not None}
-    with_minimum = minimum is not None and bool((minimum != 0).any())
-    half = half_type_of(scale, minimum if with_minimum else None)
+    known = has_values(scale)  # of those without any, as on the meta device, nothing is
+    with_minimum = minimum is not None and known and bool((minimum != 0).any())
+    half = half_type_of(scale, minimum if with_minimum else None) if known else torch.bfloat16
     found = {"codes": stream_of(codes, scheme.w.bits), "scale": scale.to(half)}
     if minimum is not None and with_minimum:
         return {**found, "minimum": minimum.to(half)}
