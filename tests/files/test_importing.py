@@ -70,8 +70,8 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 OF_GGUF = {
-    "Q8_0": "xa8r_ws8g32", "Q4_0": "xs8r_ws4p32", "Q5_0": "xs8r_ws5p32", "Q4_1": "xs8r_wa4p32",
-    "Q5_1": "xs8r_wa5p32",
+    "Q8_0": "xs8g32_ws8g32", "Q4_0": "xs8g32_ws4p32", "Q5_0": "xs8g32_ws5p32", "Q4_1": "xs8g32_wa4p32",
+    "Q5_1": "xs8g32_wa5p32",
 }  # fmt: skip
 
 
@@ -238,13 +238,14 @@ def test_every_grid_of_compressed_tensors() -> None:
     for name, (bits, size, zeros) in make.GRIDS.items():
         module = got.get_submodule(name)
         assert make.digest(module.weight.detach()) == VALUES[f"grids/{name}.weight"], name
-        assert module.scheme == qfx.Scheme(ASYMMETRIC, qfx.QSpec(bits, not zeros, group=size))
+        x = qfx.QSpec(group=size) if size else ASYMMETRIC
+        assert module.scheme == qfx.Scheme(x, qfx.QSpec(bits, not zeros, group=size))
 
 
 SCHEMES = {
     "w8a8": "xs8r_ws8r",
-    "w4a16": "xs8r_ws4p32",
-    "w4a16_zeros": "xs8r_wa4p32",
+    "w4a16": "xs8g32_ws4p32",
+    "w4a16_zeros": "xs8g32_wa4p32",
     "int8_weights.safetensors": "xa8r_ws8r",
     "int8_dynamic.safetensors": "xs8r_ws8r",
 }

@@ -42,9 +42,9 @@ class Grid(NamedTuple):
 
     @property
     def usual(self) -> QSpec:
-        """How activations are quantized of which the file says nothing: as few rows of them meet
-        packed codes fastest, else as the presets have them."""
-        return QSpec(symmetric=self.packed)
+        """How activations are quantized of which the file says nothing. Where weights have groups
+        theirs cost little more, and what is not rotated needs them."""
+        return QSpec(group=self.group) if self.group else QSpec(symmetric=False)
 
 
 class ForeignWeight(NamedTuple):
