@@ -70,8 +70,8 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 OF_GGUF = {
-    "Q8_0": "xs8g32_ws8g32", "Q4_0": "xs8g32_ws4p32", "Q5_0": "xs8g32_ws5p32", "Q4_1": "xs8g32_wa4p32",
-    "Q5_1": "xs8g32_wa5p32",
+    "Q8_0": "xs8g32_ws8g32", "Q4_0": "xs8g32_ws4p32", "Q5_0": "xs8g32_ws5p32",
+    "Q4_1": "xs8g32_wa4p32", "Q5_1": "xs8g32_wa5p32",
 }  # fmt: skip
 
 
