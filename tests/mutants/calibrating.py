@@ -242,13 +242,13 @@ CALIBRATING = (
     ),
     Mutant(
         "a budget is for each step",
-        old="            spent += step.divergence\n",
-        new="            spent = step.divergence\n",
+        old="            spent += step.spent\n",
+        new="            spent = step.spent\n",
         tests=("test_the_most_time_for_the_divergence_comes_first",),
     ),
     Mutant(
         "a large step bars the small ones",
-        old="    limits = sorted({c.divergence for group in groups for c in group})",
+        old="    limits = sorted({terms.spent(c) for group in groups for c in group})",
         new="    limits = [float('inf')]",
         tests=("test_a_large_step_does_not_bar_the_small_ones",),
     ),

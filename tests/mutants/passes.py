@@ -19,8 +19,8 @@ CHECKS = (
     ),
     Mutant(
         "a packed weight that is too long is read",
-        old="if (size != expected) {",
-        new="if (size < expected) {",
+        old="packed_size(header.n, header.k, header.group);\n  if (size != expected) {",
+        new="packed_size(header.n, header.k, header.group);\n  if (size < expected) {",
         tests=("test_error_sentence[op_errors]", "test_nonsense_raises_python_exceptions_only"),
     ),
     Mutant(

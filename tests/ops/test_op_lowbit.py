@@ -294,6 +294,34 @@ def test_gradients_are_those_of_the_float_linear(
     assert same_bits(dx, turned) and same_bits(db, grad.sum(0))
 
 
+@given(
+    ROWS, POSITIVE_DEPTHS, POSITIVE, LINEAR_KINDS, st.sampled_from(["row", "group", "static"]),
+    st.booleans(), SEEDS,
+)  # fmt: skip
+def test_gradients_are_those_of_int8_linear_groups_ste(
+    m: int, k: int, n: int, kind: Kind, whose: str, with_factor: bool, seed: int
+) -> None:
+    """Of x, of the bias and of a given step, bit for bit. (T1) (T2)"""
+    parts, g = parts_of(n, k, kind, seed), torch.Generator().manual_seed(seed)
+    x, bias, step = (torch.randn(*shape, generator=g) for shape in ((m, k), (n,), (1,)))
+    factor = torch.rand(k, generator=g) + 0.5 if with_factor else None
+    if whose == "static":
+        codes = OPS.quantize_static(x, step.abs() / 64, None, 8, True, factor, 0)
+    elif whose == "group":
+        codes = OPS.quantize_groups(x, parts.group, 8, True, factor, 0)
+    else:
+        codes = OPS.quantize(x, [1], 8, True, factor, 0)
+    int8 = (OPS.pack_weight(parts.codes, parts.group), parts.scale, parts.zero, parts.group)
+    grad, found = torch.randn(m, n, generator=g), []
+    for ste, weight in ((OPS.lowbit_linear_ste, parts.pack()), (OPS.int8_linear_groups_ste, int8)):
+        given_step = step.abs() / 64 if whose == "static" else None
+        learned = [t.clone().requires_grad_() for t in (x, bias, given_step) if t is not None]
+        carriers = (*learned, None)[:3]
+        y = ste(*carriers, *codes, *weight, 8, True, torch.float32, factor, 0)
+        found.append([y.detach(), *torch.autograd.grad(y, learned, grad)])
+    assert all(map(same_bits, *found))
+
+
 # --- errors ---
 
 GOOD = Parts(

@@ -179,7 +179,8 @@ uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const Lowb
   const int64_t size = kind.panel(groups), count = round_up(from.n, kPanel) / kPanel;
   uint8_t* panels = reinterpret_cast<uint8_t*>(out) + sizeof(PackedHeader);
   std::atomic<uint64_t> contents = 0;
-  parallel(count, from.n * from.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+  const int64_t there = size == 0 ? 0 : count;  // of panels without groups there may be any number
+  parallel(there, from.n * from.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       PanelWriter(kernels, from, kind, p, panels + p * size).write();
       contents += checksum(panels + p * size, size / kChecked, p * size / kChecked);
@@ -202,7 +203,8 @@ uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const Lowb
 
 void unpack_lowbit(const Kernels& kernels, const LowbitWeight& w, const LowbitUnpacked& to) {
   const int64_t groups = w.shape.groups();
-  for (int64_t p = 0; p < w.shape.panels(); ++p) {
+  const int64_t there = groups == 0 ? 0 : w.shape.panels();
+  for (int64_t p = 0; p < there; ++p) {
     const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.shape.n - p * kPanel));
     for (int64_t g = 0; g < groups; ++g) {
       float scale[kPanel], minimum[kPanel] = {};
