@@ -129,9 +129,10 @@ class Stored(Checked):
         except ValueError as why:
             errors.append(str(why))
             return
-        if found is None:
-            saved = self.state_dict()
-            missing += [prefix + name for name in self.PARTS if name in saved]
+        if found is None:  # what it would save, in whatever form it is held
+            own: dict[str, Any] = {}
+            self._save_to_state_dict(own, prefix, False)
+            missing += [prefix + name for name in self.PARTS if prefix + name in own]
         others = {key: value for key, value in state_dict.items() if key not in ours}
         absent: list[str] = []
         super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)

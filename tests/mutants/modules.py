@@ -38,7 +38,7 @@ MODULES = (
     Mutant(
         "a copied module forgets its groups",
         old="parts = storage_of(scheme.w, scheme.group).pack(values, scheme.w, scheme.group)",
-        new="parts = storage_of(scheme.w, scheme.group).pack(values, scheme.w, 0)",
+        new="parts = storage_of(scheme.w, 0).pack(values, scheme.w, 0)",
         tests=("test_copies_give_the_same_bits",),
     ),
     Mutant(

@@ -177,6 +177,7 @@ uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const Lowb
   constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
   const int64_t groups = (from.k + kind.group - 1) / kind.group;
   const int64_t size = kind.panel(groups);
+  // Of panels without groups there may be any number.
   const int64_t count = groups == 0 ? 0 : round_up(from.n, kPanel) / kPanel;
   uint8_t* panels = reinterpret_cast<uint8_t*>(out) + sizeof(PackedHeader);
   std::atomic<uint64_t> contents = 0;
