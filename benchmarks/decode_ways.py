@@ -48,6 +48,12 @@ class Decoder(Protocol):
         """One token [B, 1] behind all before -> logits [B, V]."""
 
 
+def own(tokens: Tensor) -> Tensor:
+    """A copy with the strides that a tensor of this shape has of itself: Dynamo compiles again for
+    others, though a dimension of one element makes them meaningless."""
+    return tokens.clone(memory_format=torch.contiguous_format)
+
+
 @dataclass(frozen=True)
 class Way:
     """`make(case)` gives a Decoder; `packages` are those it needs, as pip knows them."""
@@ -57,8 +63,8 @@ class Way:
 
 
 class Static:
-    """A StaticCache and a model of transformers whose `forward` is what `compile` makes of it. What `step` gives it
-    is what `generate` does, so both run the same graph."""
+    """A model of transformers whose `forward` is what `compile` makes of it, and its StaticCache.
+    What `step` passes is what `generate` does, so both run the same graph."""
 
     outside = "python"  # what a step does beside operators
 
@@ -76,7 +82,7 @@ class Static:
     def prefill(self, tokens: Tensor) -> Tensor:
         self.cache.reset()
         self._tell(tokens.shape[1])
-        return self._call(tokens, torch.arange(self.told).expand_as(tokens))
+        return self._call(tokens, torch.arange(self.told).repeat(len(tokens), 1))
 
     def prepare(self) -> None:
         """Of a step, and of no interest: `generate` does it outside of the model too."""
@@ -188,6 +194,14 @@ class _Given:
         )
 
 
+def packaged(program: Any) -> Callable[..., Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        package = torch._inductor.aoti_compile_and_package(
+            program, package_path=f"{folder}/step.pt2"
+        )
+        return torch._inductor.aoti_load_package(package)
+
+
 class Exported:
     """The step as a package of AOTInductor, behind the prefill of the eager float model."""
 
@@ -201,12 +215,7 @@ class Exported:
         token = torch.zeros(case.batch, 1, dtype=torch.int64)
         inputs = (token, self.place, self.eager.mask, *self.cache)
         graph = rewrite(torch.export.export(Step(self.eager.model), inputs).module())
-        program = torch.export.export(graph, inputs)
-        with tempfile.TemporaryDirectory() as folder:
-            package = torch._inductor.aoti_compile_and_package(
-                program, package_path=f"{folder}/step.pt2"
-            )
-            self.run = torch._inductor.aoti_load_package(package)
+        self.run = packaged(torch.export.export(graph, inputs))
 
     def prefill(self, tokens: Tensor) -> Tensor:
         return self.eager.prefill(tokens)

@@ -25,7 +25,7 @@ from benchmarks.bandwidth import rate, readers, weights
 from benchmarks.common import cpu_seconds, keep_memory
 from benchmarks.decode_parts import shares
 from benchmarks.decode_peers import PEERS
-from benchmarks.decode_ways import WAYS, Case
+from benchmarks.decode_ways import WAYS, Case, own
 from benchmarks.peer import UnsupportedError, missing
 
 ANSWER = "answer: "
@@ -39,8 +39,8 @@ class Measured:
 
     def __init__(self, name: str, case: Case, tokens: Tensor) -> None:
         start = cpu_seconds()
-        self.case, self.told = case, tokens[:, : case.context].contiguous()
-        self.next = [t.contiguous() for t in tokens[:, case.context :].split(1, 1)][: case.new]
+        self.case, self.told = case, own(tokens[:, : case.context])
+        self.next = [own(t) for t in tokens[:, case.context :].split(1, 1)][: case.new]
         way = {**WAYS, **PEERS}[name]
         if lacking := missing(way.packages):
             raise UnsupportedError(lacking)
