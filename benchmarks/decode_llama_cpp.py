@@ -25,6 +25,10 @@ FOLDER = ROOT / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 ROWS = 512  # of a batch of the prefill, as llama.cpp has it by default
 
 
+# What it would log; kept here, as llama.cpp calls it later.
+QUIET = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)(lambda *_: None)
+
+
 class _Parameters(c.Structure):
     """More than they are: they are passed on the stack, by value, and not written."""
 
@@ -76,9 +80,7 @@ def library(folder: Path = FOLDER) -> Any:
     ):
         function = getattr(llama, name)
         function.restype, function.argtypes = gives, takes
-    global _quiet
-    _quiet = c.CFUNCTYPE(None, c.c_int, c.c_char_p, pointer)(lambda *_: None)
-    llama.llama_log_set(_quiet, None)
+    llama.llama_log_set(QUIET, None)
     llama.llama_backend_init()
     return llama
 

@@ -209,7 +209,7 @@ class Exported:
 
     def __init__(self, case: Case, rewrite: Callable[[Any], Any]) -> None:
         self.eager = eager(case)
-        layers = self.eager.cache.layers
+        layers: Any = self.eager.cache.layers
         self.cache = [t for layer in layers for t in (layer.keys, layer.values)]
         self.place = torch.zeros(1, dtype=torch.int64)
         token = torch.zeros(case.batch, 1, dtype=torch.int64)

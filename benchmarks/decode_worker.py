@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -60,7 +61,7 @@ class Measured:
         steps = []
         for token in self.next:
             self.decoder.prepare()
-            steps.append(_seconds(lambda token=token: self.decoder.step(token)))
+            steps.append(_seconds(partial(self.decoder.step, token)))
         found = {"prefill_s": prefill_s, "step_s": median(steps[UNTIMED:])}
         one = self._generate(1)
         if one is not None:
