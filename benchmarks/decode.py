@@ -30,7 +30,6 @@ from benchmarks.decode_parts import NAMES
 from benchmarks.decode_peers import PEERS
 from benchmarks.decode_ways import EAGER, WAYS, Case
 from benchmarks.decode_worker import ANSWER, READING
-from benchmarks.fresh import FailedError
 from qfx.ops.single_tensors import sqnr
 
 NEW = 32
@@ -39,40 +38,42 @@ Row = dict[str, Any]
 
 
 class Worker:
-    """A way in its process, after its preparation. Raises FailedError when that ends."""
+    """A way in its process. What ended it, before or in a round, is its `reason`."""
 
-    def __init__(self, name: str, case: Case, text: Path, threads: int, scratch: Path) -> None:
-        self.name, self.errors = name, (scratch / "errors").open("w+")
-        self.saved = scratch / f"{name}.pt"
+    def __init__(self, name: str, case: Case, text: Path, threads: int) -> None:
+        self.name, self.reason = name, ""
+        self.errors, self.logits = text.with_suffix(f".{name}.log"), text.with_suffix(f".{name}.pt")
         given = {"context": case.context, "new": case.new, "threads": threads, "inner": case.inner}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.decode_worker", name]
-            + [str(path) for path in (case.folder, text, self.saved)]
+            + [str(path) for path in (case.folder, text, self.logits)]
             + [f"--{option}={value}" for option, value in given.items()],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
+            stderr=self.errors.open("w"),
             text=True,
         )
         self.facts = self._answer()
+        self.reason = self.facts.get("reason", self.reason)
+        self.rounds: list[Row] = []
 
     def ask(self, what: str) -> Row:
+        """Empty where it does not run any more."""
         assert self.process.stdin is not None
+        if self.reason:
+            return {}
         print(what, file=self.process.stdin, flush=True)
         return self._answer()
-
-    def end(self) -> None:
-        self.process.communicate()
 
     def _answer(self) -> Row:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(ANSWER):
                 return json.loads(line.removeprefix(ANSWER))  # type: ignore[no-any-return]
-        self.errors.seek(0)
-        said = ["", *self.errors.read().strip().splitlines()][-1]
-        raise FailedError(said or f"The process ended with {self.process.wait()}.")
+        said = self.errors.read_text().strip().splitlines()
+        self.reason = said[-1] if said else f"The process ended with {self.process.wait()}."
+        return {}
 
 
 def measure(
@@ -80,38 +81,33 @@ def measure(
 ) -> list[Row]:
     """A row for each way, of its rounds' medians; a way that does not run has the reason."""
     head = {"batch": case.batch, "context": case.context, "threads": threads, "new": case.new}
-    failed: list[Row] = []
-    workers: list[Worker] = []
     with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text.pt"
+        text = Path(folder) / "text"
         torch.save(tokens, text)
-        for name in dict.fromkeys((READING, EAGER, *names)):
-            scratch = Path(folder) / str(len(workers) + len(failed))
-            scratch.mkdir()
-            try:
-                worker = Worker(name, case, text, threads, scratch)
-                reason = worker.facts.get("reason")
-            except FailedError as why:
-                reason = str(why)
-            if reason:
-                failed.append({"way": name, **head, "reason": reason})
-            else:
-                workers.append(worker)
-        samples = [[w.ask("round") for w in workers] for _ in range(rounds)]
-        parts = [w.ask("parts") for w in workers]
-        logits = [torch.load(w.saved) for w in workers]
+        reading, eager, *others = (
+            Worker(n, case, text, threads) for n in dict.fromkeys((READING, EAGER, *names))
+        )
+        workers = (reading, eager, *others)
+        for _ in range(rounds):
+            for worker in workers:
+                worker.rounds.append(worker.ask("round"))
+        parts = {w.name: w.ask("parts") for w in workers}
         for worker in workers:
-            worker.end()
-    reading, eager = 0, 1
-    read = median(s[reading]["read_gb_s"] for s in samples)
+            worker.process.communicate()
+        logits = {w.name: torch.load(w.logits) for w in workers if not w.reason}
+    read = median(r["read_gb_s"] for r in reading.rounds)
     rows = []
-    for i, worker in enumerate(workers[eager:], eager):
-        figures = row_of([s[i] for s in samples], parts[i], case, read)
-        if worker.name != EAGER:
-            figures["logits_sqnr_db"] = round(float(sqnr(logits[eager], logits[i])), 1)
-        facts = {"prepare_cpu_s": round(worker.facts["prepare_cpu_s"], 1)}
-        rows.append({"way": worker.name, **head, **figures, **facts, "read_gb_s": round(read, 2)})
-    return rows + failed
+    for worker in (eager, *others):
+        row: Row = {"way": worker.name, **head}
+        if worker.reason:
+            rows.append({**row, "reason": worker.reason})
+            continue
+        row |= row_of(worker.rounds, parts[worker.name], case, read)
+        if worker is not eager:
+            row["logits_sqnr_db"] = round(float(sqnr(logits[EAGER], logits[worker.name])), 1)
+        row["prepare_cpu_s"] = round(worker.facts["prepare_cpu_s"], 1)
+        rows.append({**row, "read_gb_s": round(read, 2)})
+    return rows
 
 
 def row_of(rounds: list[Row], parts: Row, case: Case, read_gb_s: float) -> Row:
