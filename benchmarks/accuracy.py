@@ -78,7 +78,8 @@ def calibrated(judged: Judged, setting: Setting) -> tuple[dict[str, Any], Row]:
     """Options with the recipe of a calibration, and the seconds of a processor that it took, which
     other processes beside it do not lengthen."""
     config, started = qfx.Config(**setting.options, minimum_gain=0), time.process_time()
-    recipe = qfx.calibrate(judged.model, judged.batches, config, rounding=setting.rounding)
+    how = {"rounding": setting.rounding, **setting.asked}
+    recipe = qfx.calibrate(judged.model, judged.batches, config, **how)
     torch._dynamo.reset()  # or the shapes of the batches would be remembered
     return {"recipe": recipe}, {"calibration s": round(time.process_time() - started, 1)}
 

@@ -16,6 +16,7 @@ class Setting:
 
     options: Mapping[str, Any] = field(default_factory=dict)
     rounding: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)  # of `qfx.calibrate` besides
 
 
 def _preset(name: str, rounding: str = "") -> Setting:
@@ -42,6 +43,9 @@ SETTINGS = {
     "w5a8 calibrated": _preset("w5a8", "nearest"),
     "w5a8 calibrated gptq": _preset("w5a8", "gptq"),
     "w4a8 calibrated": _preset("w4a8", "nearest"),
+    "w4a8 and w8a8 in 5.3 bits calibrated gptq": Setting(
+        {"scheme": "w4a8"}, "gptq", {"also": ["w8a8"], "max_bits": 5.3}
+    ),
     "w4a8 calibrated gptq": _preset("w4a8", "gptq"),
 }
 PLAIN = [name for name, setting in SETTINGS.items() if not setting.rounding]

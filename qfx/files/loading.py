@@ -1,4 +1,5 @@
-"""load: a folder or file becomes an int8 model, by way of a float one that need not have values."""
+"""load: a folder, a file or a state dict becomes an int8 model, by way of a float one that need not
+have values."""
 
 from __future__ import annotations
 
@@ -10,11 +11,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from qfx.files.foreign.importing import Imported, imported
+from qfx.files.foreign.recognised import foreign_of
+from qfx.files.foreign.weight import Activations
+from qfx.files.made_buffers import buffers_of
 from qfx.files.manifest import MARK, NAME, File, Manifest, read_manifest
 from qfx.files.skeleton import Fitted, fill, fitted
-from qfx.files.tensor_file import Entry, Table, safetensors, table_of, tensors_of
+from qfx.files.tensor_file import Entry, Table, table_of, tensors_of
 from qfx.host.modules import uncompiled
 from qfx.nn.loading import Stored
+from qfx.values.config import Config
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
@@ -32,7 +38,13 @@ class Saved(NamedTuple):
         return {name: entry for table in self.tables for name, entry in table.entries.items()}
 
 
-def load(folder_or_file: str | Path, skeleton: nn.Module) -> nn.Module:
+def load(
+    folder_or_file: str | Path | Mapping[str, Any],
+    skeleton: nn.Module,
+    *,
+    x: Activations = "file",
+    requantize: Config | None = None,
+) -> nn.Module:
     """Makes `skeleton`, a float model, the model that was saved, in place, and returns it.
 
     Reads what `qfx.save` wrote, or one safetensors file of the state dict of a model that
@@ -42,22 +54,42 @@ def load(folder_or_file: str | Path, skeleton: nn.Module) -> nn.Module:
     and one tensor. Tensors go to the device of the one they replace; to the CPU from the meta
     device.
 
+    Reads models of other tools too, and keeps their codes and scales (docs/importing.md): a GGUF
+    file, a folder of compressed-tensors, a safetensors file or state dict of torchao. For these
+    alone, `x` says how activations are quantized, None for not at all, and by `requantize` (its
+    `scheme`, `skip`, `only`) become int8 those linears whose codes none of ours can hold.
+
     Everything is checked before anything of `skeleton` changes: sizes and SHA-256 of files, names,
     shapes and types of tensors, and that codes, scales and schemes belong together. Raises
-    ValueError that names the file and the fault, OSError.
+    ValueError that names the file and the fault, OSError, and NotImplementedError for a kind of
+    weight that no linear holds yet.
     """
-    safetensors()
     skeleton = uncompiled(skeleton)
-    saved = _opened(Path(folder_or_file))
-    said = saved.said
+    foreign = foreign_of(folder_or_file, skeleton)
+    if foreign is None:
+        assert not isinstance(folder_or_file, Mapping)
+        if x != "file" or requantize is not None:
+            raise UserError(
+                f"load: {printable(str(folder_or_file))} says itself what its schemes are: x and "
+                "requantize are for models of other tools"
+            )
+        return _filled(_opened(Path(folder_or_file)), skeleton)
+    return _filled(imported(foreign, skeleton, x, requantize), skeleton)
+
+
+def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
+    said = saved.said if isinstance(saved, Saved) else None
+    made_anew = {} if said else buffers_of(skeleton)
+    entries = saved.entries | {n: Entry(t.dtype, tuple(t.shape), 0) for n, t in made_anew.items()}
     plan = fitted(
-        skeleton, saved.entries, saved.at,
+        skeleton, entries, saved.at,
         linears=said.linears if said else None,
         same=said.same if said else {},
-        derived=said.derived if said else (),
+        derived=said.derived if said else tuple(made_anew),
     )  # fmt: skip
-    made, rest = _read(saved, plan)
-    return fill(skeleton, plan, made, rest, saved.at)
+    tensors = _tensors(saved, plan) if isinstance(saved, Saved) else saved.tensors()
+    made, rest = _read(tensors, plan)
+    return fill(skeleton, plan, made, rest | made_anew, saved.at)
 
 
 def _opened(path: Path) -> Saved:
@@ -113,12 +145,14 @@ def _described(folder: Path, said: Manifest) -> Saved:
     return Saved(printable(str(folder / NAME)), tables, said)
 
 
-def _read(saved: Saved, plan: Fitted) -> tuple[dict[str, Stored], dict[str, Tensor]]:
+def _read(
+    tensors: Iterator[tuple[Path, str, Tensor]], plan: Fitted
+) -> tuple[dict[str, Stored], dict[str, Tensor]]:
     """The linears without float weights, each made when its parts are there; the other tensors."""
     made: dict[str, Stored] = {}
     rest: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for path, name, tensor in _tensors(saved, plan):
+    for path, name, tensor in tensors:
         owner, _, _ = name.rpartition(".")
         if not plan.is_part(name):
             if name not in plan.left:

@@ -81,9 +81,10 @@ def _kind(magic: bytes) -> str:
     if magic[:2] == b"PK":
         return (
             "a file of torch.save, which qfx.load does not read: quantize_ the model, "
-            "model.load_state_dict(torch.load(path, weights_only=True)), and qfx.save writes it"
+            "model.load_state_dict(torch.load(path, weights_only=True)), and qfx.save writes it; "
+            "of torchao: import torchao, qfx.load(torch.load(path, weights_only=True), skeleton)"
         )
-    return "a GGUF file, which qfx.load does not read" if magic == b"GGUF" else ""
+    return ""
 
 
 def _entry(raw: dict[str, Any], at: str) -> Entry:
@@ -105,22 +106,39 @@ def tensors_of(
     with table.path.open("rb") as file:
         told(file.read(table.head))
         for name, entry in table.entries.items():
-            tensor = (_on_own_pages if passing(name) else torch.empty)(
+            tensor = (on_own_pages if passing(name) else torch.empty)(
                 entry.shape, dtype=entry.dtype
             )
-            memory = _memory_of(tensor)
-            if file.readinto(memory) != entry.size:
-                raise UserError(f"{printable(str(table.path))}: it became shorter as it was read")
+            memory = _read_into(tensor, file, table.path, name)
             told(memory)
-            if entry.dtype == torch.bool and memory.tobytes().translate(None, b"\0\1"):
-                raise UserError(
-                    f"{printable(str(table.path))}: {printable(name)} holds a byte that is no bool"
-                )
             yield name, tensor
             del tensor, memory
 
 
-def _on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _read_into(tensor: Tensor, file: BinaryIO, path: Path, name: str) -> memoryview:
+    memory = _memory_of(tensor)
+    if file.readinto(memory) != memory.nbytes:  # type: ignore[attr-defined]
+        raise UserError(f"{printable(str(path))}: it became shorter as it was read")
+    if tensor.dtype == torch.bool and memory.tobytes().translate(None, b"\0\1"):
+        raise UserError(f"{printable(str(path))}: {printable(name)} holds a byte that is no bool")
+    return memory
+
+
+def tensor_of(table: Table, name: str) -> Tensor:
+    """One tensor of a file, on pages of its own. Raises UserError where the file has changed."""
+    entry, at = table.entries[name], table.head
+    for before, each in table.entries.items():
+        if before == name:
+            break
+        at += each.size
+    tensor = on_own_pages(entry.shape, entry.dtype)
+    with table.path.open("rb") as file:
+        file.seek(at)
+        _read_into(tensor, file, table.path, name)
+    return tensor
+
+
+def on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """malloc keeps pages that are freed, as many as a third of a model's."""
     size = prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE:

@@ -8,7 +8,11 @@ except ImportError as why:
         'qfx.hf needs transformers 5 or later: pip install "qfx[hf]" brings it'
     ) from why
 
+from qfx.files.made_buffers import MAKERS
 from qfx.hf.config import QfxConfig
+from qfx.hf.made_buffers import made_buffers
 from qfx.hf.quantizer import QfxQuantizer
 
 __all__ = ["QfxConfig", "QfxQuantizer"]
+
+MAKERS.append(made_buffers)

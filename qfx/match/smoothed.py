@@ -34,18 +34,16 @@ class GraphFactors:
     module: Callable[[], nn.Module | None]
     storages: Mapping[str, int | None]
 
-    def of(self, site: Site, bits: int, known: Callable[[], Factors]) -> Factor | None:
-        """What x is multiplied and w, of so many bits, divided by, [K]; None where nothing is
-        known."""
+    def of(self, site: Site, known: Callable[[], Factors]) -> Factor | None:
+        """What x is multiplied and w divided by, [K]; None where nothing is known."""
         weights = site.weights
         if len(weights) != 1:
             return None
         storage, axis = self._storage(weights[0]), _axis_of_k(site.view)
         if storage is None or axis is None:
             return None
-        balance = known().get((storage, axis))
-        fits = balance is not None and len(balance.logs) == site.k
-        return balance.factor(bits) if balance is not None and fits else None
+        factor = known().get((storage, axis))
+        return factor if factor is not None and len(factor) == site.k else None
 
     def _storage(self, weight: fx.Node) -> int | None:
         held = weight.op == "get_attr"
@@ -71,13 +69,13 @@ def note_own_factors(gm: fx.GraphModule) -> None:
         gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {})
 
 
-def factors_noted(gm: fx.GraphModule) -> Callable[[Site, int], Factor | None]:
+def factors_noted(gm: fx.GraphModule) -> Callable[[Site], Factor | None]:
     """What `decide` asks; the model runs, or is compared with its last run, at the first site."""
     noted = gm.meta.get(_NOTE)
     if not isinstance(noted, GraphFactors):
-        return lambda site, bits: None
+        return lambda site: None
     known = cache(lambda: factors_of(noted.module()))
-    return lambda site, bits: noted.of(site, bits, known)
+    return lambda site: noted.of(site, known)
 
 
 def tie_to_modules(here: Surroundings) -> None:

@@ -81,6 +81,8 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
         return "has no static zero point"
     if fields["minimum"] and (scheme.w.symmetric or not scheme.w.packed):
         return "has no minimum"
+    if fields["half"] != torch.bfloat16 and not scheme.w.packed:
+        return "has its scales in float32"
     return None
 
 
@@ -98,13 +100,18 @@ def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str
     return found
 
 
+def _limits(name: str, spec: QSpec) -> tuple[int, int]:
+    """Codes that another tool made may be `-2^(bits - 1)` without a zero point, too: the products
+    are exact (G1)."""
+    return code_range(spec.bits, spec.symmetric and name != "codes")
+
+
 def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) -> None:
-    for name in ("scale", "factor", "x_scale"):
+    finite = ["shift", "minimum", *(["scale"] if scheme.w.packed else [])]
+    for name in ("scale", "factor", "x_scale", "shift", "minimum"):
         if name in tensors:
-            check_positive(tensors[name], prefix + name)
-    for name in ("shift", "minimum"):
-        if name in tensors:
-            check_finite(tensors[name], prefix + name)
+            check = check_finite if name in finite else check_positive
+            check(tensors[name], prefix + name)
     specs: dict[str, QSpec | None] = {"x_zero_point": scheme.x}
     if not scheme.w.packed:  # whose bits are codes whatever they are
         specs |= {"codes": scheme.w, "zero_point": scheme.w}
@@ -112,7 +119,7 @@ def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) ->
         check_range(tensors["zero_point"], f"{prefix}zero_point", *code_range(scheme.w.bits, False))
     for name, spec in specs.items():
         if name in tensors and spec is not None:
-            check_range(tensors[name], prefix + name, *code_range(spec.bits, spec.symmetric))
+            check_range(tensors[name], prefix + name, *_limits(name, spec))
     scale = tensors["scale"]
     one = scheme.w.axes != PER_ROW and scale.numel() > 0 and has_values(scale)
     if one and (scale != scale[0]).any():

@@ -129,9 +129,9 @@ class Stored(Checked):
         except ValueError as why:
             errors.append(str(why))
             return
-        if found is None:  # what is no buffer is saved always
-            held = (name for name in self.PARTS if self._buffers.get(name, 0) is not None)
-            missing += [prefix + name for name in held]
+        if found is None:
+            saved = self.state_dict()
+            missing += [prefix + name for name in self.PARTS if name in saved]
         others = {key: value for key, value in state_dict.items() if key not in ours}
         absent: list[str] = []
         super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)

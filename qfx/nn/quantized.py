@@ -90,10 +90,10 @@ def _left_float(how: Scheme | SiteRecipe | None) -> str:
 def _smoothed(linear: nn.Linear, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
     """With the factor of its activation, where no recipe decides. (R4)"""
     n, k = linear.weight.shape
-    balance = factors.get((storage_id(linear.weight) or 0, 1))
-    if balance is None or not isinstance(how, Scheme) or not how.at(k).smooths:
+    factor = factors.get((storage_id(linear.weight) or 0, 1))
+    if factor is None or not isinstance(how, Scheme) or not how.at(k).smooths:
         return how
-    return SiteRecipe("", 0, n, k, how.at(k), balance.factor(how.w.bits))
+    return SiteRecipe("", 0, n, k, how.at(k), factor)
 
 
 def _decided(config: Config, names: Sequence[str]) -> Scheme | SiteRecipe | None:

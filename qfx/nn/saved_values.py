@@ -7,12 +7,13 @@ lowest bits: eight codes are `bits` bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.host.tensors import has_values
 from qfx.nn.loading import Kind
 from qfx.ops.lowbit_packing import half_type_of
 from qfx.ops.storage import Values, storage_of
@@ -20,6 +21,7 @@ from qfx.values.scheme import PACKED_BITS, Scheme
 
 SAVED = ("codes", "scale", "zero_point", "minimum")
 _TOGETHER = 8  # codes
+_AT_ONCE = 2**18  # elements
 
 
 def stream_bytes(k: int, bits: int) -> int:
@@ -34,18 +36,31 @@ def code_shapes(n: int, k: int) -> tuple[tuple[int, int], ...]:
 def stream_of(codes: Tensor, bits: int) -> Tensor:
     """int8 [N, K] -> uint8 [N, stream_bytes]."""
     n, k = codes.shape
-    u = F.pad(codes.long() + (1 << (bits - 1)), (0, -k % _TOGETHER)).reshape(n, -1, _TOGETHER)
-    words = (u << bits * torch.arange(_TOGETHER, device=u.device)).sum(-1, keepdim=True)
-    parts = words >> 8 * torch.arange(bits, device=u.device) & 255
-    return parts.to(torch.uint8).reshape(n, -1)
+    stream = codes.new_empty((n, stream_bytes(k, bits)), dtype=torch.uint8)
+    for here, to in _some_rows(codes, stream):
+        u = F.pad(here.long() + (1 << (bits - 1)), (0, -k % _TOGETHER))
+        u = u.reshape(len(here), to.shape[1] // bits, _TOGETHER)
+        words = (u << bits * torch.arange(_TOGETHER, device=u.device)).sum(-1, keepdim=True)
+        parts = words >> 8 * torch.arange(bits, device=u.device) & 255
+        to.copy_(parts.reshape(to.shape))
+    return stream
 
 
 def codes_of_stream(stream: Tensor, bits: int, k: int) -> Tensor:
     """The inverse: int8 [N, K]."""
-    parts = stream.long().reshape(stream.shape[0], -1, bits)
-    words = (parts << 8 * torch.arange(bits, device=parts.device)).sum(-1, keepdim=True)
-    u = words >> bits * torch.arange(_TOGETHER, device=parts.device) & (1 << bits) - 1
-    return (u - (1 << (bits - 1))).to(torch.int8).reshape(stream.shape[0], -1)[:, :k].contiguous()
+    codes = stream.new_empty((stream.shape[0], k), dtype=torch.int8)
+    for here, to in _some_rows(stream, codes):
+        parts = here.long().reshape(len(here), here.shape[1] // bits, bits)
+        words = (parts << 8 * torch.arange(bits, device=parts.device)).sum(-1, keepdim=True)
+        u = words >> bits * torch.arange(_TOGETHER, device=parts.device) & (1 << bits) - 1
+        to.copy_((u - (1 << (bits - 1))).flatten(1)[:, :k])
+    return codes
+
+
+def _some_rows(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of both, so few that what is computed of them takes little memory."""
+    step = max(1, _AT_ONCE // max(a.shape[1], b.shape[1], 1))
+    return zip(a.split(step), b.split(step), strict=True)
 
 
 def saved_kinds(
@@ -73,8 +88,9 @@ def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
     if not scheme.w.packed:
         found = {"codes": codes, "scale": scale, "zero_point": zero}
         return {name: t.contiguous() for name, t in found.items() if t is not None}
-    with_minimum = minimum is not None and bool((minimum != 0).any())
-    half = half_type_of(scale, minimum if with_minimum else None)
+    known = has_values(scale)  # of those without any, as on the meta device, nothing is
+    with_minimum = minimum is not None and known and bool((minimum != 0).any())
+    half = half_type_of(scale, minimum if with_minimum else None) if known else torch.bfloat16
     found = {"codes": stream_of(codes, scheme.w.bits), "scale": scale.to(half)}
     if minimum is not None and with_minimum:
         return {**found, "minimum": minimum.to(half)}

@@ -158,6 +158,6 @@ def _(
     return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
 
 
-for _name in ("pack_lowbit", "unpack_lowbit", "lowbit_linear", "lowbit_linear_dynamic"):
+for _name in ("pack_lowbit", "lowbit_linear", "lowbit_linear_dynamic"):
     no_gradient(_name, "use qfx::lowbit_linear_ste, as the qfx backend does by itself")
 no_gradient("lowbit_weight_linear")

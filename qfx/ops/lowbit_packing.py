@@ -91,8 +91,7 @@ def pack_lowbit(
     # [P, G, K / 8, half, column, 4]
     u = u.reshape(*u.shape[:3], group // 8, 2, 4).permute(0, 2, 3, 4, 1, 5)
     nibbles = (u[:, :, :, 0] & 15) | (u[:, :, :, 1] & 15) << 4
-    scales = _by_panel(scale, sizes, half).view(torch.uint8)
-    parts = [scales.flatten(2), nibbles.to(torch.uint8).flatten(2)]
+    parts = [_half_by_panel(scale, sizes, half), nibbles.to(torch.uint8).flatten(2)]
     if bits == 5:
         bytes_of = (u >> 4).reshape(*u.shape[:4], PANEL // 2, 8) << torch.arange(8, device=u.device)
         parts.append(bytes_of.sum(-1).to(torch.uint8).flatten(2))
@@ -115,10 +114,17 @@ def half_type_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
     return found.pop()
 
 
+def _half_by_panel(values: Tensor, sizes: Sizes, half: torch.dtype) -> Tensor:
+    """float32 [N, G] -> the bytes of `half` [P, G, 64]."""
+    found = _by_panel(values, sizes, half).flatten().view(torch.uint8)
+    return found.reshape(sizes.panels, sizes.groups, 2 * PANEL)
+
+
 def _by_panel(values: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     """[N, G] -> [P, G, 32]."""
     padded = F.pad(values, (0, 0, 0, sizes.panels * PANEL - values.shape[0]))
-    return padded.reshape(sizes.panels, PANEL, -1).transpose(1, 2).to(dtype).contiguous()
+    by_panel = padded.reshape(sizes.panels, PANEL, sizes.groups)
+    return by_panel.transpose(1, 2).to(dtype).contiguous()
 
 
 def _behind(
@@ -128,7 +134,7 @@ def _behind(
     if shift == ZERO_POINTS:
         empty = _by_panel(zero, sizes, torch.uint8).flatten(1)
     elif minimum is not None:
-        empty = _by_panel(minimum, sizes, half).view(torch.uint8).flatten(1)
+        empty = _half_by_panel(minimum, sizes, half).flatten(1)
     return F.pad(empty, (0, sizes.panel - sizes.groups * sizes.block - empty.shape[1]))
 
 
@@ -155,8 +161,9 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
     shift, half = kind % _KINDS, torch.float16 if kind >= _KINDS else torch.bfloat16
     sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
     panels = packed[HEADER_BYTES:].view(torch.uint8).reshape(sizes.panels, sizes.panel)
-    blocks = panels[:, : sizes.groups * sizes.block].reshape(sizes.panels, sizes.groups, -1)
-    scale = _of_panels(blocks[:, :, : 2 * PANEL].contiguous().view(half), n)
+    blocks = panels[:, : sizes.groups * sizes.block]
+    blocks = blocks.reshape(sizes.panels, sizes.groups, sizes.block)
+    scale = _of_halves(blocks[:, :, : 2 * PANEL], half, sizes, n)
     ends = (2 * PANEL, 2 * PANEL + PANEL * group // 2)
     nibbles = blocks[:, :, ends[0] : ends[1]].reshape(*blocks.shape[:2], group // 8, 1, PANEL, 4)
     u = torch.cat([nibbles & 15, nibbles >> 4], 3).int()
@@ -166,13 +173,13 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
     u = u.permute(0, 4, 1, 2, 3, 5).reshape(sizes.panels * PANEL, sizes.groups * group)
     codes = (u[:n, :k] - middle).to(torch.int8).contiguous()
     behind = panels[:, sizes.groups * sizes.block :]
-    behind = behind[:, : sizes.groups * PANEL * shift].contiguous()
+    behind = behind[:, : sizes.groups * PANEL * shift]
     zero, minimum = torch.zeros(2, n, sizes.groups, device=packed.device)
     if shift == ZERO_POINTS:
         zero = _of_panels(behind.reshape(sizes.panels, sizes.groups, PANEL), n) - middle
     elif shift == MINIMUMS:
         zero = torch.full_like(zero, -middle)
-        minimum = _of_panels(behind.view(half).reshape(sizes.panels, sizes.groups, PANEL), n)
+        minimum = _of_halves(behind, half, sizes, n)
     return codes, scale, zero.int(), minimum
 
 
@@ -180,9 +187,16 @@ def _bytes(packed: Tensor) -> bytes:
     return bytes(packed.view(torch.uint8).tolist())
 
 
+def _of_halves(content: Tensor, half: torch.dtype, sizes: Sizes, n: int) -> Tensor:
+    """The inverse of _half_by_panel: float32 [N, G]."""
+    values = content.flatten().view(half)
+    return _of_panels(values.reshape(sizes.panels, sizes.groups, PANEL), n)
+
+
 def _of_panels(values: Tensor, n: int) -> Tensor:
     """[P, G, 32] -> float32 [N, G]."""
-    return values.float().transpose(1, 2).reshape(-1, values.shape[1])[:n].contiguous()
+    panels, groups, columns = values.shape
+    return values.float().transpose(1, 2).reshape(panels * columns, groups)[:n].contiguous()
 
 
 @fake("unpack_lowbit")

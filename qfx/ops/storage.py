@@ -74,7 +74,7 @@ def _groups(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, co
     """One scale, and zero point, for each group of a row, [N, G] column by column, or for each row,
     [N, 1]. (E3)"""
     assert k is not None
-    size = spec.group or k
+    size = spec.group or max(k, 1)
     padding = -k % size
     if rotation:
         w_nk = ops.rotate.default(aten.to.dtype(w_nk, torch.float32), None, rotation)
@@ -82,14 +82,14 @@ def _groups(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, co
     rows = torch.reshape(padded, (-1, size))
     triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)
     if codes is None:
-        codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
+        codes = aten.slice.Tensor(_as_rows(triple[0], k + padding, w_nk), 1, 0, k)
     else:
         whole = aten.constant_pad_nd.default(codes, [0, padding])
         triple = (torch.reshape(whole, (-1, size)), triple[1], triple[2])
     names = ("scale",) if spec.symmetric else ("scale", "zero_point")
     parts = {"blocks": ops.pack_weight.default(codes, group)}
     for i, name in enumerate(names, 1):
-        rows_g = torch.reshape(triple[i], (-1, (k + padding) // size))
+        rows_g = _as_rows(triple[i], (k + padding) // size, w_nk)
         parts[name] = torch.t(aten.contiguous.default(torch.t(rows_g)))
     return Stored(parts, triple)
 
@@ -103,11 +103,18 @@ def _packed(w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, co
     padded = aten.constant_pad_nd.default(w_nk, [0, padding])
     triple = quantize_to_half(torch.reshape(padded, (-1, spec.group)), spec.bits, spec.symmetric)
     if codes is None:
-        codes = aten.slice.Tensor(torch.reshape(triple[0], (-1, k + padding)), 1, 0, k)
-    scale, zero = (torch.reshape(t, (-1, (k + padding) // spec.group)) for t in triple[1:])
+        codes = aten.slice.Tensor(_as_rows(triple[0], k + padding, w_nk), 1, 0, k)
+    scale, zero = (_as_rows(t, (k + padding) // spec.group, w_nk) for t in triple[1:])
     shift = None if spec.symmetric else zero
     blocks = ops.pack_lowbit.default(codes, scale, shift, None, spec.bits, spec.group)
     return Stored({"blocks": blocks}, triple)
+
+
+def _as_rows(values: Any, columns: int, w_nk: Any) -> Any:
+    """[N, columns]; of none, as of a weight without elements, its shape."""
+    if columns:
+        return torch.reshape(values, (-1, columns))
+    return aten.to.other(w_nk, values)
 
 
 def quantize_to_half(rows: Any, bits: int, symmetric: bool) -> tuple[Any, Any, Any]:

@@ -37,11 +37,10 @@ def decide(
     config: Config,
     cost: CostModel | None,
     gpu_costs: GpuCosts | None = None,
-    factors: Callable[[Site, int], tuple[float, ...] | None] = lambda site, bits: None,
+    factors: Callable[[Site], tuple[float, ...] | None] = lambda site: None,
 ) -> Plan:
     """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
-    at hand, every legal site is int8. `factors`: of smoothing, for so many bits of a weight, where
-    no recipe decides."""
+    at hand, every legal site is int8. `factors`: of smoothing, where no recipe decides."""
     price, found = Costs(cost, gpu_costs), recipes(config.recipe, matches)
     products = pinned(config.recipe, matches)
 
@@ -62,7 +61,7 @@ class _Given(NamedTuple):
     recipe: SiteRecipe | None
     product: PinnedProduct | None
     left: str | None
-    factors: Callable[[Site, int], tuple[float, ...] | None]
+    factors: Callable[[Site], tuple[float, ...] | None]
 
     @property
     def pinned(self) -> bool:
@@ -178,7 +177,7 @@ def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
     scheme = entry.scheme
     if scheme is None or not given.config.smoothing or not scheme.smooths or site.trains:
         return entry
-    factor = given.factors(site, scheme.w.bits)
+    factor = given.factors(site)
     if factor is None or site.n is None:
         return entry
     recipe = SiteRecipe(site.name, 0, site.n, len(factor), scheme, factor)

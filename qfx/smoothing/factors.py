@@ -24,27 +24,9 @@ from qfx.smoothing.activations import Read, reads_of
 from qfx.smoothing.token_ids import hooked, token_ids_of
 
 log = logging.getLogger(__name__)
-# Below the 1/2 of known statistics: those of random ids are off (decision 0024). At few bits it is
-# the weights that are rough (decision 0033).
-_STRENGTH, _STRENGTH_OF_FEW_BITS, _FEW_BITS = 0.35, 0.5, 5
+_STRENGTH = 0.35  # below the 1/2 of known statistics: those of random ids are off (decision 0024)
 _LARGEST = 2.0**6  # of a factor, and the inverse of the smallest: the ids do not reach all channels
-
-
-class Balance(NamedTuple):
-    """Of each channel log(rms_k / max_n |w_nk|). (R4)"""
-
-    logs: tuple[float, ...]
-
-    def factor(self, bits: int) -> tuple[float, ...]:
-        """What x is multiplied and w divided by, for a weight of so many bits: 1 / z, z_k the ratio
-        to the power of a strength, over the median of all."""
-        strength = _STRENGTH_OF_FEW_BITS if bits <= _FEW_BITS else _STRENGTH
-        log_z = strength * torch.tensor(self.logs)
-        factor = (log_z.median() - log_z).exp().clamp(1 / _LARGEST, _LARGEST)
-        return tuple(factor.tolist())
-
-
-Factors = Mapping[tuple[int, int], Balance]  # by storage and axis of K
+Factors = Mapping[tuple[int, int], tuple[float, ...]]  # by storage and axis of K
 
 
 class _Known(NamedTuple):
@@ -79,7 +61,7 @@ def factors_of(module: nn.Module | None) -> Factors:
 def _found(module: nn.Module) -> Factors:
     if own := _of_part(module):
         return own
-    found: dict[tuple[int, int], Balance] = {}
+    found: dict[tuple[int, int], tuple[float, ...]] = {}
     for child in module.children():
         found |= _found(child)
     return found
@@ -103,18 +85,22 @@ def _of_part(module: nn.Module) -> Factors:
     if unused := [n for n, p in module.named_parameters() if storage_id(p) not in reads.used]:
         log.debug("%s takes more than token ids: %s", type(module).__name__, ", ".join(unused))
         return {}
-    found: dict[tuple[int, int], Balance] = {}
+    found: dict[tuple[int, int], tuple[float, ...]] = {}
     for joined, square in reads.sets():
-        balance = _balance(square, joined)
-        if balance is not None:
-            found |= {(storage_id(r.weight) or 0, r.axis): balance for r in joined}
+        factor = _factor(square, joined)
+        if factor is not None:
+            found |= {(storage_id(r.weight) or 0, r.axis): factor for r in joined}
     return found
 
 
-def _balance(square: Tensor, reads: list[Read]) -> Balance | None:
+def _factor(square: Tensor, reads: list[Read]) -> tuple[float, ...] | None:
+    """1 / z, z_k = (rms_k / max_n |w_nk|)^_STRENGTH over the median of all. (R4)"""
     largest = torch.stack([r.weight.abs().amax(1 - r.axis).float() for r in reads]).amax(0)
     if square.shape != largest.shape:
         return None
     log_rms = square.clamp_min(1e-30).log() / 2
-    logs = log_rms - largest.clamp_min(1e-15).log()
-    return Balance(tuple(logs.cpu().tolist())) if bool(logs.isfinite().all()) else None
+    log_z = _STRENGTH * (log_rms - largest.clamp_min(1e-15).log())
+    if not bool(log_z.isfinite().all()):
+        return None
+    factor = (log_z.median() - log_z).exp().clamp(1 / _LARGEST, _LARGEST)
+    return tuple(factor.cpu().tolist())

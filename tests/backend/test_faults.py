@@ -59,7 +59,14 @@ SCHEMES = {
         _site(Scheme(x=QSpec(axes=PER_COLUMN, static=True)), factor=FACTOR, scale=0.02)
     ),
     "groups": Gives({"scheme": Scheme(w=QSpec(bits=4, group=64))}),
-    "groups_asymmetric": Gives({"scheme": "w4a8"}),
+    "groups_asymmetric": Gives(
+        {"scheme": Scheme(w=QSpec(bits=4, symmetric=False, group=64))}
+    ),
+    "packed": Gives({"scheme": "w4a8"}),
+    "packed_groups_of_both": Gives(
+        {"scheme": Scheme(x=QSpec(group=32), w=QSpec(bits=5, group=32, packed=True))}
+    ),
+    "packed_weight_only": Gives({"scheme": "w4"}, x="F2"),
     "groups_of_x": Gives({"scheme": Scheme(x=QSpec(group=32))}),
     "groups_of_both": Gives({"scheme": "w8a8-groups"}),
     "asymmetric_weight": Gives({"scheme": Scheme(w=QSpec(symmetric=False))}),
@@ -190,7 +197,8 @@ def _lsq(model: nn.Module) -> nn.Module:
 
 MODULES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "per_tensor": lambda model: qfx.quantize_(model, qfx.Config(scheme="w8a8-tensor")),
-    "groups": lambda model: qfx.quantize_(model, qfx.Config(scheme="w4a8")),
+    "groups": lambda model: qfx.quantize_(model, qfx.Config(scheme="w8a8-groups")),
+    "packed": lambda model: qfx.quantize_(model, qfx.Config(scheme="w4a8")),
     "learned_steps": _lsq,
     "binary": lambda model: qfx.prepare_binary(model, X),
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfx.calibration.budget import by_divergence
+from qfx.calibration.budget import by_bytes, by_divergence
 from qfx.calibration.choose import Choice
 from qfx.calibration.record import Transform
 from qfx.calibration.search import Candidate
@@ -87,3 +87,25 @@ def test_a_site_goes_as_far_as_it_pays() -> None:
 def test_codes_do_not_change_the_choice() -> None:
     group = [candidate(0.0, 2.0), candidate(1.0, 1.0, Scheme())]
     assert by_divergence([[*group, replace(group[1], seconds=1.5)]], 1.0) == (1,)
+
+
+sizes = st.builds(
+    lambda divergence, size: replace(candidate(divergence, 1.0, Scheme()), bytes=size),
+    numbers | st.just(math.nan), st.integers(1, 1000),
+)  # fmt: skip
+sized = st.lists(st.lists(sizes, min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+def bytes_and_divergence(groups: Groups, choice: Choice) -> tuple[int, float]:
+    chosen = [g[i] for g, i in zip(groups, choice, strict=True)]
+    return sum(c.bytes for c in chosen), sum(min(c.divergence, 1e30) for c in chosen)
+
+
+@given(sized, st.integers(0, 5000), st.integers(0, 5000))
+def test_a_budget_of_bytes_is_kept_and_more_is_never_worse(groups: Groups, a: int, b: int) -> None:
+    least = sum(min(c.bytes for c in group) for group in groups)
+    small, large = (least + extra for extra in sorted((a, b)))
+    size, worse = bytes_and_divergence(groups, by_bytes(groups, small))
+    assert size <= small
+    size, better = bytes_and_divergence(groups, by_bytes(groups, large))
+    assert size <= large and better <= worse

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.calibration import calibrating
 from qfx.calibration.with_recipe import quantized
+from qfx.ops.storage import stored_bytes
 from tests.lib.rounded import codes_of
 
 ALL = qfx.Config(minimum_gain=0)
@@ -341,3 +342,46 @@ def test_refusals(change: dict[str, Any], phrase: str) -> None:
     given["model"].eval()
     with pytest.raises(ValueError, match=phrase):
         calibrated(**given)
+
+
+def wide() -> nn.Sequential:
+    torch.manual_seed(2)
+    layers = (nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 96))
+    return nn.Sequential(*layers).eval()
+
+
+def bits_of(recipe: qfx.Recipe) -> float:
+    sites = [(s.scheme, s.n, s.k) for s in recipe.sites]
+    stored = sum(stored_bytes(scheme.w, scheme.group, n, k) for scheme, n, k in sites if scheme)
+    assert all(scheme for scheme, *_ in sites)
+    return 8 * stored / sum(n * k for _, n, k in sites)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
+def test_a_budget_of_bits_is_kept(rounding: str) -> None:
+    """Scales count; with more bits, more matmuls have those of the better scheme, and what is
+    predicted falls."""
+    given = [torch.randn(32, 128, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    how = partial(
+        qfx.calibrate, wide(), given, replace(ALL, scheme="w4a8"), also=["w8a8"],
+        rounding=rounding, progress=False, loss="labels",
+    )  # fmt: skip
+    recipes = [how(max_bits=bits) for bits in (4.4, 6.0, 8.3)]
+    sizes = [bits_of(recipe) for recipe in recipes]
+    assert [size <= bits for size, bits in zip(sizes, (4.4, 6.0, 8.3), strict=True)] == [True] * 3
+    assert sizes[0] < sizes[1] < sizes[2]
+    totals = [sum(s.divergence or 0 for s in recipe.sites) for recipe in recipes]
+    assert totals[0] > totals[1] > totals[2]
+    with pytest.raises(ValueError, match=r"max_bits=4\.2, .* take at least 4\.3\d bits"):
+        how(max_bits=4.2)
+    with pytest.raises(ValueError, match="max_divergence and max_bits are given"):
+        how(max_bits=5.0, max_divergence=0.1)
+
+
+def test_other_schemes_serve_every_goal() -> None:
+    """`also` is for the usual choice too: the most accurate of all within the bound."""
+    given = [torch.randn(32, 128, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    config = replace(ALL, scheme="w4a8")
+    for also, bits in (([], {4}), (["w8a8"], {8}), ([qfx.Scheme()], {8})):
+        recipe = qfx.calibrate(wide(), given, config, also=also, progress=False)
+        assert {site.scheme.w.bits for site in recipe.sites if site.scheme} == bits

@@ -75,8 +75,15 @@ def by_hand(
     stored = quantize(turned, scheme.w)
     packed = ref["pack_weight"](site.rounding.codes, scheme.group)
     end = (bias, "none", torch.float32)
+    zero_point = None if scheme.w.symmetric else stored.zero_point
+    if scheme.w.packed:
+        few = (scheme.w.bits, scheme.w.group)
+        blocks = ref["pack_lowbit"](site.rounding.codes, stored.scale, zero_point, None, *few)
+        end = (len(w), *few, *end)
     if scheme.x is None:
         turned_x = ref["rotate"](x, factor, turn)
+        if scheme.w.packed:
+            return ref["lowbit_weight_linear"](turned_x, blocks, *end)
         return ref["int8_weight_linear"](turned_x, packed, stored.scale[:, 0], *end)
     if scheme.x.static:
         zero = None if site.zero_point is None else torch.tensor([site.zero_point]).int()
@@ -88,8 +95,9 @@ def by_hand(
     else:
         given_x = (list(scheme.x.axes), scheme.x.bits, scheme.x.symmetric)
         codes = ref["quantize"](x, *given_x, factor, turn)
+    if scheme.w.packed:
+        return ref["lowbit_linear"](*codes, blocks, *end)
     if scheme.w.grouped or scheme.group:
-        zero_point = None if scheme.w.symmetric else stored.zero_point
         return ref["int8_linear_groups"](*codes, packed, stored.scale, zero_point, *end)
     return ref["int8_linear"](*codes, packed, stored.scale[:, 0], *end)
 

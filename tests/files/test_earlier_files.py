@@ -94,7 +94,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "is a recipe, and no model: qfx.Recipe.load reads it": _recipe("recipe.json"),
     "holds the codes of a recipe: qfx.Recipe.load reads it": _recipe("recipe.safetensors"),
     "is one file of a saved folder": _shard,
-    "is a GGUF file": _write(b"GGUF" + bytes(100)),
+    "is GGUF of version 0, and 2 and 3 are read": _write(b"GGUF" + bytes(100)),
     "is no model that qfx.save wrote": _write(b'{"a": 1}', "config.json"),
     "is no whole file of tensors: .*header too small": _write(b""),
     "header too large": _write(b"\xff" * 100),

@@ -120,7 +120,7 @@ def test_loading_quantizes_and_saving_brings_it_back(
 CONFIGS: dict[str, dict[str, Any]] = {
     "skip": {"skip": ["lm_head", "layers.0.*"]},
     "only": {"only": ["*_proj"], "scheme": "w8"},
-    "groups": {"scheme": "w4a8"},
+    "4 bits": {"scheme": "w4a8"},
     "smoothing": {"smoothing": True},
     "own scheme": {"scheme": Scheme(x=QSpec(bits=4), w=QSpec(bits=3)), "backward": "float"},
 }

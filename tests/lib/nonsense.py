@@ -37,9 +37,14 @@ def tensor(rng: random.Random) -> Tensor:
     return t
 
 
+def few_bits(codes: Tensor) -> Tensor:
+    scale = torch.ones(len(codes), -(-codes.shape[1] // 32))
+    return torch.ops.qfx.pack_lowbit(codes, scale, None, None, 4, 32)
+
+
 def packed(rng: random.Random) -> Tensor:
     """A packed weight, damaged."""
-    pack = rng.choice([torch.ops.qfx.pack_weight, torch.ops.qfx.binary_pack])
+    pack = rng.choice([torch.ops.qfx.pack_weight, torch.ops.qfx.binary_pack, few_bits])
     good = pack(torch.ones(rng.randrange(40), rng.randrange(40)).char())
     kind = rng.randrange(4)
     if kind == 0:
@@ -60,7 +65,7 @@ def value(rng: random.Random, like: Any) -> Any:
     if isinstance(like, bool):
         return rng.random() < 0.5
     if isinstance(like, int):
-        return rng.choice([0, 1, 2, 8, 9, -1, 33, 2**31, 2**62, -(2**63)])
+        return rng.choice([0, 1, 2, 4, 8, 9, -1, 32, 33, 2**31, 2**62, -(2**63)])
     if isinstance(like, str):
         return rng.choice(STRINGS)
     if isinstance(like, list):

@@ -13,6 +13,7 @@ from torch import Tensor
 from qfx.ops import REFERENCES
 from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.guard import relative_bound
+from qfx.ops.lowbit_packing import MINIMUMS, NONE, ZERO_POINTS
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
@@ -26,7 +27,8 @@ class Row:
     `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
     `group`: elements of K that share a scale of the weight, or heads of queries that share keys,
     where the operator knows of groups. `x_groups`: x has a scale for each of these groups too.
-    `w_rows`: and the weight one for each row.
+    `w_rows`: and the weight one for each row. `w_bits`: of a weight that is stored in so many, and
+    whose groups have what `shift` says.
     """
 
     op: str
@@ -45,6 +47,8 @@ class Row:
     group: int = 0
     x_groups: bool = False
     w_rows: bool = False
+    w_bits: int = 4
+    shift: int = NONE
 
     def __str__(self) -> str:
         shape = "x".join(map(str, (*self.leading, self.k, self.n)))
@@ -53,6 +57,7 @@ class Row:
         )
         group = f"-g{self.group}" if self.group else ""
         group += f"{'-of-x' * self.x_groups}{'-w-rows' * self.w_rows}"
+        group += f"-w{self.w_bits}-shift{self.shift}" * ("lowbit" in self.op)
         types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
         transform = f"{'-factor' * self.factor}{f'-h{self.rotation}' if self.rotation else ''}"
         bias = "-bias" * self.bias
@@ -158,6 +163,55 @@ def _groups_ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     *operands, bias, _, dtype = _linear_groups(row, g)
     how = (0 if row.w_rows else row.group, row.bits, row.symmetric, dtype)
     return (_x(row, g), bias, None, *operands, *how, *_transform(row, g))
+
+
+def _few_bits(row: Row, g: torch.Generator, *shape: int) -> Tensor:
+    half = 1 << (row.w_bits - 1)
+    return torch.randint(-half, half, shape, generator=g)
+
+
+def _lowbit_parts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Arguments of pack_lowbit: codes of few bits, scales and minimums of half precision."""
+    group = row.group or 32
+    each = (row.n, -(-row.k // group))
+    scale = _scales(g, *each).bfloat16().float()
+    zero = _few_bits(row, g, *each).int() if row.shift == ZERO_POINTS else None
+    minimum = -scale * 8 if row.shift == MINIMUMS else None
+    return _few_bits(row, g, row.n, row.k).char(), scale, zero, minimum, row.w_bits, group
+
+
+def _lowbit_weight(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    parts = _lowbit_parts(row, g)
+    return REFERENCES["pack_lowbit"](*parts), row.n, *parts[-2:]
+
+
+def _lowbit_linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    q, scale, zero, _, _, *tail = _linear(row, g)
+    if row.x_groups:
+        scale = _scales(g, *row.leading, -(-row.k // (row.group or 32)))
+        zero = _codes(g, *scale.shape).int() * (not row.symmetric)
+    return (q, scale, zero, *_lowbit_weight(row, g), *tail)
+
+
+def _lowbit_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    operands = (_x(row, g), *_lowbit_weight(row, g), _bias(row, g))
+    how = (list(row.axes), (row.group or 32) if row.x_groups else 0, row.bits, row.symmetric)
+    return (*operands, *how, row.activation, row.out_dtype, *_transform(row, g))
+
+
+def _lowbit_ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    *operands, bias, _, dtype = _lowbit_linear(row, g)
+    how = (row.bits, row.symmetric, dtype)
+    return (_x(row, g), bias, None, *operands, *how, *_transform(row, g))
+
+
+def _lowbit_float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    return (_x(row, g), *_lowbit_weight(row, g), _bias(row, g), row.activation, row.out_dtype)
+
+
+def _unpack_lowbit(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    packed, n, _, group = _lowbit_weight(row, g)
+    return packed, n, row.k, group
 
 
 def _quantize_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -309,6 +363,12 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.activation,
         r.out_dtype,
     ),
+    "pack_lowbit": _lowbit_parts,
+    "unpack_lowbit": _unpack_lowbit,
+    "lowbit_linear": _lowbit_linear,
+    "lowbit_linear_dynamic": _lowbit_dynamic,
+    "lowbit_linear_ste": _lowbit_ste,
+    "lowbit_weight_linear": _lowbit_float,
     "int8_linear_ste": _ste,
     "int8_linear_dynamic": lambda r, g: (
         _x(r, g),
@@ -326,7 +386,8 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
 _TRANSFORMED = (
     "rotate", "quantize", "quantize_static", "int8_linear_dynamic",
     "int8_linear_ste", "int8_linear_guarded", "quantize_groups", "int8_linear_groups_dynamic",
-    "int8_linear_groups_ste", "int8_linear_groups_guarded",
+    "int8_linear_groups_ste", "int8_linear_groups_guarded", "lowbit_linear_dynamic",
+    "lowbit_linear_ste",
 )  # fmt: skip
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
@@ -348,14 +409,16 @@ _ARRANGING = (
 _QUANTIZED = (
     "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
     "int8_bmm_dynamic", "int8_linear_guarded", "int8_linear_groups_dynamic",
-    "int8_linear_groups_guarded",
+    "int8_linear_groups_guarded", "lowbit_linear_dynamic",
 )  # fmt: skip
 _ROWWISE = (
     *_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear", "int8_linear_groups",
+    "lowbit_linear",
 )  # fmt: skip
 _FLOAT_OUT = (
     "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
-    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear",
+    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear", "lowbit_linear",
+    "lowbit_linear_dynamic", "lowbit_weight_linear",
 )  # fmt: skip
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
@@ -372,6 +435,11 @@ ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignor
 ROWS += THREADED
 ROWS += [  # more rows than are arranged at a time
     Row(op, leading=(500,), k=60000, n=2, group=4096) for op in _ARRANGING
+]
+ROWS += [
+    Row(op, leading=(500,), k=60000, n=2, group=128, shift=shift)
+    for op in ("lowbit_linear", "lowbit_linear_dynamic")
+    for shift in (NONE, MINIMUMS)
 ]
 ROWS += [
     Row(op, leading=(500,), k=60000, n=2, axes=PER_TENSOR)
@@ -428,6 +496,38 @@ ROWS += [
         (9, 200, 40, 96),
     )
     for symmetric in (True, False)
+]
+ROWS += [
+    Row(op, k=70, group=32, w_bits=bits, shift=shift)
+    for op in ("pack_lowbit", "unpack_lowbit")
+    for bits in (4, 5)
+    for shift in (NONE, ZERO_POINTS, MINIMUMS)
+]
+ROWS += [
+    Row(op, (m,), k, n, symmetric=m % 2 == 0, group=group, w_bits=bits, shift=shift, **more)  # type: ignore[arg-type]
+    for op, more in (
+        ("lowbit_linear", {}),
+        ("lowbit_linear", {"x_groups": True}),
+        ("lowbit_linear_dynamic", {"bits": 5}),
+        ("lowbit_linear_dynamic", {"x_groups": True, "bias": False}),
+        ("lowbit_weight_linear", {}),
+    )
+    for bits in (4, 5)
+    for shift in (NONE, ZERO_POINTS, MINIMUMS)
+    # each size of a group, whole and short last groups, tails of N, few rows and many
+    for m, k, n, group in (
+        (1, 64, 32, 64),
+        (1, 1000, 70, 64),
+        (2, 700, 33, 128),
+        (4, 2049, 40, 32),
+        (8, 130, 31, 32),
+        (9, 31, 65, 128),
+        (37, 1100, 40, 64),
+        (241, 1290, 64, 128),
+        (5, 0, 8, 64),
+        (3, 8, 0, 64),
+        (0, 100, 5, 32),
+    )
 ]
 ROWS += [
     Row(op, out_dtype=dtype, activation=activation, bias=bias)

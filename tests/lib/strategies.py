@@ -110,15 +110,20 @@ X_SPECS |= st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_TENSOR), st.just(0)
 X_SPECS |= st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_ROW), st.sampled_from([32, 64]))
 FLAT = st.builds(qfx.QSpec, BITS, st.just(True), GRIDS)
 GROUPED = st.builds(qfx.QSpec, BITS, FLAGS, st.just(qfx.PER_ROW), st.sampled_from([0, 32, 64]))
+FEW_BITS, SIZED = st.sampled_from([4, 5]), st.sampled_from([32, 64, 128])
+PACKED = st.builds(
+    qfx.QSpec, FEW_BITS, FLAGS, st.just(qfx.PER_ROW), SIZED, st.just(False), st.just(True)
+)
 
 
 @st.composite
 def recipes(draw: st.DrawFn, n: int, k: int) -> qfx.SiteRecipe:
     """Any scheme that a module can have, with what it needs and may have."""
     x = draw(X_SPECS)
-    w = draw(FLAT if x is None else FLAT | GROUPED)
+    w = draw(FLAT | PACKED if x is None else FLAT | GROUPED | PACKED)
     if x is not None and x.group:
-        w = replace(w, axes=qfx.PER_ROW, group=draw(st.sampled_from([0, x.group])))
+        group = x.group if w.packed else draw(st.sampled_from([0, x.group]))
+        w = replace(w, axes=qfx.PER_ROW, group=group)
     plain = not (w.grouped or (x is not None and x.group))
     backward = draw(st.sampled_from(["float", "int8"])) if plain else "float"
     scheme = qfx.Scheme(x, w, backward, draw(st.sampled_from([0, 16, 64])))

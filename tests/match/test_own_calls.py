@@ -22,6 +22,12 @@ ROWS, BATCH = torch.randn(4, 64), torch.randn(2, 4, 64)
 DYNAMIC = (None, [1], 7, False, "none", torch.float32)
 
 
+GROUPS_OF_W = qfx.Scheme(
+    x=qfx.QSpec(symmetric=False), w=qfx.QSpec(bits=4, symmetric=False, group=64)
+)
+PACKED_GROUPS = qfx.Scheme(
+    x=qfx.QSpec(bits=7, symmetric=False, group=32), w=qfx.QSpec(bits=5, group=32, packed=True)
+)
 GROUPS_OF_X = qfx.Scheme(x=qfx.QSpec(group=32), w=qfx.QSpec(symmetric=False), rotation=64)
 
 
@@ -36,8 +42,14 @@ def _replaced(scheme: Any) -> nn.Module:
 OWN: dict[str, tuple[Any, Tensor, list[tuple[str, str, str]]]] = {
     "quantize_": (_replaced("w8a8"), ROWS, [
         ("0", "4x64x16", "xa8r_ws8r_h64"), ("2", "4x16x8", "xa8r_ws8r_h16")]),
-    "quantize_, groups": (_replaced("w4a8"), ROWS, [
+    "quantize_, groups": (_replaced(GROUPS_OF_W), ROWS, [
         ("0", "4x64x16", "xa8r_wa4g64"), ("2", "4x16x8", "xa8r_wa4g64")]),
+    "quantize_, packed": (_replaced("w4a8"), ROWS, [
+        ("0", "4x64x16", "xs8r_wa4p64_h64"), ("2", "4x16x8", "xs8r_wa4p64_h16")]),
+    "quantize_, packed, groups of x": (_replaced(PACKED_GROUPS), ROWS, [
+        ("0", "4x64x16", "xa7g32_ws5p32"), ("2", "4x16x8", "xa7g32_ws5p32")]),
+    "quantize_, packed, weight only": (_replaced("w5"), ROWS, [
+        ("0", "4x64x16", "wa5p64"), ("2", "4x16x8", "wa5p64")]),
     "quantize_, groups of x": (_replaced(GROUPS_OF_X), ROWS, [
         ("0", "4x64x16", "xs8g32_wa8r_h64"), ("2", "4x16x8", "xs8g32_wa8r_h16")]),
     "rewritten, groups": (

@@ -242,15 +242,21 @@ CALIBRATING = (
     ),
     Mutant(
         "a budget is for each step",
-        old="            spent += step.divergence\n",
-        new="            spent = step.divergence\n",
+        old="            spent += step.spent\n",
+        new="            spent = step.spent\n",
         tests=("test_the_most_time_for_the_divergence_comes_first",),
     ),
     Mutant(
         "a large step bars the small ones",
-        old="    limits = sorted({c.divergence for group in groups for c in group})",
+        old="    limits = sorted({terms.spent(c) for group in groups for c in group})",
         new="    limits = [float('inf')]",
         tests=("test_a_large_step_does_not_bar_the_small_ones",),
+    ),
+    Mutant(
+        "bits are counted without the scales",
+        old="sum(stored_bytes(scheme.w, scheme.group, *w.shape) for w in weights)",
+        new="sum(w.numel() * scheme.w.bits // 8 for w in weights)",
+        tests=("test_a_budget_of_bits_is_kept",),
     ),
     Mutant(
         "weights that are read through a view are gone",

@@ -59,7 +59,7 @@ KEEPING = (
     ),
     Mutant(
         "codes are loaded under the scheme that the module had",
-        old="        self._how = prepared(found.scheme)\n",
+        old="        self._how = prepared(found.scheme, self.out_features)\n",
         new="",
         tests=("test_any_module_takes_the_scheme_of_the_file",),
     ),

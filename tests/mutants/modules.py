@@ -37,8 +37,8 @@ MODULES = (
     ),
     Mutant(
         "a copied module forgets its groups",
-        old="self.packed = self._storage.pack(self.packed, self.scheme.group)",
-        new="self.packed = torch.ops.qfx.pack_weight(self.packed)",
+        old="parts = storage_of(scheme.w, scheme.group).pack(values, scheme.w, scheme.group)",
+        new="parts = storage_of(scheme.w, scheme.group).pack(values, scheme.w, 0)",
         tests=("test_copies_give_the_same_bits",),
     ),
     Mutant(

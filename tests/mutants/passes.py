@@ -19,9 +19,25 @@ CHECKS = (
     ),
     Mutant(
         "a packed weight that is too long is read",
-        old="if (size != expected) {",
-        new="if (size < expected) {",
+        old="packed_size(header.n, header.k, header.group);\n  if (size != expected) {",
+        new="packed_size(header.n, header.k, header.group);\n  if (size < expected) {",
         tests=("test_error_sentence[op_errors]", "test_nonsense_raises_python_exceptions_only"),
+    ),
+    Mutant(
+        "codes of 4 bits are unpacked in the wrong half",
+        old="(nibbles[i] & 15) | high[0][i], up = (nibbles[i] >> 4) | high[1][i];",
+        new="(nibbles[i] >> 4) | high[0][i], up = (nibbles[i] & 15) | high[1][i];",
+        tests=("test_every_instruction_set_and_form_has_the_same_bits",),
+        isa="ref",
+    ),
+    Mutant(
+        "minimums of groups count once for all rows",
+        old="minimums.add(g, static_cast<float>(rows_.sum[at]), rows_.scale[at],",
+        new="minimums.add(g, static_cast<float>(rows_.sum[g]), rows_.scale[at],",
+        tests=(
+            "test_is_exact_where_float32_is",
+            "test_every_instruction_set_and_form_has_the_same_bits",
+        ),
     ),
     Mutant(
         "a weight packed for another N is read",

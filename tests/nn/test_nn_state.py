@@ -141,6 +141,7 @@ DTYPES = (
 NUMBERS = (0, 1, -1, 2, 7, -128, 127, 128, 2**31 - 1, torch.nan, torch.inf, -torch.inf, 1e-42)
 MUTATED = (
     "xs8r_ws8r", "xa4r_ws2r", "xs8t_ws8t", "xs8r_ws8c_h64", "xs8r_wa4g128", "xs8g32_ws8r",
+    "xs8r_wa4p64_h64", "wa5p128",
     "static, groups",
     "static, factor, rotation",
     "static with zero point",
@@ -179,7 +180,7 @@ def mutations(state: State) -> Iterator[tuple[str, State]]:
             yield f"{name} {i}", {**state, name: changed}
     extra = {"zero_point": torch.zeros(N, 1).int(), "factor": torch.ones(K)}
     extra |= {"x_scale": torch.ones(1), "x_zero_point": torch.zeros(1).int()}
-    extra |= {"shift": torch.ones(K)}
+    extra |= {"shift": torch.ones(K), "minimum": torch.ones(N, 3).bfloat16()}
     yield from ((f"with {n}", {**state, n: v}) for n, v in extra.items() if n not in state)
 
 
@@ -255,6 +256,10 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
         r"scale holds -1.0 at \[3\], which is not finite and positive",
     ),
     "a scale of zero": (lambda s: s["scale"].__setitem__(39, 0.0), r"scale holds 0.0 at \[39\]"),
+    "the type of scales that are not packed": (
+        lambda s: s["scheme"].__setitem__(19, 1),
+        "scheme: xs8T_ws8r_h64 has its scales in float32",
+    ),
     "a NaN scale": (lambda s: s["x_scale"].fill_(torch.nan), r"x_scale holds nan at \[0\]"),
     "a complex scale": (
         lambda s: s.update(scale=s["scale"] + 1j),
@@ -265,8 +270,8 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
         r"factor holds inf at \[0\]",
     ),
     "codes": (
-        lambda s: s["codes"].__setitem__((0, 0), -128),
-        "codes holds -128, which is outside -127..127",
+        lambda s: s["scheme"].__setitem__(7, 7),  # bits of the weight
+        r"codes holds -?\d+, which is outside -64\.\.63",
     ),
     "codes of another shape": (
         lambda s: s.update(codes=s["codes"][:, 1:]),
@@ -318,7 +323,7 @@ def test_the_rows_of_the_table_stay_where_they_are() -> None:
     assert list(FIELDS) == [
         "module", "x.bits", "x.symmetric", "x.axes", "x.group", "x.static", "w.bits", "w.symmetric",
         "w.axes", "w.group", "w.static", "backward", "rotation", "factor", "x_zero_point",
-        "shift",
+        "shift", "w.packed", "minimum", "half",
     ]  # fmt: skip
     module = made("static, factor, rotation")
     head = [1, 1, 8, 1, 1, 0, 1, 8, 1, 0, 0, 0, 0, 64, 1, 0]

@@ -30,7 +30,7 @@ def transformed(module: qfx.nn.Linear, w: Tensor) -> Tensor:
 
 def steps(module: qfx.nn.Linear) -> Tensor:
     """Of each element, [N, K]."""
-    rows = module.scale.reshape(N, -1)
+    rows = module._values.scale.reshape(N, -1)
     return rows.repeat_interleave(module.scheme.w.group or K, 1)[:, :K].double()
 
 

@@ -32,15 +32,21 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "groups": {"scheme": qfx.Scheme(w=Q(group=64))},
     "columns": {"scheme": qfx.Scheme(w=Q(axes=qfx.PER_COLUMN))},
     "int8 gradients": {"scheme": qfx.Scheme(backward="int8")},
+    "4 bits": {"scheme": "w4a8"},
+    "5 bits, groups of both": {"scheme": qfx.Scheme(Q(group=32), Q(5, group=32, packed=True))},
+    "4 bits, weights alone": {"scheme": "w4"},
 }
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
-def base(name: str = "default", dtype: torch.dtype = torch.float32) -> nn.Module:
+def in_float(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
     config = LlamaConfig(num_hidden_layers=2, num_key_value_heads=2, **TINY)
-    model = LlamaForCausalLM(config).to(dtype)
-    return qfx.quantize_(model, qfx.Config(skip=["lm_head"], **SCHEMES[name]))
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def base(name: str = "default", dtype: torch.dtype = torch.float32) -> nn.Module:
+    return qfx.quantize_(in_float(dtype), qfx.Config(skip=["lm_head"], **SCHEMES[name]))
 
 
 def adapted(model: nn.Module, *, r: int = 8, targets: Any = TARGETS, **more: Any) -> Any:
@@ -97,7 +103,9 @@ def test_adapters_train_are_merged_and_taken_out(name: str, tmp_path: Path) -> N
     y = logits(model.eval())
     model.merge_adapter()
     merged = logits(model)
-    assert sqnr(y, merged) > 25 and not torch.equal(y, merged)
+    # of few bits no less than the base itself lost; rounding at random has twice its variance
+    least = min(25, sqnr(logits(in_float().eval()), logits(base(name).eval())) - 3)
+    assert sqnr(y, merged) > least and not torch.equal(y, merged)
     model.unmerge_adapter()
     assert same(codes(model), before) and torch.equal(logits(model), y)
     model.save_pretrained(tmp_path)

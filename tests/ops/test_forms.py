@@ -17,11 +17,13 @@ from qfx.host.operators import schema
 from qfx.ops.forms import FORMS, Call, form_of, why_no_gradient, why_not_guarded
 from qfx.ops.packing import Packing, parts_of
 from qfx.ops.storage import STORAGES, storage_of
+from tests.lib.strategies import PACKED
 
 GROUPS = st.sampled_from([0, 32, 64, 128])
 WEIGHTS = st.builds(QSpec, st.integers(2, 8), st.booleans(), st.just(PER_ROW), GROUPS) | st.builds(
     QSpec, st.integers(2, 8), st.just(True), st.sampled_from([PER_TENSOR, PER_COLUMN])
 )
+WEIGHTS |= PACKED
 INPUTS = (
     st.none()
     | st.builds(QSpec, st.integers(2, 8), st.booleans(), st.sampled_from([PER_ROW, PER_TENSOR]))
@@ -48,15 +50,19 @@ def test_one_row_serves_a_scheme(scheme: Scheme) -> None:
 
 @given(SCHEMES, st.integers(1, 40), st.integers(1, 300))
 def test_a_storage_gives_back_what_it_packs(scheme: Scheme, n: int, k: int) -> None:
-    """Codes in their range, scales of the shape that is said, codes as they went in."""
+    """Codes in their range, scales of the shape that is said, all as it went in."""
     spec, group = scheme.w, scheme.group
     storage = storage_of(spec, group)
     w = torch.randn(n, k, generator=torch.Generator().manual_seed(n * k))
     parts = parts_of(w, Packing(spec, group=group), {}, k)
-    assert parts["scale"].shape == storage.scales(spec, n, k)
-    codes = storage.unpack(parts["blocks"], n, k)
-    assert codes.dtype == torch.int8 and codes.int().abs().max() <= 2 ** (spec.bits - 1)
-    assert torch.equal(storage.pack(codes, group), parts["blocks"])
+    values = storage.unpack(parts, spec, n, k)
+    assert values.scale.shape == storage.scales(spec, n, k)
+    assert (values.zero_point is None) == spec.symmetric
+    assert values.codes.dtype == torch.int8
+    assert values.codes.int().abs().max() <= 2 ** (spec.bits - 1)
+    again = storage.pack(values, spec, group)
+    assert {*again} == {*storage.parts(spec)}
+    assert all(torch.equal(again[name], parts[name]) for name in again)
 
 
 def _calls() -> list[tuple[str, Call]]:
@@ -93,7 +99,8 @@ def test_activations_are_quantized_as_the_scheme_says(bits: int, axes: tuple[int
 
 
 @pytest.mark.parametrize("scheme", [Scheme(x=None), Scheme(), Scheme(w=QSpec(bits=4, group=64)),
-    Scheme(x=QSpec(group=32))])  # fmt: skip
+    Scheme(x=QSpec(group=32)), Scheme(w=QSpec(bits=4, group=64, packed=True)),
+    Scheme(x=None, w=QSpec(bits=5, group=32, packed=True))])  # fmt: skip
 def test_a_factor_without_a_rotation_counts_in_every_form(scheme: Scheme) -> None:
     linear, x = nn.Linear(64, 8), torch.randn(4, 64)
     factor = tuple(1 + i / 64 for i in range(64))
@@ -113,7 +120,7 @@ def test_reasons_are_there_where_operators_are_not(scheme: Scheme) -> None:
     assert (why_not_guarded(scheme) is None) == (form.guarded is not None)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w8", "w4a8"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8", "w8a8-groups", "w4a8", "w4"])
 def test_a_form_without_a_kernel_there_stays_float(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

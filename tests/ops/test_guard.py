@@ -318,10 +318,22 @@ def test_plan_says_guarded_and_graphs_without_a_guard_are_as_before() -> None:
     assert str(guarded.graph).count("int8_linear_guarded") == 7
 
 
+PACKED = QSpec(bits=4, group=64, packed=True)
+
+
 @pytest.mark.parametrize(
     "scheme, why",
     [
         (Scheme(x=None), "float activations times int8 weights have no bound"),
+        (Scheme(w=PACKED), "weights stored in fewer bits have no bound"),
+        (
+            Scheme(x=QSpec(group=64), w=PACKED),
+            "weights stored in fewer bits and activations with groups have no bound",
+        ),
+        (
+            Scheme(x=None, w=PACKED),
+            "float activations times weights stored in fewer bits have no bound",
+        ),
     ],
 )
 def test_schemes_without_a_guard_say_so(scheme: Scheme, why: str) -> None:

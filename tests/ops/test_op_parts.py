@@ -27,9 +27,10 @@ OPS = sorted(
 )
 FLOAT_OUT = (
     "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
-    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear",
+    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear", "lowbit_linear",
+    "lowbit_linear_dynamic", "lowbit_weight_linear",
 )  # fmt: skip
-INTEGERS_OUT = ("binary_pack", "binary_mm")  # autograd takes these for constants
+INTEGERS_OUT = ("binary_pack", "binary_mm", "pack_lowbit")  # autograd takes these for constants
 QUANTIZING = (
     "quantize",
     "quantize_groups",
@@ -61,6 +62,17 @@ WITHOUT_CUDA = {
     **dict.fromkeys(
         ("int8_linear_guarded", "int8_linear_groups_guarded"),
         "the guard falls back by row, which the host would have to wait for",
+    ),
+    **dict.fromkeys(
+        (
+            "pack_lowbit",
+            "unpack_lowbit",
+            "lowbit_linear",
+            "lowbit_linear_dynamic",
+            "lowbit_linear_ste",
+            "lowbit_weight_linear",
+        ),
+        "weights of 4 and 5 bits stay float on CUDA",
     ),
 }
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

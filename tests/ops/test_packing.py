@@ -9,11 +9,17 @@ import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec
 from qfx.ops import REFERENCES
 from qfx.ops.packing import Packing, parts_of
+from qfx.ops.storage import Values, storage_of
 from qfx.weights.cache import Packed, pack
 from tests.conftest import same_bits
 from tests.lib.bounds import U32
 from tests.lib.models import compiled
 from tests.rewriting.test_schemes import ROWS, TRAINED, Alone, Case, K, N, Row
+
+
+def _values(packed: Packed, case: Case) -> Values:
+    spec, group = case.scheme.w, case.scheme.group
+    return storage_of(spec, group).unpack(packed._asdict(), spec, N, K)
 
 
 def _packed(case: Case) -> tuple[Packing, Packed]:
@@ -32,11 +38,13 @@ def test_codes_are_those_of_the_transformed_weight(row: Row) -> None:
     turned = REFERENCES["rotate"](plain, None, packing.rotation)
     shared = QSpec(bits=spec.bits, axes=PER_TENSOR) if spec.axes == PER_COLUMN else spec
     expected = qfx.quantize(turned, shared)
-    assert torch.equal(torch.ops.qfx.unpack_weight(packed.blocks, N, K), expected.codes)
-    scales = packed.scale.reshape(N, -1)
+    values = _values(packed, case)
+    assert torch.equal(values.codes, expected.codes)
+    scales = values.scale.reshape(N, -1)
     assert same_bits(scales.contiguous(), expected.scale.expand(scales.shape).contiguous())
-    if packed.zero_point is not None:
-        assert torch.equal(packed.zero_point, expected.zero_point)
+    assert (values.zero_point is None) == spec.symmetric
+    if values.zero_point is not None:
+        assert torch.equal(values.zero_point, expected.zero_point)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -62,9 +70,9 @@ def test_the_gradient_of_x_is_that_of_the_packed_weight(row: Row, frozen: bool) 
     model.linear.weight.requires_grad_(not frozen)
     compiled(model, **case.options)(x).backward(g)
     _, packed = _packed(case)
-    codes = torch.ops.qfx.unpack_weight(packed.blocks, N, K).double()
-    codes = codes - (0 if packed.zero_point is None else _in_k(packed.zero_point, case))
-    w_hat, back = codes * _in_k(packed.scale.double(), case), case.turn.t()
+    values = _values(packed, case)
+    codes = values.codes - (0 if values.zero_point is None else _in_k(values.zero_point, case))
+    w_hat, back = codes.double() * _in_k(values.scale.double(), case), case.turn.t()
     expected = g.double() @ w_hat @ back * case.factor
     bound = (N + 32) * U32 * (g.double().abs() @ w_hat.abs() @ back.abs() * case.factor)
     assert x.grad is not None and ((x.grad.double() - expected).abs() <= bound).all()

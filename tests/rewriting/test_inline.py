@@ -105,8 +105,9 @@ def _operators(gm: fx.GraphModule) -> Counter[str]:
     return Counter(n.split(".")[1] for n in names if n.startswith("qfx."))
 
 
+GROUPS4 = qfx.Scheme(x=qfx.QSpec(symmetric=False), w=qfx.QSpec(bits=4, symmetric=False, group=64))
 SCHEMES = (
-    "w8a8", "w8a8-asymmetric", "w8a8-symmetric", "w4a8", qfx.Scheme(x=qfx.QSpec(axes=(0, 1))),
+    "w8a8", "w8a8-asymmetric", "w8a8-symmetric", GROUPS4, qfx.Scheme(x=qfx.QSpec(axes=(0, 1))),
     qfx.Scheme(x=None),
 )  # fmt: skip
 
@@ -128,7 +129,7 @@ ROTATED_GROUPS = qfx.Scheme(w=qfx.QSpec(group=64), rotation=64)
     [
         ("w8a8-asymmetric", {"int8_linear": 3}),
         ("w8a8", {"quantize": 1, "int8_linear": 2, "int8_linear_dynamic": 1}),  # rotated
-        ("w4a8", {"int8_linear_groups": 3}),
+        (GROUPS4, {"int8_linear_groups": 3}),
         (ROTATED_GROUPS, {"quantize": 2, "int8_linear_groups": 3}),
     ],
 )

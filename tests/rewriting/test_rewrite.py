@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 import qfx
 from tests.lib.models import FEATURES, Block
+from tests.lib.strategies import PACKED
 
 CONFIG = qfx.Config(scheme="w8a8-asymmetric", minimum_gain=0)
 
@@ -90,6 +91,7 @@ GROUPS = st.builds(
 SCHEMES = st.builds(
     qfx.Scheme, ACTIVATIONS, ONE_SCALE | GROUPS, st.just("float"), ROTATIONS
 ) | st.builds(qfx.Scheme, st.none(), ONE_SCALE, st.just("float"), ROTATIONS)
+SCHEMES |= st.builds(qfx.Scheme, ACTIVATIONS | st.none(), PACKED, st.just("float"), ROTATIONS)
 SIZES = st.sampled_from([1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 47, 64, 65, 128])
 EPILOGUES = {
     "none": lambda y: y,

@@ -44,7 +44,8 @@ def test_dynamic(
 ) -> None:
     model, x = Layers(run).eval(), torch.randn(rows, 64)
     config = qfx.Config(scheme=scheme, minimum_gain=0)
-    operator = "int8_linear_dynamic" if scheme == "w8a8" else "int8_linear_groups_dynamic"
+    form = {"w8a8": "int8_linear", "w4a8": "lowbit_linear", "w8a8-groups": "int8_linear_groups"}
+    operator = f"{form[scheme]}_dynamic"
     gm, plan = qfx.rewrite(qfx.trace(model, x), config)
     assert (operator in gm.code) == (said[0] == "")
     _, before = qfx.rewrite(qfx.trace(model, x), config, canonical=True)

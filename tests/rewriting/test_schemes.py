@@ -29,6 +29,8 @@ COLUMN = QSpec(axes=PER_COLUMN)
 STATIC_COLUMN = replace(COLUMN, static=True)
 GROUPS4 = QSpec(bits=4, group=64)
 GROUPS32 = QSpec(group=32)
+PACKED = QSpec(bits=4, group=64, packed=True)
+PACKED5 = QSpec(bits=5, symmetric=False, group=128, packed=True)
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,17 @@ ROWS += [
     Row(Scheme(x=replace(ASYMMETRIC, group=64), w=ASYMMETRIC, rotation=64), factor=True),
     Row(Scheme(x=QSpec(group=128), w=QSpec(group=128)), factor=True),
     Row(Scheme(x=GROUPS32, w=replace(GROUPS4, group=32, symmetric=False), rotation=16)),
+    Row(Scheme(x=ASYMMETRIC, w=PACKED, rotation=16), factor=True),
+    Row(Scheme(x=QSpec(group=128), w=PACKED5)),
+    Row(Scheme(x=STATIC_ASYMMETRIC, w=PACKED5, rotation=64), factor=True),
+    Row(Scheme(x=None, w=PACKED, rotation=64), factor=True),
     Row(Scheme(backward="int8", rotation=64)),
     Row(Scheme(), outliers=True),
     Row(Scheme(x=ASYMMETRIC, rotation=64), factor=True, outliers=True),
     Row(Scheme(x=ASYMMETRIC, w=GROUPS4, rotation=16), outliers=True),
     Row(Scheme(x=GROUPS32, w=GROUPS32, rotation=64), outliers=True),
+    Row(Scheme(w=PACKED, rotation=64), outliers=True),
+    Row(Scheme(x=None, w=PACKED5), outliers=True),
     Row(Scheme(x=STATIC, rotation=64), outliers=True),
     Row(Scheme(x=STATIC_COLUMN), factor=True, outliers=True),
     Row(Scheme(x=None, rotation=64), outliers=True),
@@ -171,7 +179,14 @@ class Case:
 def _in_groups(spec: QSpec, t: Known) -> Tensor:
     size = spec.group or K
     cut = [Known(v, e) for v, e in zip(t.v.split(size, 1), t.e.split(size, 1), strict=True)]
-    return torch.cat([quantization_error(replace(spec, group=0), part, (1,)) for part in cut], 1)
+    flat = replace(spec, group=0, packed=False)
+    return torch.cat([quantization_error(flat, part, (1,)) for part in cut], 1) * _of_halves(spec)
+
+
+def _of_halves(spec: QSpec) -> float:
+    """Scales in bfloat16 are longer by 2^-9 at most, or shorter, and then the ends of the range are
+    clipped by so many of their steps. (Q14)"""
+    return (1 + 2.0**-9) * (1 + 2.0**-8 * 2**spec.bits) if spec.packed else 1.0
 
 
 def _linear_error(dtype: torch.dtype, x: Known, w: Known, bias: Known) -> Tensor:

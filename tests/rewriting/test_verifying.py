@@ -97,15 +97,17 @@ def test_a_broken_graph_is_told(damage: Callable[[fx.GraphModule], None], said: 
         verify(gm, frozenset())
 
 
-@pytest.mark.parametrize("scheme", ["w4a8", "w8a8-tensor", "w8a8-groups"])
+@pytest.mark.parametrize("scheme", ["w4a8", "w5a8", "w8a8-tensor", "w8a8-groups"])
 def test_codes_of_one_call_alone(scheme: str) -> None:
     """Also where one operator reads them."""
     gm, _ = qfx.rewrite(qfx.trace(Two().eval(), X, X), qfx.Config(scheme=scheme, minimum_gain=0))
     verify(gm, frozenset())
-    readers = [*_calls(gm, ops.int8_linear_groups), *_calls(gm, ops.int8_linear)]
+    targets = (ops.int8_linear_groups, ops.int8_linear, ops.lowbit_linear)
+    readers = [call for target in targets for call in _calls(gm, target)]
+    assert len(readers) > 1
     for other, one in itertools.pairwise(readers):
         one.args = (one.args[0], other.args[1], *one.args[2:])
-        with pytest.raises(PassFault, match="is no int8_linear"):
+        with pytest.raises(PassFault, match=r"is no (int8|lowbit)_linear"):
             verify(gm, frozenset())
 
 

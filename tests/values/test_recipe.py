@@ -22,6 +22,7 @@ from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
 from qfx.values.config import parse_options
 from qfx.weights.cache import CACHE
 from tests.lib.models import compiled
+from tests.lib.strategies import PACKED
 from tests.rewriting.test_schemes import STATIC, STATIC_ASYMMETRIC, Chain, X, chain_recipe
 
 POSITIVE = st.floats(2.0**-100, 2.0**100, width=32)
@@ -32,6 +33,7 @@ SCHEMES = st.builds(
     st.sampled_from(["float", "int8"]),
     st.sampled_from([0, 16, 64]),
 ) | st.builds(Scheme, st.just(QSpec(group=32)), st.sampled_from([QSpec(), QSpec(group=32)]))
+SCHEMES |= st.builds(Scheme, st.sampled_from([None, QSpec(), STATIC]), PACKED)
 
 
 @st.composite

@@ -176,7 +176,8 @@ uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const Lowb
                      int8_t* out) {
   constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
   const int64_t groups = (from.k + kind.group - 1) / kind.group;
-  const int64_t size = kind.panel(groups), count = round_up(from.n, kPanel) / kPanel;
+  const int64_t size = kind.panel(groups);
+  const int64_t count = groups == 0 ? 0 : round_up(from.n, kPanel) / kPanel;
   uint8_t* panels = reinterpret_cast<uint8_t*>(out) + sizeof(PackedHeader);
   std::atomic<uint64_t> contents = 0;
   parallel(count, from.n * from.k * kStepsPerElement, [&](int64_t begin, int64_t end) {
@@ -201,8 +202,8 @@ uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const Lowb
 }
 
 void unpack_lowbit(const Kernels& kernels, const LowbitWeight& w, const LowbitUnpacked& to) {
-  const int64_t groups = w.shape.groups();
-  for (int64_t p = 0; p < w.shape.panels(); ++p) {
+  const int64_t groups = w.shape.groups(), panels = groups == 0 ? 0 : w.shape.panels();
+  for (int64_t p = 0; p < panels; ++p) {
     const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.shape.n - p * kPanel));
     for (int64_t g = 0; g < groups; ++g) {
       float scale[kPanel], minimum[kPanel] = {};

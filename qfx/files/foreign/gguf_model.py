@@ -1,0 +1,115 @@
+"""A GGUF file as a foreign model: which of its tensors is which of a skeleton's, and in which order
+of rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.files.foreign.gguf_blocks import FLOATS, KINDS, floats_at, weight_at
+from qfx.files.foreign.gguf_table import Block, GgufTable, gguf, gguf_table_of
+from qfx.files.foreign.importing import Foreign, Item
+from qfx.values.errors import UserError
+from qfx.values.floats import FLOATS as MODEL_FLOATS
+from qfx.values.printable import printable
+
+ARCHITECTURE = "general.architecture"
+SPLIT = "split.count"
+# Whether the rows of queries and keys are in llama.cpp's order of rotary positions: the two of a
+# pair beside each other, where transformers has them half a head apart. What is not here differs
+# from transformers in other ways too (norms with one added, transposed weights), or is not known.
+INTERLEAVED = {
+    "llama": True, "granite": True, "smollm3": True,
+    "qwen2": False, "qwen3": False, "phi3": False, "starcoder2": False,
+}  # fmt: skip
+HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+# What a model computes of its configuration.
+DERIVED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
+    """Floats take the types of the skeleton, since those of a file are of its kinds, not of the
+    model. Raises UserError, which names the file and the fault, and OSError."""
+    table = gguf_table_of(path)
+    at = printable(str(path))
+    if table.fields.get(SPLIT, 1) not in (0, 1):
+        raise UserError(
+            f"{at} is one of {printable(repr(table.fields[SPLIT]))} parts of a model: "
+            "llama-gguf-split --merge makes one file of them"
+        )
+    state = skeleton.state_dict()
+    names = _names(table, list(state), at)
+    items = {name: _item(table, there, state[name], name != there) for name, there in names.items()}
+    rest = {*table.tensors} - {*names.values()} - DERIVED
+    items |= {there: _item(table, there, None, False) for there in sorted(rest)}
+    return Foreign(at, items)
+
+
+def _names(table: GgufTable, wanted: list[str], at: str) -> dict[str, str]:
+    """Name in the skeleton -> name in the file. A module may have the names of the file itself."""
+    if any(name in table.tensors for name in wanted):
+        return {name: name for name in wanted if name in table.tensors}
+    known = _name_map(table, at)
+    found = {name: known.get_name(name, try_suffixes=(".weight", ".bias")) for name in wanted}
+    return {name: there for name, there in found.items() if there in table.tensors}
+
+
+def _name_map(table: GgufTable, at: str) -> Any:
+    library = gguf()
+    said = table.fields.get(ARCHITECTURE)
+    if not isinstance(said, str) or said not in INTERLEAVED:
+        raise UserError(
+            f"{at} is of the architecture {printable(repr(said))}, and qfx.load reads "
+            f"{', '.join(INTERLEAVED)}; a skeleton with the names of the file needs none"
+        )
+    blocks = _count(table, f"{said}.block_count", at)
+    if blocks > len(table.tensors):
+        raise UserError(f"{at} says that there are {blocks} blocks, and has {len(table.tensors)} "
+                        "tensors")  # fmt: skip
+    arch = {name: each for each, name in library.MODEL_ARCH_NAMES.items()}[said]
+    return library.get_tensor_name_map(arch, blocks)
+
+
+def _count(table: GgufTable, field: str, at: str) -> int:
+    found = table.fields.get(field)
+    if type(found) is not int or not 0 < found < 2**32:
+        raise UserError(f"{at} says {printable(repr(found))} for {field}, which is no count")
+    return found
+
+
+def _item(table: GgufTable, name: str, wanted: Any, mapped: bool) -> Item:
+    block = table.tensors[name]
+    places = _places(table, name, block) if mapped else None
+    like = wanted.dtype if isinstance(wanted, Tensor) else torch.float32
+    dtype = like if like in MODEL_FLOATS else torch.float32
+    floats = partial(floats_at, table.path, block, places, dtype)
+    if block.kind in FLOATS:
+        return Item(table.path, block.shape, dtype, floats)
+    item = Item(table.path, block.shape, dtype, floats, block.kind)
+    if block.kind not in KINDS or len(block.shape) != 2:
+        return item
+    weight = partial(weight_at, table.path, block, places)
+    grid = KINDS[block.kind].grid
+    return item._replace(grid=grid, weight=weight, x=grid.usual)
+
+
+def _places(table: GgufTable, name: str, block: Block) -> Tensor | None:
+    """To which row of the skeleton's weight, or bias, each row of the file goes."""
+    arch = str(table.fields[ARCHITECTURE])
+    role = name.split(".")[-2] if "." in name else ""
+    if role not in HEADS or not INTERLEAVED[arch]:
+        return None
+    at = printable(str(table.path))
+    field = f"{arch}.{HEADS[role]}"
+    if field not in table.fields:
+        field = f"{arch}.{HEADS['attn_q']}"
+    heads, rows = _count(table, field, at), block.shape[0] if block.shape else 0
+    if rows % (2 * heads):
+        raise UserError(
+            f"{at}: {printable(name)} has {rows} rows, which do not make {heads} heads of pairs"
+        )
+    return torch.arange(rows).reshape(heads, 2, -1).transpose(1, 2).reshape(-1)
