@@ -58,6 +58,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.digits $(BENCH)
 	$(BIN)/python -m benchmarks.accuracy $(BENCH)
 	$(BIN)/python -m benchmarks.models $(BENCH)
+	$(BIN)/python -m benchmarks.decode $(BENCH)
 	$(BIN)/python -m benchmarks.prepare $(BENCH)
 
 # The native tests under sanitizers of addresses and undefined behaviour, and their threads under

@@ -15,7 +15,12 @@ Answers = Sequence[Tensor | None]
 Run = Callable[[], Answers]
 Prepare = Callable[[nn.Module, Inputs], Run]
 # The others are imported by the name that pip knows.
-MODULES = {"llama-cpp-python": "llama_cpp", "optimum-quanto": "optimum.quanto"}
+MODULES = {
+    "llama-cpp-python": "llama_cpp",
+    "onnx-ir": "onnx_ir",
+    "onnxruntime-genai": "onnxruntime_genai",
+    "optimum-quanto": "optimum.quanto",
+}
 
 
 class UnsupportedError(Exception):

@@ -36,13 +36,12 @@ def llama_cpp_q8(model: nn.Module, inputs: Inputs) -> Run:
     and no hidden state."""
     inner: Any = model.model
     _check(model, inner.config, len(inputs[0]))
-    import gguf
     import llama_cpp
 
     told = model.told[0] if isinstance(model, Decode) else []
     tokens = inputs[0][0].tolist()
     length = len(told) + len(tokens)
-    path = converted(f"gguf-q8_0-{gguf.GGUF_VERSION}", inner, partial(_write, inner))
+    path = gguf_file(inner, "Q8_0")
     _probe(path, length)
     threads = torch.get_num_threads()
     llama = llama_cpp.Llama(
@@ -89,7 +88,15 @@ def _probe(path: Path, tokens: int) -> None:
         )
 
 
-def _write(inner: Any, path: Path) -> None:
+def gguf_file(inner: Any, kind: str) -> Path:
+    """The weights of a LlamaModel in "Q8_0" or "Q4_0", the embedding too, which is the head."""
+    import gguf
+
+    form = f"gguf-{kind.lower()}-{gguf.GGUF_VERSION}"
+    return converted(form, inner, partial(_write, inner, kind))
+
+
+def _write(inner: Any, kind: str, path: Path) -> None:
     import gguf
 
     config = inner.config
@@ -105,15 +112,15 @@ def _write(inner: Any, path: Path) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    _add_tensors(writer, inner)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    _add_tensors(writer, inner, gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_tensors(writer: Any, inner: Any) -> None:
+def _add_tensors(writer: Any, inner: Any, kind: Any) -> None:
     import gguf
 
     config = inner.config
@@ -131,8 +138,7 @@ def _add_tensors(writer: Any, inner: Any) -> None:
         if tensor.ndim == 1:
             writer.add_tensor(known, data)
             continue
-        q8 = gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(known, gguf.quants.quantize(data, q8), raw_dtype=q8)
+        writer.add_tensor(known, gguf.quants.quantize(data, kind), raw_dtype=kind)
 
 
 def _interleaved(weight: Tensor, heads: int) -> Tensor:

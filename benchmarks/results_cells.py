@@ -181,8 +181,28 @@ def lora(row: Row, rows: list[Row]) -> dict[str, str]:
     }
 
 
-def not_run(rows: list[Row]) -> list[str]:
-    return [f"no {row['base']}: {row['reason']}" for row in rows if "reason" in row]
+def not_run(rows: list[Row], key: str = "base") -> list[str]:
+    return [f"no {row[key]}: {row['reason']}" for row in rows if "reason" in row]
+
+
+def decode(row: Row, rows: list[Row]) -> dict[str, str]:
+    if "reason" in row:
+        return {"step, tokens/s": "not run"}
+    found = {"prefill, tokens/s": f"{row['prefill_tokens_s']:.0f}"}
+    if "generate_tokens_s" in row:
+        found["generate, tokens/s"] = f"{row['generate_tokens_s']:.1f}"
+    found["step, tokens/s"] = f"{row['step_tokens_s']:.1f}"
+    found["step"] = f"{row['step_ms']:.1f} ms"
+    if "loop_ms" in row:
+        found["loop"] = f"{row['loop_ms']:.1f} ms"
+    found["weights"] = f"{row['weights_mb']:.0f} MB"
+    found["of reading"] = f"{100 * row['share_of_read']:.0f} %"
+    parts = ("linears", "attention", "graph", "guards", "python")
+    if "linears_ms" in row:
+        found[", ".join(parts)] = ", ".join(f"{row[f'{p}_ms']:.1f}" for p in parts) + " ms"
+    decibel = row.get("logits_sqnr_db", EXACT_DB)
+    found["logits"] = f"{decibel:.1f} dB" if decibel < EXACT_DB else ""
+    return found
 
 
 # Of a task: what its figures say where it has them.

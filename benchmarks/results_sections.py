@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import results_cells as cells
@@ -224,6 +225,23 @@ SECTIONS = (
         _of("base"),
         cells.lora,
         below=cells.not_run,
+    ),
+    Section(
+        "decode",
+        "Decoding",
+        "SmolLM2-135M, greedily: tokens a second of reading the prompt, of `generate` and of its "
+        "step alone, one call of the model a token; what `generate` takes beside it (loop). The "
+        "weights that a step reads, and its speed as a part of what reading them alone would "
+        "allow. Where a step's time goes, by the shares of a profile: linears, attention, the rest "
+        "of the graph, guards, other Python. SQNR of the first steps' logits.",
+        "way",
+        _of("way"),
+        cells.decode,
+        table=lambda row: (
+            f"batch {row['batch']}, context {row['context']}, {row['threads']} "
+            f"thread{'' if row['threads'] == 1 else 's'}"
+        ),
+        below=partial(cells.not_run, key="way"),
     ),
     Section(
         "citizens",
