@@ -38,6 +38,8 @@ READS_CODES = (  # operators that are given codes, their scale and their zero po
     pattern("int8_linear_requantize(t[0], t[1], t[2], *rest)", t=_T),
     pattern("int8_linear_groups(t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
     pattern("int8_linear_groups_ste(x, bias, x_step, t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
+    pattern("lowbit_linear(t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
+    pattern("lowbit_linear_ste(x, bias, x_step, t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
     pattern("int8_linear_ste(x, w, bias, x_step, w_step, t[0], t[1], t[2], *rest)", t=_T),
 )
 PRODUCTS = (ops.int8_mm.default, ops.int8_bmm.default)

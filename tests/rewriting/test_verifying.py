@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 
 import qfx
 from qfx.graph.faults import PassFault
-from qfx.rewriting.verifying import verify
+from qfx.ops.forms import FORMS
+from qfx.rewriting.verifying import READS_CODES, verify
 
 ops = torch.ops.qfx
 X = torch.randn(3, 64)
@@ -97,15 +98,31 @@ def test_a_broken_graph_is_told(damage: Callable[[fx.GraphModule], None], said: 
         verify(gm, frozenset())
 
 
+class Shared(nn.Module):
+    """Codes of either input are read by two linears, so that they are made apart from these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_x, self.of_y = (
+            nn.ModuleList([nn.Linear(X.shape[1], 32) for _ in range(2)]) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        a, b = self.of_x
+        c, d = self.of_y
+        return a(x) + b(x) + c(y) + d(y)
+
+
 @pytest.mark.parametrize("scheme", ["w4a8", "w5a8", "w8a8-tensor", "w8a8-groups"])
 def test_codes_of_one_call_alone(scheme: str) -> None:
     """Also where one operator reads them."""
-    gm, _ = qfx.rewrite(qfx.trace(Two().eval(), X, X), qfx.Config(scheme=scheme, minimum_gain=0))
+    model = Shared().eval()
+    gm, _ = qfx.rewrite(qfx.trace(model, X, X), qfx.Config(scheme=scheme, minimum_gain=0))
     verify(gm, frozenset())
     targets = (ops.int8_linear_groups, ops.int8_linear, ops.lowbit_linear)
-    readers = [call for target in targets for call in _calls(gm, target)]
-    assert len(readers) > 1
-    for other, one in itertools.pairwise(readers):
+    readers = {call.args[0]: call for target in targets for call in _calls(gm, target)}
+    assert len(readers) == 2
+    for other, one in itertools.permutations(readers.values()):
         one.args = (one.args[0], other.args[1], *one.args[2:])
         with pytest.raises(PassFault, match=r"is no (int8|lowbit)_linear"):
             verify(gm, frozenset())
@@ -125,3 +142,15 @@ def test_what_the_model_calls_itself_is_its_own_affair() -> None:
     gm, _ = qfx.rewrite(qfx.trace(model, X), qfx.Config(minimum_gain=0))
     assert torch.equal(gm(X), model(X))
     verify(gm, frozenset(gm.graph.nodes))
+
+
+def test_every_form_that_reads_codes_is_looked_at() -> None:
+    """An operator of a new row would else be trusted with the codes of another call."""
+    called = {pattern.text.partition("(")[0] for pattern in READS_CODES}
+    readers = {
+        call.name
+        for form in FORMS
+        for call in (form.fused, form.trained)
+        if call is not None and {"q", "scale", "zero_point"} <= {*call.names}
+    }
+    assert readers and readers <= called
