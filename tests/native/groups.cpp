@@ -156,7 +156,8 @@ class LinearTest {
       float* out = out_.get<float>(l.m * l.n, place);
       const FloatOutput to = {nullptr, bias_.copy(l.bias, place), Activation::kNone,
                               Dtype::kFloat32, reinterpret_cast<char*>(out)};
-      const GroupedCodes rows(kernels_, w, q, scales, zeros, l.m, with_zero);
+      const Format& format = format_of_codes(kernels_, w, q, l.m);
+      const GroupedCodes rows(format, w, q, scales, zeros, l.m, with_zero);
       grouped_linear(kernels_, rows, weight, to, 0);
       subject_.same(out, l.expected.data(), l.m * l.n);
     }
