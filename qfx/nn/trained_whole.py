@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
@@ -25,6 +26,8 @@ def watch_wrappers(model: nn.Module) -> None:
 
 
 def _refuse(module: nn.Module, name: str, child: nn.Module | None) -> None:
+    if torch.compiler.is_compiling():  # a module that is made in code which Dynamo traces
+        return
     if child is None or (type(module).__module__, type(module).__name__, name) != _WRAPPER:
         return
     if name in dict(module.named_children()):  # quantize_ of a model that was trained before

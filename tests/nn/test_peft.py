@@ -299,3 +299,13 @@ def test_asking_a_linear_without_weight_to_train_warns() -> None:
             module.requires_grad_()
         with warnings.catch_warnings(action="error"):
             nn.Sequential(module.requires_grad_(False)).requires_grad_()
+
+
+def test_code_that_makes_modules_is_compiled_while_wrappers_are_watched() -> None:
+    """The hook that hears of PEFT's wrappers hears of every module, those of traced code too."""
+    qfx.quantize_(nn.Sequential(nn.Linear(64, 32)))
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(compiled_autograd=True):  # which makes one
+        torch.compile(lambda: model(x).sum().backward(), backend="eager")()
+    assert torch.equal(model.bias.grad, torch.full((8,), 2.0))
