@@ -18,7 +18,7 @@ from qfx.files.made_buffers import buffers_of
 from qfx.files.manifest import MARK, NAME, File, Manifest, read_manifest
 from qfx.files.skeleton import Fitted, fill, fitted
 from qfx.files.tensor_file import Entry, Table, table_of, tensors_of
-from qfx.host.modules import uncompiled
+from qfx.host.dynamo import uncompiled_module
 from qfx.nn.loading import Stored
 from qfx.values.config import Config
 from qfx.values.errors import UserError
@@ -64,7 +64,7 @@ def load(
     ValueError that names the file and the fault, OSError, and NotImplementedError for a kind of
     weight that no linear holds yet.
     """
-    skeleton = uncompiled(skeleton)
+    skeleton = uncompiled_module(skeleton)
     foreign = foreign_of(folder_or_file, skeleton)
     if foreign is None:
         assert not isinstance(folder_or_file, Mapping)

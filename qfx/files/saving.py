@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qfx.files.manifest import FORMAT, MARK, NAME, File, Manifest, read_manifest
 from qfx.files.model_state import ModelState, state_of
 from qfx.files.tensor_file import safetensors, table_of, write_tensors
-from qfx.host.modules import uncompiled
+from qfx.host.dynamo import uncompiled_module
 from qfx.values.atomic_write import Writer, write_files
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
@@ -46,7 +46,7 @@ def save(
     safetensors()
     if type(shard_size) is not int or shard_size < 1:
         raise UserError(f"save: shard_size={shard_size!r} is no number of bytes")
-    state, folder = state_of(uncompiled(model)), Path(folder)
+    state, folder = state_of(uncompiled_module(model)), Path(folder)
     shards = _named(_shards(state, shard_size))
     old = _earlier(folder, {*shards})
     folder.mkdir(parents=True, exist_ok=True)

@@ -64,8 +64,3 @@ def register_once(module: nn.Module, check: Callable[..., None]) -> None:
 def registries(module: nn.Module) -> Sequence[dict[str, Any]]:
     """Its parameters, buffers and children by name."""
     return module._parameters, module._buffers, module._modules
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """What `torch.compile` has wrapped, or the module itself."""
-    return getattr(module, "_orig_mod", module)

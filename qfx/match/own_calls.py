@@ -17,6 +17,7 @@ from qfx.graph.views import View
 from qfx.host.operators import schema
 from qfx.match.base import FLOAT, Match, Size
 from qfx.ops.forms import FORMS
+from qfx.ops.lowbit_packing import lowbit_size
 from qfx.values.scheme import GROUP_MULTIPLE, PER_ROW, PER_TENSOR, QSpec, Scheme
 
 Sizes = tuple[Size | None, Size | None, Size | None, Size | None]  # batch, M, K, N
@@ -178,20 +179,24 @@ def _weight_in_groups(a: Arguments, left: Any) -> QSpec:
     return QSpec(symmetric=a.get("w_zero") is None, group=group)
 
 
-def _packed_weight(a: Arguments) -> QSpec:
-    return QSpec(a["w_bits"], symmetric=False, group=a["w_group"], packed=True)
+def _packed_weight(a: Arguments, left: Any) -> QSpec:
+    """Without zero points it takes the fewest bytes that there are."""
+    x, packed, bits, group = _seen(left), _seen(a["packed"]), a["w_bits"], a["w_group"]
+    least = None if x is None else lowbit_size(a["n"], x.shape[-1], bits, group)
+    symmetric = packed is not None and packed.numel() == least
+    return QSpec(bits, symmetric, group=group, packed=True)
 
 
 def _of_packed(a: Arguments) -> str:
-    return _of_codes(a, _packed_weight(a))
+    return _of_codes(a, _packed_weight(a, a["q"]))
 
 
 def _packed_dynamic(a: Arguments) -> str:
-    return str(Scheme(x=_spec(a), w=_packed_weight(a), rotation=a.get("rotation", 0)))
+    return str(Scheme(x=_spec(a), w=_packed_weight(a, a["x"]), rotation=a.get("rotation", 0)))
 
 
 def _packed_only(a: Arguments) -> str:
-    return str(Scheme(x=None, w=_packed_weight(a)))
+    return str(Scheme(x=None, w=_packed_weight(a, a["x"])))
 
 
 def _of_training(a: Arguments) -> str:

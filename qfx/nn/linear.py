@@ -18,6 +18,7 @@ from qfx.nn.loading import Kind, State, Stored, placed, sent
 from qfx.nn.saved_values import SAVED, code_shapes, loaded_values, saved_values
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
 from qfx.nn.written import Earlier, Weight, check_written, written
+from qfx.ops.lowbit_packing import has_minimums
 from qfx.ops.storage import Values
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
@@ -165,6 +166,14 @@ class Linear(Stored, nn.Linear):
         saved = saved_values(self._values, self.scheme)
         destination.update({prefix + name: tensor for name, tensor in saved.items()})
         destination[prefix + KEY] = scheme_tensor(self.scheme, {**self._buffers, **saved})
+
+    def saved_parts(self) -> list[str]:
+        """See `Stored`."""
+        fields: dict[str, Any] = {n: getattr(self, n) is not None for n in _OPTIONAL}
+        minimum = self.scheme.w.packed and has_minimums(self.packed)
+        fields |= {"minimum": minimum, "half": torch.bfloat16}
+        held = kinds(self.scheme, fields, self.out_features, self.in_features)
+        return [name for name in PARTS if name == KEY or name in held]
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:

@@ -84,6 +84,10 @@ class Stored(Checked):
         """Holds what was `taken_from` a state: those very tensors, or copies on its device."""
         raise NotImplementedError
 
+    def saved_parts(self) -> Sequence[str]:
+        """Those of PARTS that it would save; nothing is unpacked to tell them."""
+        return [name for name in self.PARTS if self._buffers.get(name, 0) is not None]
+
     def _sent(self) -> dict[str, Any]:
         """What a process of this machine needs: all that it holds, in its layout."""
         return super().__getstate__()  # what `.compile()` made is not part of it
@@ -129,10 +133,8 @@ class Stored(Checked):
         except ValueError as why:
             errors.append(str(why))
             return
-        if found is None:  # what it would save, in whatever form it is held
-            own: dict[str, Any] = {}
-            self._save_to_state_dict(own, prefix, False)
-            missing += [prefix + name for name in self.PARTS if prefix + name in own]
+        if found is None:
+            missing += [prefix + name for name in self.saved_parts()]
         others = {key: value for key, value in state_dict.items() if key not in ours}
         absent: list[str] = []
         super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)

@@ -10,7 +10,7 @@ arguments, whose order the schemas in csrc/ops.cpp say.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,57 +88,46 @@ class Form:
         return self.fused.lacking(device)
 
 
+_INT8 = Form(
+    name="int8",
+    words="activations and weights in int8",
+    codes=True,
+    storage=ROWS,
+    fused=Call(ops.int8_linear.default),
+    dynamic=Call(ops.int8_linear_dynamic.default),
+    trained=Call(ops.int8_linear_ste.default),
+    guarded=Call(ops.int8_linear_guarded.default),
+    trains_weight=True,
+    gemm=True,
+)
+_GROUPS = Form(
+    name="groups",
+    words="weights with groups or zero points",
+    codes=True,
+    storage=GROUPS,
+    fused=Call(ops.int8_linear_groups.default),
+    dynamic=Call(ops.int8_linear_groups_dynamic.default),
+    trained=Call(ops.int8_linear_groups_ste.default),
+    guarded=Call(ops.int8_linear_groups_guarded.default),
+)
+_PACKED = Form(
+    name="packed",
+    words="weights stored in fewer bits",
+    codes=True,
+    storage=PACKED,
+    fused=Call(ops.lowbit_linear.default),
+    dynamic=Call(ops.lowbit_linear_dynamic.default),
+    trained=Call(ops.lowbit_linear_ste.default),
+)
 FORMS = (
-    Form(
-        name="int8",
-        words="activations and weights in int8",
-        codes=True,
-        storage=ROWS,
-        fused=Call(ops.int8_linear.default),
-        dynamic=Call(ops.int8_linear_dynamic.default),
-        trained=Call(ops.int8_linear_ste.default),
-        guarded=Call(ops.int8_linear_guarded.default),
-        trains_weight=True,
-        gemm=True,
-    ),
-    Form(
-        name="groups",
-        words="weights with groups or zero points",
-        codes=True,
-        storage=GROUPS,
-        fused=Call(ops.int8_linear_groups.default),
-        dynamic=Call(ops.int8_linear_groups_dynamic.default),
-        trained=Call(ops.int8_linear_groups_ste.default),
-        guarded=Call(ops.int8_linear_groups_guarded.default),
-    ),
-    Form(
-        name="x_groups",
-        words="activations with groups",
-        codes=True,
-        storage=GROUPS,
-        fused=Call(ops.int8_linear_groups.default),
-        dynamic=Call(ops.int8_linear_groups_dynamic.default),
-        trained=Call(ops.int8_linear_groups_ste.default),
-        guarded=Call(ops.int8_linear_groups_guarded.default),
-        x_groups=True,
-    ),
-    Form(
-        name="packed",
-        words="weights stored in fewer bits",
-        codes=True,
-        storage=PACKED,
-        fused=Call(ops.lowbit_linear.default),
-        dynamic=Call(ops.lowbit_linear_dynamic.default),
-        trained=Call(ops.lowbit_linear_ste.default),
-    ),
-    Form(
+    _INT8,
+    _GROUPS,
+    replace(_GROUPS, name="x_groups", words="activations with groups", x_groups=True),
+    _PACKED,
+    replace(
+        _PACKED,
         name="x_packed",
-        words="weights stored in fewer bits and activations with groups",
-        codes=True,
-        storage=PACKED,
-        fused=Call(ops.lowbit_linear.default),
-        dynamic=Call(ops.lowbit_linear_dynamic.default),
-        trained=Call(ops.lowbit_linear_ste.default),
+        words=f"{_PACKED.words} and activations with groups",
         x_groups=True,
     ),
     Form(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qfx.ops.activations import activate
 from qfx.ops.quantize import quantize
-from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.registry import fake, linear_fake, no_gradient, reference
 from qfx.ops.rotation import rotate
 from qfx.ops.weight import group_of, unpack_weight
 from qfx.values.scheme import PER_ROW
@@ -116,19 +116,7 @@ def of_groups(values: Tensor, m: int, groups: int) -> Tensor:
     return values.reshape(m, groups)
 
 
-@fake("int8_linear_groups")
-def _(
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    w_zero: Tensor | None,
-    bias: Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear_groups")
 
 
 @reference
@@ -159,23 +147,7 @@ def int8_linear_groups_dynamic(
     return int8_linear_groups(*codes, packed, w_scale, w_zero, bias, activation, out_dtype)
 
 
-@fake("int8_linear_groups_dynamic")
-def _(
-    x: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    w_zero: Tensor | None,
-    bias: Tensor | None,
-    axes: Sequence[int],
-    group: int,
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear_groups_dynamic")
 
 
 no_gradient("quantize_groups")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qfx.ops.groups import int8_linear_groups
 from qfx.ops.quantize import code_range
-from qfx.ops.registry import fake, gradient, reference
+from qfx.ops.registry import gradient, linear_fake, reference
 from qfx.ops.single_tensors import Quantized, dequantize
 from qfx.ops.ste import through_step
 from qfx.values.scheme import QSpec
@@ -52,25 +52,7 @@ def int8_linear_groups_ste(
     return int8_linear_groups(q, scale, zero_point, *weight, bias, "none", out_dtype)
 
 
-@fake("int8_linear_groups_ste")
-def _(
-    x: Tensor,
-    bias: Tensor | None,
-    x_step: Tensor | None,
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    w_zero: Tensor | None,
-    w_group: int,
-    bits: int,
-    symmetric: bool,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear_groups_ste")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -13,7 +13,7 @@ from qfx.ops.activations import activate
 from qfx.ops.groups import int8_linear_groups_dynamic, quantize_groups
 from qfx.ops.linear import int8_linear_dynamic
 from qfx.ops.quantize import code_range, quantize
-from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.registry import linear_fake, no_gradient, reference
 
 
 def relative_bound(
@@ -89,25 +89,7 @@ def _in_float(
     return y
 
 
-@fake("int8_linear_guarded")
-def _(
-    x: Tensor,
-    w: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    error: Tensor,
-    bias: Tensor | None,
-    guard: float,
-    site: str,
-    axes: Sequence[int],
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear_guarded")
 
 
 @reference
@@ -140,27 +122,7 @@ def int8_linear_groups_guarded(
     return _in_float(y, above, x, w, bias, activation)
 
 
-@fake("int8_linear_groups_guarded")
-def _(
-    x: Tensor,
-    w: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    w_zero: Tensor | None,
-    error: Tensor,
-    bias: Tensor | None,
-    guard: float,
-    site: str,
-    axes: Sequence[int],
-    group: int,
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear_groups_guarded")
 
 
 no_gradient("int8_linear_guarded")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops.quantize import dequantize, quantize, quantize_static
-from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.registry import fake, linear_fake, no_gradient, reference
 from qfx.ops.weight import unpack_weight
 
 
@@ -41,18 +41,7 @@ def int8_linear(
     return dequantize(acc, scale, None, w_scale, bias, activation, out_dtype)
 
 
-@fake("int8_linear")
-def _(
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear")
 
 
 @reference
@@ -77,21 +66,7 @@ def int8_linear_dynamic(
     return int8_linear(*codes, packed, w_scale, bias, activation, out_dtype)
 
 
-@fake("int8_linear_dynamic")
-def _(
-    x: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    bias: Tensor | None,
-    axes: Sequence[int],
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear_dynamic")
 
 
 @reference

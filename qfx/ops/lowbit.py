@@ -12,7 +12,7 @@ from qfx.ops.activations import activate
 from qfx.ops.groups import fma, of_groups, quantize_groups, sums_of_groups
 from qfx.ops.lowbit_packing import unpack_lowbit
 from qfx.ops.quantize import quantize
-from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.registry import linear_fake, no_gradient, reference
 from qfx.ops.weight_only import chains
 
 
@@ -53,20 +53,7 @@ def _finished(
     return activate(activation, y).to(out_dtype).reshape(*x.shape[:-1], sums.shape[1])
 
 
-@fake("lowbit_linear")
-def _(
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    packed: Tensor,
-    n: int,
-    w_bits: int,
-    w_group: int,
-    bias: Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], n), dtype=out_dtype)
+linear_fake("lowbit_linear")
 
 
 @reference
@@ -99,24 +86,7 @@ def lowbit_linear_dynamic(
     return lowbit_linear(*codes, *weight, bias, activation, out_dtype)
 
 
-@fake("lowbit_linear_dynamic")
-def _(
-    x: Tensor,
-    packed: Tensor,
-    n: int,
-    w_bits: int,
-    w_group: int,
-    bias: Tensor | None,
-    axes: Sequence[int],
-    group: int,
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
+linear_fake("lowbit_linear_dynamic")
 
 
 @reference
@@ -144,18 +114,7 @@ def lowbit_weight_linear(
     return _finished(sums, x, bias, activation, out_dtype)
 
 
-@fake("lowbit_weight_linear")
-def _(
-    x: Tensor,
-    packed: Tensor,
-    n: int,
-    w_bits: int,
-    w_group: int,
-    bias: Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
+linear_fake("lowbit_weight_linear")
 
 
 for _name in ("pack_lowbit", "lowbit_linear", "lowbit_linear_dynamic"):

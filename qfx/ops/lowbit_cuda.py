@@ -6,8 +6,6 @@ The packed weight is that of the CPU. Outputs are within the roundings of a floa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,6 @@ from qfx.ops.activations import activate
 from qfx.ops.groups import of_groups
 from qfx.ops.lowbit_packing import pack_lowbit, unpack_lowbit
 
-ops = torch.ops.qfx
 _CUDA = torch.library.Library("qfx", "IMPL")
 
 
@@ -40,31 +37,6 @@ def lowbit_linear(
     x = (q.reshape(m, k).int() - each(zero_point)) * each(scale)
     y = _product(x.reshape(q.shape), packed, n, w_group, bias, activation)
     return y.to(out_dtype)
-
-
-def lowbit_linear_dynamic(
-    x: Tensor,
-    packed: Tensor,
-    n: int,
-    w_bits: int,
-    w_group: int,
-    bias: Tensor | None,
-    axes: Sequence[int],
-    group: int,
-    bits: int,
-    symmetric: bool,
-    activation: str,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    turn = (factor, rotation)
-    if group:
-        q, scale, zero = ops.quantize_groups(x, group, bits, symmetric, *turn)
-    else:
-        q, scale, zero = ops.quantize(x, list(axes), bits, symmetric, *turn)
-    weight = (packed, n, w_bits, w_group)
-    return lowbit_linear(q, scale, zero, *weight, bias, activation, out_dtype)
 
 
 def lowbit_linear_ste(
@@ -113,7 +85,6 @@ def _product(
 
 
 for _function in (
-    pack_lowbit, unpack_lowbit, lowbit_linear, lowbit_linear_dynamic, lowbit_linear_ste,
-    lowbit_weight_linear,
+    pack_lowbit, unpack_lowbit, lowbit_linear, lowbit_linear_ste, lowbit_weight_linear,
 ):  # fmt: skip
     _CUDA.impl(_function.__name__, _function, "CUDA")

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.host.tensors import has_values
 from qfx.ops.registry import fake, reference
 from qfx.ops.weight import HEADER_BYTES, PANEL, with_header
 
@@ -197,6 +198,11 @@ def _of_panels(values: Tensor, n: int) -> Tensor:
     """[P, G, 32] -> float32 [N, G]."""
     panels, groups, columns = values.shape
     return values.float().transpose(1, 2).reshape(panels * columns, groups)[:n].contiguous()
+
+
+def has_minimums(packed: Tensor) -> bool:
+    """By its header; not of one without values."""
+    return has_values(packed) and int(packed[12]) % _KINDS == MINIMUMS
 
 
 @fake("unpack_lowbit")

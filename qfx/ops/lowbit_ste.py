@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qfx.ops.groups_ste import input_gradient
 from qfx.ops.lowbit import lowbit_linear
-from qfx.ops.registry import fake, gradient, reference
+from qfx.ops.registry import gradient, linear_fake, reference
 
 ops = torch.ops.qfx
 _INPUTS = 15  # of the operator
@@ -45,25 +45,7 @@ def lowbit_linear_ste(
     return lowbit_linear(q, scale, zero_point, *weight, bias, "none", out_dtype)
 
 
-@fake("lowbit_linear_ste")
-def _(
-    x: Tensor,
-    bias: Tensor | None,
-    x_step: Tensor | None,
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    packed: Tensor,
-    n: int,
-    w_bits: int,
-    w_group: int,
-    bits: int,
-    symmetric: bool,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], n), dtype=out_dtype)
+linear_fake("lowbit_linear_ste")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -50,6 +50,21 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def linear_fake(name: str) -> None:
+    """Registers that of a linear: of q, or else x, [..., K] it returns `out_dtype` [..., N], N as
+    the argument `n`, or else the size of `w_scale`, says."""
+    names = [argument.name for argument in schema(getattr(torch.ops.qfx, name).default).arguments]
+    left, dtype = names.index("q" if "q" in names else "x"), names.index("out_dtype")
+    size = names.index("n" if "n" in names else "w_scale")
+
+    def result(*args: Any) -> Tensor:
+        n = args[size].shape[0] if names[size] == "w_scale" else args[size]
+        empty: Tensor = args[left].new_empty((*args[left].shape[:-1], n), dtype=args[dtype])
+        return empty
+
+    fake(name)(result)
+
+
 def gradient(name: str, setup: Setup, formula: Formula) -> None:
     """Gives operator `name` a first-order gradient; tangents and second orders are errors.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qfx.ops.linear import int8_linear
 from qfx.ops.quantize import code_range
-from qfx.ops.registry import fake, gradient, reference
+from qfx.ops.registry import gradient, linear_fake, reference
 from qfx.ops.rotation import transformed_weight
 
 ops = torch.ops.qfx
@@ -54,28 +54,7 @@ def int8_linear_ste(
     return int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", out_dtype)
 
 
-@fake("int8_linear_ste")
-def _(
-    x: Tensor,
-    w: Tensor | None,
-    bias: Tensor | None,
-    x_step: Tensor | None,
-    w_step: Tensor | None,
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    w_axes: Sequence[int],
-    bits: int,
-    w_bits: int,
-    symmetric: bool,
-    seed: Tensor | None,
-    out_dtype: torch.dtype,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_linear_ste")
 
 
 class _Saved(NamedTuple):

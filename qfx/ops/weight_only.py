@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.ops.activations import activate
-from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.registry import linear_fake, no_gradient, reference
 from qfx.ops.weight import GROUP, unpack_weight
 
 
@@ -43,16 +43,7 @@ def chains(x: Tensor, w: Tensor) -> Tensor:
     return sums[:, 0] + sums[:, 1]
 
 
-@fake("int8_weight_linear")
-def _(
-    x: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+linear_fake("int8_weight_linear")
 
 
 no_gradient("int8_weight_linear")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx.ops import REFERENCES
+from qfx.ops import REFERENCES, lowbit_cuda
 from qfx.ops.lowbit_packing import GROUPS, MINIMUMS, NONE, ZERO_POINTS, lowbit_size
 from qfx.ops.lowbit_ste import lowbit_values
 from tests.conftest import on_isa, on_threads, same_bits
@@ -233,6 +233,27 @@ def test_float_rows_are_near_the_float_product(
     roundings = parts.group + 2 * -(-k // parts.group) + 2
     bound = roundings * 2.0**-24 * 1.01 * (x.double().abs() @ size.t())
     assert ((y - x.double() @ w.t()).abs() <= bound).all()
+
+
+@given(ROWS, DEPTHS, POSITIVE, KINDS, st.booleans(), SEEDS)
+def test_on_cuda_it_is_the_product_of_the_values(
+    m: int, k: int, n: int, kind: Kind, by_group: bool, seed: int
+) -> None:
+    """What runs there, on tensors of the CPU; exact, as float32 is for small codes."""
+    parts, g = parts_of(n, k, kind, seed, half=None), torch.Generator().manual_seed(seed)
+    q = torch.randint(-8, 8, (m, k), generator=g)
+    groups = -(-k // parts.group) if by_group else 1
+    zero = torch.randint(-8, 8, (m, groups), generator=g, dtype=torch.int32)
+    scale = torch.ones(m, groups)
+    each = zero.repeat_interleave(parts.group if by_group else max(k, 1), 1)[:, :k]
+    x, weight = q - each, parts.pack()
+    given_codes = (q.char(), scale, zero)
+    expected = (x.double() @ parts.values.t()).float()
+    assert torch.equal(lowbit_cuda.lowbit_linear(*given_codes, *weight, *TAIL), expected)
+    floats = lowbit_cuda.lowbit_weight_linear(x.float(), *weight, *TAIL)
+    assert torch.equal(floats, expected)
+    trained = (x.float(), None, None, *given_codes, *weight, 8, True, torch.float32)
+    assert torch.equal(lowbit_cuda.lowbit_linear_ste(*trained), expected)
 
 
 @pytest.mark.parametrize("shift", [NONE, ZERO_POINTS, MINIMUMS])

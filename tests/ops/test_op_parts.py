@@ -72,7 +72,7 @@ WITHOUT_CUDA = {
             "lowbit_linear_ste",
             "lowbit_weight_linear",
         ),
-        "weights of 4 and 5 bits stay float on CUDA",
+        "there Python multiplies the values of 4- and 5-bit weights (qfx/ops/lowbit_cuda.py)",
     ),
 }
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

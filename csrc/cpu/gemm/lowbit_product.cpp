@@ -69,7 +69,12 @@ class LowbitLinear final : public PanelWork {
  public:
   LowbitLinear(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
                const FloatOutput& to, int64_t first)
-      : kernels_(kernels), rows_(rows), w_(w), to_(to), first_(first) {}
+      : kernels_(kernels),
+        rows_(rows),
+        w_(w),
+        to_(to),
+        first_(first),
+        tuning_(tuning_of(format_for(kernels, Operands::kWide, 1))) {}
 
   void run(const RowBlock& block, int64_t p) const override {
     thread_local PanelMemory memory;
@@ -107,7 +112,6 @@ class LowbitLinear final : public PanelWork {
   }
 
   float* as_they_lie(const RowBlock& block, int64_t p, PanelMemory& memory) const {
-    const Tuning tuning = tuning_of(format_for(kernels_, Operands::kWide, 1));
     const int64_t groups = w_.shape.groups(), m = block.begin;
     float* sums = memory.sums.get<float>(block.rows() * kPanel);
     const LowbitTile tile = {static_cast<int>(block.rows()),
@@ -120,12 +124,12 @@ class LowbitLinear final : public PanelWork {
                              groups == 0 ? 0 : w_.depth(groups - 1),
                              zeros(p, memory),
                              w_.kind.scales,
-                             tuning.ahead,
+                             tuning_.ahead,
                              rows_.sum + m,
                              rows_.scale + m,
                              rows_.rows.count,
                              sums};
-    const auto* tiles = kernels_.lowbit->few[width_of(w_)][hint_for(tuning, block.rows())];
+    const auto* tiles = kernels_.lowbit->few[width_of(w_)][hint_for(tuning_, block.rows())];
     tiles[block.rows() - 1](tile);
     return sums;
   }
@@ -134,7 +138,8 @@ class LowbitLinear final : public PanelWork {
   const GroupedRows& rows_;
   const LowbitWeight& w_;
   const FloatOutput& to_;
-  int64_t first_;
+  const int64_t first_;
+  const Tuning tuning_;  // that this machine chose for one row of int8: how weights are fetched
 };
 
 // One panel times rows of floats, which are added up group by group. (W3)
