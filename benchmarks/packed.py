@@ -1,16 +1,17 @@
 """One linear layer whose weight is stored in 4 or 5 bits, against int8 with one scale a row.
 
 Activations are floats, which the operator rotates and quantizes; each kind runs in turn, on every
-ISA of this machine, on weights that are read in turn and fill `--set` MB as int8, more than caches
-hold: what a token reads. A ratio is the speed of the kind over that of int8_linear_dynamic.
-    python -m benchmarks.packed [--threads 1] [--set 600] [--shapes 1x2048x2048,...] [--save]
+ISA of this machine, on weights that are read one after the other and fill `--set` MB whatever their
+kind, more than caches hold: what a token reads. A ratio is the speed of the kind over that of
+int8_linear_dynamic.
+    python -m benchmarks.packed [--threads 1] [--set 1000] [--shapes 1x2048x2048,...] [--save]
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from benchmarks.linear import LARGEST_FOR_REF, Shape, parser_of
 from qfx import _C
 from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec
-from qfx.weights.cache import pack
+from qfx.weights.cache import Packed, pack
 
 SHAPES = [Shape(m, 2048, 2048) for m in (1, 2, 4, 8, 16, 128, 512)]
 BASELINE = "int8"
@@ -37,34 +38,39 @@ ROTATION = 64
 OPS = torch.ops.qfx
 
 
-def in_turn(packed: Tensor, count: int) -> Callable[[], Tensor]:
-    """One of `count` copies after the other."""
-    copies = itertools.cycle([packed.clone() for _ in range(count)])
-    return lambda: next(copies)
+@lru_cache
+def weights(k: int, n: int, spec: QSpec, megabytes: int) -> tuple[Packed, list[Tensor]]:
+    """A weight, and as many packed ones as fill the memory, each on pages of its own."""
+    w_nk = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
+    packing = Packing(spec, rotation=ROTATION)
+    first = pack(w_nk, (), packing)
+    count = max(1, (megabytes << 20) // first.blocks.nbytes)
+    return first, [pack(w_nk, (), packing).blocks for _ in range(count)]
 
 
 def calls(shape: Shape, megabytes: int) -> dict[str, Callable[[], Tensor]]:
-    """Each kind of linear, as a function that runs it."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
-    x_mk, w_nk, bias_n = (torch.randn(size, generator=generator) for size in sizes)
-    count = max(1, (megabytes << 20) // (shape.n * shape.k))
+    """Each kind of linear, as a function that runs it on one weight after the other."""
+    generator = torch.Generator().manual_seed(1)
+    x_mk, bias_n = (
+        torch.randn(*size, generator=generator) for size in ((shape.m, shape.k), (shape.n,))
+    )
     end = ("none", torch.float32, None, ROTATION)
-    row = pack(w_nk, (), Packing(QSpec(), rotation=ROTATION))
 
-    def int8(weight: Callable[[], Tensor]) -> Tensor:
-        how = (row.scale, bias_n, [1], 8, True)
-        return OPS.int8_linear_dynamic(x_mk, weight(), *how, *end)  # type: ignore[no-any-return]
+    def turns(spec: QSpec) -> Iterator[Tensor]:
+        return itertools.cycle(weights(shape.k, shape.n, spec, megabytes)[1])
 
-    def fewer(spec: QSpec, weight: Callable[[], Tensor]) -> Tensor:
+    def int8(blocks: Iterator[Tensor], scale: Tensor) -> Tensor:
+        how = (scale, bias_n, [1], 8, True)
+        return OPS.int8_linear_dynamic(x_mk, next(blocks), *how, *end)  # type: ignore[no-any-return]
+
+    def fewer(blocks: Iterator[Tensor], spec: QSpec) -> Tensor:
         how = (shape.n, spec.bits, spec.group, bias_n, [1], 0, 8, True)
-        return OPS.lowbit_linear_dynamic(x_mk, weight(), *how, *end)  # type: ignore[no-any-return]
+        return OPS.lowbit_linear_dynamic(x_mk, next(blocks), *how, *end)  # type: ignore[no-any-return]
 
-    made: dict[str, Callable[[], Tensor]] = {BASELINE: partial(int8, in_turn(row.blocks, count))}
-    for name, spec in KINDS.items():
-        packed = pack(w_nk, (), Packing(spec, rotation=ROTATION)).blocks
-        made[name] = partial(fewer, spec, in_turn(packed, count))
-    return made
+    scale = weights(shape.k, shape.n, QSpec(), megabytes)[0].scale
+    assert scale is not None
+    made: dict[str, Callable[[], Tensor]] = {BASELINE: partial(int8, turns(QSpec()), scale)}
+    return made | {name: partial(fewer, turns(spec), spec) for name, spec in KINDS.items()}
 
 
 def measure(shape: Shape, rounds: int, megabytes: int) -> list[dict[str, Any]]:
@@ -87,7 +93,7 @@ def measure(shape: Shape, rounds: int, megabytes: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = parser_of(__doc__ or "", SHAPES)
-    parser.add_argument("--set", type=int, default=600, help="MB of int8 weights read in turn")
+    parser.add_argument("--set", type=int, default=1000, help="MB of weights of each kind")
     options = parser.parse_args()
     keep_memory()
     torch.set_num_threads(options.threads)
