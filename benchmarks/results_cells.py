@@ -255,6 +255,11 @@ def groups(row: Row, rows: list[Row]) -> dict[str, str]:
     }
 
 
+def packed(row: Row, rows: list[Row]) -> dict[str, str]:
+    kinds = ("4 bits, 32", "4 bits, 64", "4 bits, 64, no zero points", "4 bits, 128", "5 bits, 64")
+    return {"int8": f"{row['int8_us']:.0f} us"} | {kind: f"{row[kind]:.2f}" for kind in kinds}
+
+
 def rotation(row: Row, rows: list[Row]) -> dict[str, str]:
     return {
         "plain": f"{row['plain_us']:.0f} us",

@@ -179,6 +179,15 @@ SECTIONS = (
         cells.groups,
     ),
     Section(
+        "packed",
+        "Four and five bits",
+        "Speed of linears whose weights are stored in 4 and 5 bits, in groups of K, relative to "
+        "`int8_linear_dynamic`; more weights of each kind are read in turn than caches hold.",
+        "kernel and M x K x N",
+        lambda row: f"{row['isa']} {cells.shape(row)}",
+        cells.packed,
+    ),
+    Section(
         "rotation",
         "Rotation",
         "Time of the dynamic linear, and of the same with K rotated in blocks of 64, "
