@@ -15,7 +15,11 @@ from examples.minilm import cache_folder
 def converted(form: str, model: nn.Module, write: Callable[[Path], object]) -> Path:
     """The file or folder that `write` makes of the model at the path it is given; made at the
     first call. `form`: the name of the format, with the version of what writes it."""
-    path = cache_folder() / "peers" / f"{form}-{fingerprint(model)}"
+    return made(cache_folder() / "peers" / f"{form}-{fingerprint(model)}", write)
+
+
+def made(path: Path, write: Callable[[Path], object]) -> Path:
+    """The file or folder `path`, which `write` makes at the path it is given, at the first call."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

@@ -1,10 +1,11 @@
 """A language model that writes: tokens a second of reading a prompt and of each further token.
 
-SmolLM2-135M through transformers' API: `generate` with a static cache, and its step alone, one
-call of the model a token. Steps read real text; which token is likeliest is looked for outside of
-them. Every way has a process of its own, is prepared once, and all are measured in turn. On one
-thread seconds are those of the processor.
-    python -m benchmarks.decode [--ways qfx,...] [--context 128,1024] [--batch 1,8] [--save]
+SmolLM2-135M, or a larger model of random weights, through transformers' API: `generate` with a
+static cache, and its step alone, one call of the model a token. Steps read real text; which token
+is likeliest is looked for outside of them. Every way has a process of its own, is prepared once,
+and all are measured in turn. On one thread seconds are those of the processor.
+    python -m benchmarks.decode [--model qwen3] [--ways qfx,...] [--context 128,1024]
+        [--batch 1,8] [--save]
 llama.cpp: npm install --ignore-scripts node-llama-cpp
 """
 
@@ -26,14 +27,16 @@ from tabulate import tabulate
 from torch import Tensor
 
 from benchmarks.common import ROOT, Timing, machine, merge
+from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_parts import NAMES
 from benchmarks.decode_peers import PEERS
-from benchmarks.decode_ways import EAGER, WAYS, Case
+from benchmarks.decode_static import Case
+from benchmarks.decode_ways import EAGER, WAYS
 from benchmarks.decode_worker import ANSWER, READING
 from qfx.ops.single_tensors import sqnr
 
 NEW = 32
-KEY = ("way", "batch", "context", "threads")
+KEY = ("model", "way", "batch", "context", "threads")
 Row = dict[str, Any]
 
 
@@ -135,18 +138,6 @@ def row_of(rounds: list[Row], parts: Row, case: Case, read_gb_s: float) -> Row:
     return row
 
 
-def text(folder: Path, batch: int, length: int) -> Tensor:
-    """Tokens [batch, length] of news, over again where they are not enough."""
-    from transformers import AutoTokenizer
-
-    from benchmarks.smollm import news_texts
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    stream = [t for line in news_texts() for t in tokenizer(line).input_ids]
-    stream *= -(-batch * length // len(stream))
-    return torch.tensor(stream[: batch * length]).reshape(batch, length)
-
-
 SPEED = ("prefill_tokens_s", "generate_tokens_s", "step_tokens_s", "step_ms", "spread", "loop_ms")
 BYTES = ("weights_mb", "share_of_read", "peak_mb", "logits_sqnr_db", "prepare_cpu_s")
 COLUMNS = ("way", *SPEED, *BYTES, *(f"{name}_ms" for name in NAMES))
@@ -169,10 +160,9 @@ def _numbers(given: str) -> list[int]:
 
 
 def main() -> None:
-    from benchmarks.smollm import converted
-
     everything = {**WAYS, **PEERS}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", choices=MODELS, default="smollm2")
     parser.add_argument("--ways", default=",".join(everything))
     parser.add_argument("--context", type=_numbers, default=[128, 1024, 4096])
     parser.add_argument("--batch", type=_numbers, default=[1, 8])
@@ -182,7 +172,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    case = Case(converted(), 1, 0, options.new)
+    case = Case(MODELS[options.model](), 1, 0, options.new)
     names = options.ways.split(",")
     if unknown := set(names) - set(everything):
         parser.error(f"unknown {', '.join(unknown)}; there are: {', '.join(everything)}")
@@ -193,9 +183,15 @@ def main() -> None:
             one = replace(case, batch=batch, context=context)
             tokens = text(case.folder, batch, context + options.new)
             rows = measure(names, one, tokens, options.threads, options.rounds)
-            print(f"batch {batch}, context {context}", report(rows), sep="\n", flush=True)
+            print(
+                f"{options.model}, batch {batch}, context {context}",
+                report(rows),
+                sep="\n",
+                flush=True,
+            )
             if options.save:
-                rows = [{**row, "commit": host["commit"]} for row in rows]
+                added = {"model": options.model, "commit": host["commit"]}
+                rows = [{**row, **added} for row in rows]
                 print(f"wrote {merge('decode', rows, KEY)}")
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import ROOT
-from benchmarks.decode_ways import Case, load
+from benchmarks.decode_static import Case
+from benchmarks.gguf_file import gguf_file
 from benchmarks.peer import UnsupportedError
-from benchmarks.peer_llama_cpp import gguf_file
 
 FOLDER = ROOT / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 ROWS = 512  # of a batch of the prefill, as llama.cpp has it by default
@@ -88,11 +88,8 @@ def library(folder: Path = FOLDER) -> Any:
 class LlamaCpp:
     """Each text of the batch is a sequence of its own; only last tokens are asked for logits."""
 
-    def __init__(self, kind: str, case: Case) -> None:
+    def __init__(self, kind: str, case: Case, model: Any) -> None:
         self.llama = library()
-        model = load(case)
-        if model.config.model_type != "llama" or not model.config.tie_word_embeddings:
-            raise UnsupportedError("GGUF files are written here for Llamas with a tied head.")
         self.vocabulary = model.config.vocab_size
         path = gguf_file(model.model, kind)
         self.weights = path.stat().st_size

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from benchmarks.converted import converted
 from benchmarks.decode_llama_cpp import LlamaCpp
-from benchmarks.decode_ways import Case, Static, Way, load
-from benchmarks.peers import RECIPE
+from benchmarks.decode_openvino import PACKAGES, OpenVino, int4_weights
+from benchmarks.decode_static import Case, Static
+from benchmarks.decode_ways import Way
+from benchmarks.peer import UnsupportedError
+from benchmarks.peers import RECIPE, int8_weights
 
 
-def torchao(settings: dict[str, Any], case: Case) -> Static:
+def torchao(settings: dict[str, Any], case: Case, model: Any) -> Static:
     """W8A8, compiled with frozen weights."""
     from torch._inductor import config
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
@@ -26,7 +29,6 @@ def torchao(settings: dict[str, Any], case: Case) -> Static:
     config.freezing = True  # of this process
     for name, value in settings.items():
         setattr(config, name, value)
-    model = load(case)
     quantize_(model, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
     return Static(case, model, partial(torch.compile, backend=case.inner))
 
@@ -35,10 +37,13 @@ class OnnxGenAI:
     """ONNX Runtime GenAI: 4 bits in groups of 32 with activations of 8 bits, as its builder of
     models makes it for CPUs. Tokens are appended, so that it does not search."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, model: Any) -> None:
         import onnxruntime_genai as og
 
-        model = load(case)
+        if case.batch != 1:
+            raise UnsupportedError(
+                f"ONNX Runtime GenAI appends tokens to one text only, and these are {case.batch}."
+            )
         folder = converted(f"onnx-genai-int4-{og.__version__}", model, partial(_build, case.folder))
         self.weights = sum(p.stat().st_size for p in folder.glob("*.data"))
         options = {"intra_op_num_threads": torch.get_num_threads()}
@@ -76,6 +81,8 @@ PEERS: dict[str, Way] = {
     "llama.cpp Q8_0": Way(partial(LlamaCpp, "Q8_0"), ("gguf",)),
     "llama.cpp Q4_0": Way(partial(LlamaCpp, "Q4_0"), ("gguf",)),
     "ONNX Runtime GenAI int4": Way(OnnxGenAI, ("onnxruntime-genai", "onnx", "onnx-ir")),
+    "OpenVINO GenAI int8": Way(partial(OpenVino, int8_weights), PACKAGES),
+    "OpenVINO GenAI int4": Way(partial(OpenVino, int4_weights), PACKAGES),
     "torchao W8A8": Way(partial(torchao, {}), AO),
     "torchao W8A8 by its recipe": Way(partial(torchao, RECIPE), AO),
 }

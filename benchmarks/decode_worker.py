@@ -26,7 +26,8 @@ from benchmarks.bandwidth import rate, readers, weights
 from benchmarks.common import cpu_seconds, keep_memory
 from benchmarks.decode_parts import shares
 from benchmarks.decode_peers import PEERS
-from benchmarks.decode_ways import WAYS, Case, own
+from benchmarks.decode_static import Case, load, own
+from benchmarks.decode_ways import WAYS
 from benchmarks.peer import UnsupportedError, missing
 
 ANSWER = "answer: "
@@ -45,7 +46,7 @@ class Measured:
         way = {**WAYS, **PEERS}[name]
         if lacking := missing(way.packages):
             raise UnsupportedError(lacking)
-        self.decoder: Any = way.make(case)
+        self.decoder: Any = way.make(case, load(case))
         self.decoder.prefill(self.told)
         self.logits = torch.stack([self._step(token) for token in self.next[:UNTIMED]])
         self._generate(2)

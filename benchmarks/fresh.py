@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import ROOT
@@ -16,11 +17,14 @@ class FailedError(Exception):
     """The process ended in an error. The message is its last line, or the signal."""
 
 
-def in_a_process(module: str, *arguments: str) -> dict[str, Any]:
+def in_a_process(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """`environment`: what its variables have beside those of this process."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
         capture_output=True,
         text=True,
     )

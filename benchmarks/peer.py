@@ -19,6 +19,8 @@ MODULES = {
     "llama-cpp-python": "llama_cpp",
     "onnx-ir": "onnx_ir",
     "onnxruntime-genai": "onnxruntime_genai",
+    "openvino-genai": "openvino_genai",
+    "openvino-tokenizers": "openvino_tokenizers",
     "optimum-quanto": "optimum.quanto",
 }
 

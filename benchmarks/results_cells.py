@@ -5,16 +5,16 @@ from __future__ import annotations
 from string import Formatter
 from typing import Any
 
+from benchmarks.results_table import Row
 from benchmarks.standing import standings
 
-Row = dict[str, Any]
 EXACT_DB = 100.0  # above it, a difference is that of two orders of float32 sums
 CLOSE = 0.2  # of a prediction, relative
 
 
 def model(row: Row, rows: list[Row]) -> dict[str, str]:
     """One column a number of threads."""
-    return {_threads(row): "not run" if "reason" in row else speed(row, rows)}
+    return {threads(row): "not run" if "reason" in row else speed(row, rows)}
 
 
 def speed(row: Row, rows: list[Row]) -> str:
@@ -35,15 +35,15 @@ def _exactness(row: Row) -> str:
     return f", {decibel:.1f} dB" if decibel < EXACT_DB else ""
 
 
-def _threads(row: Row) -> str:
+def threads(row: Row) -> str:
     return f"{row['threads']} thread{'' if row['threads'] == 1 else 's'}"
 
 
 def places(rows: list[Row]) -> list[str]:
     """Of one model: where qfx stands for each number of threads, then what did not run and why."""
     lines = []
-    for count in dict.fromkeys(_threads(row) for row in rows):
-        own = [row for row in rows if _threads(row) == count]
+    for count in dict.fromkeys(threads(row) for row in rows):
+        own = [row for row in rows if threads(row) == count]
         lines += [f"{count}: {line}." for line in standings(own)]
         lines += [f"{count}: no {r['candidate']}: {r['reason']}" for r in own if "reason" in r]
     return lines
@@ -183,26 +183,6 @@ def lora(row: Row, rows: list[Row]) -> dict[str, str]:
 
 def not_run(rows: list[Row], key: str = "base") -> list[str]:
     return [f"no {row[key]}: {row['reason']}" for row in rows if "reason" in row]
-
-
-def decode(row: Row, rows: list[Row]) -> dict[str, str]:
-    if "reason" in row:
-        return {"step, tokens/s": "not run"}
-    found = {"prefill, tokens/s": f"{row['prefill_tokens_s']:.0f}"}
-    if "generate_tokens_s" in row:
-        found["generate, tokens/s"] = f"{row['generate_tokens_s']:.1f}"
-    found["step, tokens/s"] = f"{row['step_tokens_s']:.1f}"
-    found["step"] = f"{row['step_ms']:.1f} ms"
-    if "loop_ms" in row:
-        found["loop"] = f"{row['loop_ms']:.1f} ms"
-    found["weights"] = f"{row['weights_mb']:.0f} MB"
-    found["of reading"] = f"{100 * row['share_of_read']:.0f} %"
-    parts = ("linears", "attention", "graph", "guards", "python")
-    if "linears_ms" in row:
-        found[", ".join(parts)] = ", ".join(f"{row[f'{p}_ms']:.1f}" for p in parts) + " ms"
-    decibel = row.get("logits_sqnr_db", EXACT_DB)
-    found["logits"] = f"{decibel:.1f} dB" if decibel < EXACT_DB else ""
-    return found
 
 
 # Of a task: what its figures say where it has them.

@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks import results_cells as cells
 from benchmarks.common import RESULTS, ROOT, slug
-from benchmarks.results_sections import SECTIONS, Section
+from benchmarks.results_sections import SECTIONS
+from benchmarks.results_table import Section
 from benchmarks.survey_page import table
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"

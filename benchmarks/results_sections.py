@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from benchmarks import results_cells as cells
-from benchmarks.results_cells import Row
+from benchmarks.results_decoding import DECODING
+from benchmarks.results_table import Row, Section, of
 from benchmarks.settings import SETTINGS
-
-
-@dataclass(frozen=True)
-class Section:
-    """One table. `benchmark`: a pattern of how its files' names end. `head`: of the first column,
-    filled by `row`. `cells`: columns of one processor and their text, of a row among all rows of
-    its file. `only`: which rows; `order`: a key to sort them by, else as they stand in the file.
-    `table`: the heading of a table of its own for some rows; `below`: lines under a table, of the
-    rows of one processor."""
-
-    benchmark: str
-    title: str
-    text: str
-    head: str
-    row: Callable[[Row], str]
-    cells: Callable[[Row, list[Row]], dict[str, str]]
-    only: Callable[[Row], bool] = lambda row: True
-    order: Callable[[Row], Any] = lambda row: 0
-    table: Callable[[Row], str] = lambda row: ""
-    below: Callable[[list[Row]], list[str]] = lambda rows: []
-
-
-def _of(key: str) -> Callable[[Row], str]:
-    return lambda row: str(row[key])
 
 
 def _listed(row: Row) -> Any:
@@ -48,7 +23,7 @@ def _trained(model: str, columns: Callable[[Row, list[Row]], dict[str, str]], te
         "Trained models",
         text,
         "setting",
-        _of("setting"),
+        of("setting"),
         columns,
         lambda row: row["model"] == model,
         _listed,
@@ -69,10 +44,10 @@ SECTIONS = (
         "others, against its own float32 eager. Below each table: where qfx stands among all that "
         "ran and is not qfx, by these speeds.",
         "way",
-        _of("candidate"),
+        of("candidate"),
         cells.model,
         order=cells.own_first,
-        table=_of("model"),
+        table=of("model"),
         below=cells.places,
     ),
     Section("linear", "One linear", _LINEAR, "M x K x N", cells.shape, cells.linear),
@@ -98,7 +73,7 @@ SECTIONS = (
         "Attention",
         "SQNR of its outputs in dB; of `divergence` the KL of the next token from float attention.",
         "case",
-        _of("case"),
+        of("case"),
         lambda row, rows: {"int8": str(row["here"])},
     ),
     Section(
@@ -119,7 +94,7 @@ SECTIONS = (
         "floats, against "
         "reading and copying.",
         "what",
-        _of("case"),
+        of("case"),
         cells.memory,
     ),
     Section(
@@ -138,7 +113,7 @@ SECTIONS = (
         "Random shapes between the points of its grid: how many are predicted within 20 %, of the "
         "float time, of the int8 time and of their ratio.",
         "kernels",
-        _of("isa"),
+        of("isa"),
         cells.cost,
     ),
     _trained(
@@ -221,7 +196,7 @@ SECTIONS = (
         "made 4-bit "
         "(weights and activations, per tensor), without and with learned steps.",
         "model",
-        _of("model"),
+        of("model"),
         cells.learnt,
     ),
     Section(
@@ -231,27 +206,11 @@ SECTIONS = (
         "head: seconds of the processor; what the base holds, and what steps need at most above "
         "it; the loss of the first and of the last of 20 steps on the same tokens.",
         "base",
-        _of("base"),
+        of("base"),
         cells.lora,
         below=cells.not_run,
     ),
-    Section(
-        "decode",
-        "Decoding",
-        "SmolLM2-135M, greedily: tokens a second of reading the prompt, of `generate` and of its "
-        "step alone, one call of the model a token; what `generate` takes beside it (loop). The "
-        "weights that a step reads, and its speed as a part of what reading them alone would "
-        "allow. Where a step's time goes, by the shares of a profile: linears, attention, the rest "
-        "of the graph, guards, other Python. SQNR of the first steps' logits.",
-        "way",
-        _of("way"),
-        cells.decode,
-        table=lambda row: (
-            f"batch {row['batch']}, context {row['context']}, {row['threads']} "
-            f"thread{'' if row['threads'] == 1 else 's'}"
-        ),
-        below=partial(cells.not_run, key="way"),
-    ),
+    *DECODING,
     Section(
         "citizens",
         "What a user types, and what comes of it",
@@ -263,7 +222,7 @@ SECTIONS = (
         "gradient to float32's. Merge: how much is kept of what the loss fell by. Silently wrong: "
         "it ran, and less than half of what float32 does is left, or logits change by saving.",
         "library",
-        _of("library"),
+        of("library"),
         cells.citizen,
         below=cells.went_wrong,
     ),
@@ -291,7 +250,7 @@ SECTIONS = (
         "A compiled model of small linears, taken apart: each figure is the difference of "
         "two runs.",
         "part",
-        _of("part"),
+        of("part"),
         cells.parts,
         lambda row: row["part"] != "wrapper",
     ),

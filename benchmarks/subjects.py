@@ -77,13 +77,13 @@ class Decode(nn.Module):
         self.model, self.told = model, told
 
     def forward(self, token: Tensor, *past: Tensor) -> Outputs:
-        cache = _cache(past)
+        cache = cache_of(past)
         hidden = self.model.model(token, past_key_values=cache).last_hidden_state
         grown = (t for layer in cache.layers for t in (layer.keys, layer.values))
         return hidden, self.model.lm_head(hidden), *grown
 
 
-def _cache(past: Inputs) -> Any:
+def cache_of(past: Inputs) -> Any:
     """A DynamicCache that holds `past` as it is: its constructor copies, through an empty tensor of
     another rank, which OpenVINO cannot convert."""
     from transformers.cache_utils import DynamicCache, DynamicLayer

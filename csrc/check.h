@@ -27,11 +27,12 @@ inline const char* dtype_name(ScalarType dtype) { return torch::headeronly::toSt
 
 inline void check_dtype(const char* op, const char* what, const Tensor& t,
                         std::initializer_list<ScalarType> allowed) {
-  std::string names;
   for (ScalarType dtype : allowed) {
     if (t.scalar_type() == dtype) return;
-    names.append(names.empty() ? "" : " or ").append(dtype_name(dtype));
   }
+  std::string names;
+  for (ScalarType dtype : allowed)
+    names.append(names.empty() ? "" : " or ").append(dtype_name(dtype));
   STD_TORCH_CHECK(false, op, ": ", what, " has dtype ", dtype_name(t.scalar_type()), ", expected ",
                   names);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -18,6 +19,7 @@
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/selfcheck.h"
 #include "cpu/ops/guard_counts.h"
+#include "cpu/program/program.h"
 #include "cuda/gemm/layout.h"
 #include "stamps.h"
 
@@ -301,6 +303,20 @@ PYBIND11_MODULE(_C, m) {
            "Seconds of one product on a format, with some parameters other than those in use. "
            "calls=0: its weight, the next in turn, comes from memory; else the mean of so many "
            "calls.");
+  pybind11::class_<qfx::cpu::Program>(m, "Program", "Instructions for slots of memory.")
+      .def(pybind11::init([](const std::vector<int64_t>& words, std::vector<int64_t> bytes,
+                             std::vector<int64_t> addresses) {
+             return std::make_unique<qfx::cpu::Program>(words, std::move(bytes),
+                                                        std::move(addresses));
+           }),
+           pybind11::arg("words"), pybind11::arg("bytes"), pybind11::arg("addresses"),
+           "The words of its instructions, the bytes of each slot, and its address, 0 where `run` "
+           "gives it. Slot 0 is the program's own. ValueError for words that are no program.")
+      .def(
+          "run",
+          [](qfx::cpu::Program& program, const std::vector<int64_t>& given) { program.run(given); },
+          pybind11::arg("given"), pybind11::call_guard<pybind11::gil_scoped_release>(),
+          "Runs it with the addresses of the slots that had none. One run at a time.");
   m.def("share_of_cores", &qfx::cpu::share_of_cores, pybind11::arg("seconds"),
         "The part of its core that each of torch's threads gets if all work for so long; 1 where "
         "nothing else runs.");

@@ -30,7 +30,7 @@ struct CodeSpec {
 // What becomes of a row before it is quantized: R (x * factor). (R1)
 struct Transform {
   const float* factor = nullptr;  // [n], or null: 1
-  int rotation = 0;               // the size of R's blocks, 16 or 64, which divides n; 0 without R
+  int rotation = 0;  // the size of R's blocks, a power of two to 256 that divides n; 0 without R
 };
 
 }  // namespace qfx

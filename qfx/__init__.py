@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from qfx.dynamo_backend import qfx as backend
     from qfx.files.loading import load
     from qfx.files.saving import save
+    from qfx.generate.compiled import compile_for_generate
     from qfx.graph.capture import trace
     from qfx.match.spellings import register_matmul
     from qfx.pipeline import rewrite
@@ -56,6 +57,7 @@ __all__ = [
     "SiteRecipe",
     "backend",
     "calibrate",
+    "compile_for_generate",
     "convert",
     "dequantize",
     "explain",
@@ -87,6 +89,7 @@ _WHEN_ASKED_FOR = {
     "Report": ("report.report", "Report"),
     "backend": ("dynamo_backend", "qfx"),
     "calibrate": ("calibration.calibrating", "calibrate"),
+    "compile_for_generate": ("generate.compiled", "compile_for_generate"),
     "explain": ("report.report", "explain"),
     "kernels": ("cost.kernels", "kernels"),
     "load": ("files.loading", "load"),
@@ -123,8 +126,8 @@ TOLD.append(_tell_transformers)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":
-        return import_module("qfx.hf")
+    if name in ("hf", "generate"):
+        return import_module(f"qfx.{name}")
     if name not in _WHEN_ASKED_FOR:
         raise AttributeError(f"module 'qfx' has no attribute {name!r}")
     module, called = _WHEN_ASKED_FOR[name]

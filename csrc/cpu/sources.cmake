@@ -3,6 +3,7 @@
 # What computes, which needs nothing of torch but its threads (cpu/core/threads.h).
 set(QFX_CPU_SOURCES
   attention/attention.cpp
+  attention/cache.cpp
   attention/decode.cpp
   attention/keys.cpp
   attention/mask.cpp
@@ -21,6 +22,7 @@ set(QFX_CPU_SOURCES
   gemm/group_panel.cpp
   gemm/group_product.cpp
   gemm/group_rows.cpp
+  gemm/linear.cpp
   gemm/lowbit.cpp
   gemm/lowbit_product.cpp
   gemm/pack.cpp
@@ -30,12 +32,19 @@ set(QFX_CPU_SOURCES
   gemm/strips.cpp
   gemm/timing.cpp
   gemm/tuning.cpp
+  gemm/whole.cpp
   kernels/dispatch.cpp
   kernels/ref.cpp
   kernels/selfcheck.cpp
   kernels/selfcheck_groups.cpp
   kernels/selfcheck_lowbit.cpp
-  kernels/selfcheck_strips.cpp)
+  kernels/selfcheck_strips.cpp
+  program/caches.cpp
+  program/floats.cpp
+  program/linears.cpp
+  program/moves.cpp
+  program/operand.cpp
+  program/program.cpp)
 # What makes operators of it.
 set(QFX_CPU_OPERATORS
   ops/arguments.cpp
@@ -46,14 +55,14 @@ set(QFX_CPU_OPERATORS
   ops/groups.cpp
   ops/guard.cpp
   ops/guard_counts.cpp
+  ops/kv_cache.cpp
   ops/linear.cpp
   ops/lowbit.cpp
   ops/quantize.cpp
   ops/requantize.cpp
   ops/rotate.cpp
   ops/stochastic.cpp
-  ops/weight_only.cpp
-  ops/whole.cpp)
+  ops/weight_only.cpp)
 # Every form of an op must give the same bits, so the compiler may not contract a*b+c on its own.
 # Nothing reads floating-point traps or errno; saying so lets it vectorize the activations.
 set(QFX_CPU_OPTIONS -ffp-contract=off -fno-trapping-math -fno-math-errno)

@@ -1,5 +1,5 @@
 """qfx as a quantization method of transformers: `QfxConfig` for `from_pretrained`. Importing this
-registers it; nothing else of qfx imports transformers."""
+registers it; of the rest of qfx `qfx.generate` alone imports transformers."""
 
 try:
     import transformers.core_model_loading  # noqa: F401
@@ -10,9 +10,10 @@ except ImportError as why:
 
 from qfx.files.made_buffers import MAKERS
 from qfx.hf.config import QfxConfig
+from qfx.hf.kv_cache import KVCache
 from qfx.hf.made_buffers import made_buffers
 from qfx.hf.quantizer import QfxQuantizer
 
-__all__ = ["QfxConfig", "QfxQuantizer"]
+__all__ = ["KVCache", "QfxConfig", "QfxQuantizer"]
 
 MAKERS.append(made_buffers)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 # Of all modules. A handle refers to the very dicts, so these go over and not what is in them.
 CALL_HOOKS = (
@@ -42,6 +42,17 @@ def state_hooks(module: nn.Module) -> Iterable[Any]:
 def pre_hooks(module: nn.Module) -> Iterable[Any]:
     """What runs before each call."""
     return module._forward_pre_hooks.values()
+
+
+def unsaved_buffers(module: nn.Module) -> Iterable[Tensor]:
+    """Its own that no state dict has."""
+    held = (module._buffers[name] for name in module._non_persistent_buffers_set)
+    return (buffer for buffer in held if buffer is not None)
+
+
+def forward_hooks(module: nn.Module) -> Iterable[Any]:
+    """What runs before and behind each call."""
+    return chain(module._forward_pre_hooks.values(), module._forward_hooks.values())
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

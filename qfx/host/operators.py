@@ -9,6 +9,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = [
     "ENCODER_LAYER",
+    "TO_COPY",
     "UNNAMED_MATMULS",
     "HigherOrderOperator",
     "OpOverload",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 ENCODER_LAYER: Any = torch._transformer_encoder_layer_fwd
+TO_COPY: Any = torch.ops.aten._to_copy.default
 _UNNAMED = ("_native_multi_head_attention", "_int_mm", "_grouped_mm")
 UNNAMED_MATMULS: tuple[Any, ...] = (
     ENCODER_LAYER,

@@ -8,11 +8,17 @@ from typing import Any, TypeAlias, TypeGuard
 
 from torch import _C, Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+)
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 FakeMode: TypeAlias = FakeTensorMode
+# What shapes cannot be known of: operators whose result's size, or number, is in the values.
+OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def is_fake(value: Any) -> TypeGuard[FakeTensor]:
@@ -35,6 +41,15 @@ def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(gm, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
+
+
+def fake_mode() -> FakeMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The same for all views of a storage, as long as one of them lives."""
+    return StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-any-return]
 
 
 def symbolic_dispatch() -> AbstractContextManager[Any]:

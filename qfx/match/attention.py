@@ -21,6 +21,8 @@ from qfx.match.refusals import of_activations
 from qfx.match.repeated_heads import repeated
 from qfx.values.gpu_build import has_kernel
 
+_KEYS = (torch.ops.qfx.kv_keys, torch.ops.qfx.kv_keys.default)
+_VALUES = (torch.ops.qfx.kv_values, torch.ops.qfx.kv_values.default)
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -44,6 +46,16 @@ class Attention(Match):
     @property
     def left(self) -> tuple[fx.Node, View]:
         return self.query, ()
+
+    @property
+    def cache(self) -> tuple[Any, ...] | None:
+        """keys, key_scale, values, value_scale, length, where it reads an int8 cache and says in
+        its mask alone what is hidden."""
+        codes = (_of_cache(self.key, _KEYS), _of_cache(self.val, _VALUES))
+        if None in codes or self.causal or codes[0][2] != codes[1][2]:  # type: ignore[index]
+            return None
+        keys, values = codes
+        return (*keys[:2], *values[:2], keys[2]) if not _written(self, self.key, self.val) else None  # type: ignore[index]
 
     @property
     def float_type(self) -> torch.dtype:
@@ -77,6 +89,13 @@ def _of_sources(attention: Attention) -> Attention:
     if attention.gqa or groups == 1 or groups != same or _written(attention, key, val):
         return attention
     return replace(attention, key=key, val=val, gqa=True)
+
+
+def _of_cache(node: fx.Node, targets: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Codes, scales and length of a call that reads them as floats."""
+    if node.op != "call_function" or node.target not in targets or len(node.args) < 3:
+        return None
+    return tuple(node.args[:3])
 
 
 def _written(attention: Attention, *sources: fx.Node) -> bool:

@@ -14,10 +14,14 @@ from torch import Tensor, fx
 from qfx.graph.capture import value
 from qfx.host.tensors import statically
 
-_JOINS = ("reshape", "view", "flatten", torch.reshape, torch.flatten)
-_EXPANDS = ("expand", "broadcast_to", torch.broadcast_to)
-_INSERTS = ("unsqueeze", torch.unsqueeze, operator.getitem)
-_INTERLEAVES = ("repeat_interleave", torch.repeat_interleave)
+# As Dynamo writes them, and as export does.
+aten = torch.ops.aten
+_JOINS: tuple[Any, ...] = ("reshape", "view", "flatten", torch.reshape, torch.flatten)
+_JOINS += (aten.reshape.default, aten.view.default, aten.flatten.using_ints)
+_EXPANDS: tuple[Any, ...] = ("expand", "broadcast_to", torch.broadcast_to)
+_EXPANDS += (aten.expand.default, aten.broadcast_to.default)
+_INSERTS = ("unsqueeze", torch.unsqueeze, operator.getitem, aten.unsqueeze.default)
+_INTERLEAVES = ("repeat_interleave", torch.repeat_interleave, aten.repeat_interleave.self_int)
 
 
 def repeated(node: fx.Node) -> tuple[fx.Node, int]:

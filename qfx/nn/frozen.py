@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.functional import first_order, shifted
 from qfx.ops.forms import Form, form_of, of_scheme, quantizing
@@ -97,12 +98,21 @@ def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Ten
     returned."""
     x = shifted(x, frozen.shift)
     if not (torch.is_grad_enabled() and _requires_grad(x, bias)):
-        return _run(x, _values(x, bias, frozen, how), how)
+        return _without_gradient(x, _values(x, bias, frozen, how), how)
     if how.form.trained is not None:
         return _trained(x, _values(x, bias, frozen, how), how)
     if frozen.factor is not None or how.scheme.rotation:
         x = ops.rotate(x, frozen.factor, how.scheme.rotation)
     return _Carried.apply(x, bias, how, *frozen)  # type: ignore[no-any-return]
+
+
+def _without_gradient(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
+    """Autograd's kernels of our operators are Python functions, which take as long as the sums of a
+    small linear: they are left out where nothing is for them to do."""
+    if torch.compiler.is_compiling() or in_forward_mode():
+        return _run(x, values, how)
+    with below_autograd():
+        return _run(x, values, how)
 
 
 def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:

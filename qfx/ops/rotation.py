@@ -16,12 +16,12 @@ def _stage(v: Tensor, h: int, back: bool) -> Tensor:
     """v [..., block]: every element with its partner added or taken off."""
     i = torch.arange(v.shape[-1], device=v.device)
     at = i ^ h if back else i
-    low_bit_of_a_digit = bool(h & 0b010101)
+    low_bit_of_a_digit = bool(h & 0b01010101)
     minus = ((at & h) != 0) ^ ((at & 2 * h) != 0) if low_bit_of_a_digit else (at & h) != 0
     return v + torch.where(minus, -1.0, 1.0) * v[..., i ^ h]
 
 
-def _rotated(v: Tensor, block: int, back: bool) -> Tensor:
+def rotated_blocks(v: Tensor, block: int, back: bool) -> Tensor:
     """Every `block` consecutive k times R, or its transpose."""
     blocks = v.reshape(*v.shape[:-1], v.shape[-1] // block, block)
     stages = [2**i for i in range(block.bit_length() - 1)]
@@ -41,7 +41,7 @@ def rotate(x: Tensor, factor: Tensor | None, rotation: int, back: bool = False) 
     if factor is not None and not back:
         v = v * factor
     if rotation:
-        v = _rotated(v, rotation, back)
+        v = rotated_blocks(v, rotation, back)
     if factor is not None and back:
         v = v * factor
     return v.to(x.dtype)

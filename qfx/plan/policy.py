@@ -31,6 +31,8 @@ from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 
+FEW_QUERIES = 512  # of an int8 cache, whose codes are read; for more, floats are made of them
+
 
 def decide(
     matches: Sequence[Match],
@@ -107,6 +109,8 @@ def _(match: Product, given: _Given) -> Entry:
 
 @_entry.register
 def _(match: Attention, given: _Given) -> Entry:
+    if type(match.m) is int and match.m <= FEW_QUERIES and match.cache is not None:
+        return Entry(match, None, "an attention over int8 keys and values", decodes=True)
     if given.left:
         return Entry(match, None, given.left)
     if given.pinned:

@@ -2,6 +2,7 @@
 
 int8_attention(q, k, v)      one operator, as a softmax stands between its products
 attention_decode(q, k, v)    float, for one query
+kv_attention(q, cache)       float, for few queries of an int8 cache, whose codes it reads
 attention_append(q, past_k, k, past_v, v)    where keys and values are a past that grows:
     k = cat([past_k, k], -2), v = cat([past_v, v], -2)  ->  all three from one pass over the past
 """
@@ -27,6 +28,8 @@ _CATS = (torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default)
 def attend(attention: Attention, decodes: bool, results: dict[fx.Node, fx.Node]) -> fx.Node:
     """Replaces the attention by an operator and returns that; `results` are earlier ones."""
     _read_sources(attention)
+    if decodes and (cache := attention.cache):
+        return _of_cache(attention, cache, results)
     if decodes and (grown := _grown(attention)):
         return _append(attention, grown, results)
     target = ops.attention_decode.default if decodes else ops.int8_attention.default
@@ -52,19 +55,42 @@ def _emitted(
     operands: tuple[fx.Node, ...],
     results: dict[fx.Node, fx.Node],
 ) -> fx.Node:
-    node, mask = attention.node, attention.mask
+    node = attention.node
     operands = tuple(results.get(n, n) for n in operands)
-    added = results.get(mask, mask) if mask is not None else None
-    arguments = (*operands, added, attention.scale, attention.causal, attention.dtype)
+    how = (attention.scale, attention.causal, attention.dtype)
+    arguments = (*operands, _mask_of(attention, results), *how)
     name = f"{node.name}_{'int8' if target is ops.int8_attention.default else 'decode'}"
     with node.graph.inserting_before(node):
         return emit(node.graph, target, arguments, name)
+
+
+def _mask_of(attention: Attention, results: dict[fx.Node, fx.Node]) -> fx.Node | None:
+    mask = attention.mask
+    added = results.get(mask, mask) if mask is not None else None
+    return added
 
 
 def _replace(node: fx.Node, made: fx.Node) -> None:
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
+
+
+def _of_cache(
+    attention: Attention, cache: tuple[Any, ...], results: dict[fx.Node, fx.Node]
+) -> fx.Node:
+    node = attention.node
+    *tensors, length = cache
+    query = results.get(attention.query, attention.query)
+    rest = (_mask_of(attention, results), attention.scale, length, attention.dtype)
+    with node.graph.inserting_before(node):
+        name = f"{node.name}_cached"
+        y = emit(node.graph, ops.kv_attention.default, (query, *tensors, *rest), name)
+    _replace(node, y)
+    for source in (attention.key, attention.val):
+        if not source.users:
+            source.graph.erase_node(source)
+    return y
 
 
 def _append(

@@ -28,7 +28,7 @@ LEVELS: dict[str, tuple[set[str], tuple[str, ...]]] = {
 CHECKED = (
     "widen", "range", "quantize", "quantize_clamped", "random", "quantize_stochastic",
     "range_of_columns", "quantize_columns", "epilogue", "weight_only", "finish_floats", "attention",
-    "add_groups", "linear_groups", "rotate", "rotate_back",
+    "cache", "add_groups", "linear_groups", "rotate", "rotate_back",
     "binary_signs", "binary_gemm", "gemm", "linear", "pack_floats", "doctored kernels are refused",
     "unpack_lowbit", "doctored kernels of few bits are refused",
 )  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from qfx.ops.heads import added, matched
+from qfx.ops.kv_cache import features_of, key_codes, rotation_of, value_codes
 from qfx.values.scheme import PER_TENSOR, QSpec
 from tests.lib.strategies import step_error
 
@@ -132,6 +133,41 @@ def attention_decode(
     largest = v.abs().amax(-2, keepdim=True)
     inside = largest * (torch.expm1(power) + n * torch.e**-80)
     return inside + 2 * (UNIT[dtype] * (largest + inside) + TINY[UNIT[dtype]])
+
+
+def kv_attention(
+    q: Tensor,
+    keys: Tensor,
+    key_scale: Tensor,
+    values: Tensor,
+    value_scale: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    length: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """How far `kv_attention` may be from its reference: (K5), and two roundings."""
+    if 0 in (length, q.numel()):
+        return torch.zeros(())
+    group, (d, e) = q.shape[1] // keys.shape[1], (q.shape[-1], features_of(values, value_scale))
+    k = _sizes(key_codes(keys, key_scale, length), key_scale).repeat_interleave(group, 1)
+    v = _sizes(value_codes(values, value_scale, length), value_scale).repeat_interleave(group, 1)
+    b = added(mask, False, q.shape[2], length).double()
+    hidden = (b == -torch.inf).expand(*q.shape[:3], length)
+    across_q, across_v = (rotation(rotation_of(n), n).abs() for n in (d, e))
+    terms = (q.double().abs() @ across_q.mT) @ k.nan_to_num(posinf=0).mT * abs(scale)
+    terms = (terms + b.abs().nan_to_num(posinf=0)).masked_fill(hidden, 0)
+    most = terms.amax(-1, keepdim=True)
+    power = 2 * (d / 4 + 32) * U32 * most + (4 * most + 2 * length + 64) * U32
+    largest = torch.where(hidden[..., None], 0, v[:, :, None]).amax(-2) @ across_v
+    inside = largest * (torch.expm1(power) + length * torch.e**-80)
+    return inside + 2 * (UNIT[dtype] * (largest + inside) + TINY[UNIT[dtype]])
+
+
+def _sizes(codes: Tensor, scale: Tensor) -> Tensor:
+    """How large the parts are that rotated keys or values are made of. (K2)"""
+    scale = scale[:, :, : codes.shape[2]].double().abs()
+    return codes.double().abs() * scale[..., :1] + (scale[..., 1:] if scale.shape[-1] == 2 else 0)
 
 
 def softmax(u: float, a: Known, kept: Tensor | None = None) -> Tensor:

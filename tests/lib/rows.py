@@ -13,6 +13,7 @@ from torch import Tensor
 from qfx.ops import REFERENCES
 from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.guard import relative_bound
+from qfx.ops.kv_cache import kv_empty
 from qfx.ops.lowbit_packing import MINIMUMS, NONE, ZERO_POINTS
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 
@@ -291,6 +292,51 @@ def _append(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (q, *parts, *rest)
 
 
+def _cache(row: Row, g: torch.Generator, room: int) -> tuple[Tensor, ...]:
+    """A cache of random codes, for the row's leading axes [B, H of queries, T]; fewer than 8 `bits`
+    are 4 of the keys, and of the values unless the row is symmetric. `group`: heads of queries."""
+    key_bits = 8 if row.bits == 8 or row.k % 2 else 4
+    batch, heads, _ = _three(row)
+    heads = heads // row.group if row.group and heads % row.group == 0 else heads
+    value_bits = 8 if row.symmetric else key_bits
+    empty = kv_empty(batch, heads, room, row.k, key_bits, value_bits)
+    return tuple(
+        t.uniform_(-0.02, 0.02, generator=g) if t.is_floating_point() else t.random_(generator=g)
+        for t in empty
+    )
+
+
+def _three(row: Row) -> tuple[int, int, int]:
+    """[B, H, T] of the leading axes."""
+    leading = (1, 1, 1, *row.leading)
+    return leading[-3], leading[-2], leading[-1]
+
+
+def _tokens(row: Row, g: torch.Generator, heads: int) -> Tensor:
+    """[B, heads, T, D], heads side by side in memory."""
+    batch, _, t = _three(row)
+    return torch.randn(batch, t, heads, row.k, generator=g).to(row.dtype).transpose(1, 2)
+
+
+def _kv_write(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """T tokens that go to places among N more."""
+    tokens = _three(row)[2]
+    cache = _cache(row, g, tokens + row.n)
+    k, v = (_tokens(row, g, cache[0].shape[1]) for _ in range(2))
+    return (*cache, k, v, torch.randperm(tokens + row.n, generator=g)[:tokens])
+
+
+def _kv_attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """The first N of some tokens more."""
+    cache = _cache(row, g, row.n + 20)
+    q = _tokens(row, g, _three(row)[1])
+    hidden = torch.arange(row.n) % 5 == 3
+    mask = torch.randn(row.n, generator=g).masked_fill(hidden, -math.inf) if row.bias else None
+    if not row.symmetric and mask is not None:
+        mask = torch.rand(*q.shape[:3], row.n, generator=g) < 0.7
+    return (q, *cache, mask, row.k**-0.5 if row.k else 1.0, row.n, row.out_dtype)
+
+
 def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     """Some rows have a bound above the guard, and some below, where there are several."""
     x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
@@ -337,6 +383,10 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "int8_attention": _attention,
     "attention_decode": _attention,
     "attention_append": _append,
+    "kv_write": _kv_write,
+    "kv_keys": lambda r, g: (*_cache(r, g, r.n + 20)[:2], r.n, r.out_dtype),
+    "kv_values": lambda r, g: (*_cache(r, g, r.n + 20)[2:], r.n, r.out_dtype),
+    "kv_attention": _kv_attention,
     "int8_linear_guarded": _guarded,
     "int8_linear_groups_guarded": _groups_guarded,
     "binary_pack": lambda r, g: (_weight(r, g),),
@@ -426,6 +476,10 @@ THREADED = [
     *(Row(op, leading=(300,), k=130, n=600) for op in BUILDERS),
     *(Row(op, leading=(300,), k=130, n=600, axes=PER_TENSOR) for op in _ROWWISE),
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
+    *(
+        Row(op, leading=(2, 4, 40), k=64, n=600)
+        for op in ("kv_write", "kv_keys", "kv_values", "kv_attention")
+    ),
     *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
     Row("quantize_stochastic", leading=(300,), k=600, factor=True),
     # and looking for the range of all rows
@@ -578,6 +632,23 @@ ROWS += [
     for symmetric in (True, False)
 ]
 ROWS += [
+    Row(op, leading, k, n, dtype, dtype, bits=bits, symmetric=symmetric, group=group)
+    for op in ("kv_write", "kv_keys", "kv_values", "kv_attention")
+    for leading, k, n, group in (
+        ((2, 3, 5), 64, 70, 0),
+        ((1, 6, 9), 40, 33, 3),
+        ((2, 8, 2), 8, 100, 4),
+        ((1, 4, 1), 128, 48, 2),
+        ((1, 10, 1), 18, 17, 5),
+        ((1, 1, 2), 256, 20, 0),
+        ((1, 2, 3), 80, 31, 2),
+        ((1, 2, 40), 96, 64, 0),  # more queries than pass by at once
+    )
+    for bits in (8, 4)
+    for symmetric in (True, False)
+    for dtype in (_TYPES[(k // 2 + n) % 3], torch.float32)
+]
+ROWS += [
     Row(op, leading, k, symmetric=symmetric, factor=factor, rotation=rotation)
     for op in _TRANSFORMED
     for leading, k, rotation in (
@@ -603,3 +674,16 @@ ROWS += [
     for axes in (PER_ROW, PER_TENSOR)
 ]
 ROWS = list(dict.fromkeys(ROWS))
+WRITTEN = {
+    "kv_write": 4
+}  # operators that return nothing, and how many first operands they write to
+
+
+def results(op: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the operator returns, or leaves in copies of the operands that it writes to."""
+    if op not in WRITTEN:
+        returned = function(*arguments)
+        return returned if isinstance(returned, tuple) else (returned,)
+    copies = tuple(t.clone() for t in arguments[: WRITTEN[op]])
+    assert function(*copies, *arguments[len(copies) :]) is None
+    return copies

@@ -55,8 +55,8 @@ CACHE = (
     ),
     Mutant(
         "a copied module has the pack of its original",
-        old="def __reduce__(self)",
-        new="def reduce(self)",
+        old="def __reduce__(self) -> Any:\n        return Memo, ()",
+        new="def reduce(self) -> Any:\n        return Memo, ()",
         tests=("test_copies_and_pickles_start_empty",),
     ),
     Mutant(

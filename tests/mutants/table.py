@@ -13,6 +13,7 @@ from tests.mutants.operators import OPERATORS
 from tests.mutants.passes import PASSES
 from tests.mutants.planning import PLANNING
 from tests.mutants.products import PRODUCTS
+from tests.mutants.programs import PROGRAMS
 from tests.mutants.rewriting import REWRITING
 
 MUTANTS = (
@@ -28,4 +29,5 @@ MUTANTS = (
     *CACHING,
     *KEEPING,
     *NAMING,
+    *PROGRAMS,
 )

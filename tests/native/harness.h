@@ -168,10 +168,12 @@ void check_columns(const Kernels& kernels);
 void check_epilogue(const Kernels& kernels);
 void check_weight_only(const Kernels& kernels);
 void check_attention(const Kernels& kernels);
+void check_cache(const Kernels& kernels);
 void check_binary(const Kernels& kernels);
 void check_gemm(const Kernels& kernels);
 void check_groups(const Kernels& kernels);
 void check_lowbit(const Kernels& kernels);
+void check_program(const Kernels& kernels);
 void check_doctored(const Kernels& kernels);
 void check_doctored_lowbit(const Kernels& kernels);
 

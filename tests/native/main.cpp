@@ -20,10 +20,12 @@ constexpr struct {
               {"epilogue", check_epilogue},
               {"weight_only", check_weight_only},
               {"attention", check_attention},
+              {"cache", check_cache},
               {"binary", check_binary},
               {"gemm", check_gemm},
               {"groups", check_groups},
               {"lowbit", check_lowbit},
+              {"program", check_program},
               {"doctored", check_doctored},
               {"doctored_lowbit", check_doctored_lowbit}};
 

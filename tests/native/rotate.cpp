@@ -8,7 +8,7 @@ namespace qfx::test {
 namespace {
 
 constexpr int32_t kInfinity = 0x7f800000;
-constexpr int kRotations[] = {0, 16, 64};
+constexpr int kRotations[] = {0, 2, 4, 8, 16, 32, 64, 128, 256};
 
 class RotateTest {
  public:

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 import qfx
 from qfx.nn.frozen import weight_values
-from qfx.ops import REFERENCES
+from qfx.ops import REFERENCES, registry
 from qfx.ops.rotation import transformed_weight
 from qfx.ops.single_tensors import sqnr
 from tests.lib.strategies import POSITIVE, SEEDS, SIZES
@@ -554,3 +555,23 @@ def test_a_pickled_module_says_its_scheme_and_nothing_of_this_build() -> None:
         again.__setstate__(kept)
         assert again.scheme == module.scheme and "scheme" in kept  # which may be used again
         assert torch.equal(again(torch.ones(2, 65)), module(torch.ones(2, 65)))
+
+
+def test_nothing_is_done_for_autograd_where_it_records_nothing(monkeypatch: Any) -> None:
+    module = qfx.nn.Linear.from_float(nn.Linear(K, N), qfx.Scheme())
+    expected = module(X).detach()
+
+    def called(*_: Any) -> None:
+        raise AssertionError("autograd's kernel of an operator ran")
+
+    monkeypatch.setattr(registry, "redispatch_below", called)
+    with torch.no_grad():
+        assert torch.equal(module(X), expected)
+    module.requires_grad_(False)
+    assert torch.equal(module(X), expected)
+    with (
+        forward_ad.dual_level(),
+        torch.no_grad(),
+        pytest.raises(NotImplementedError, match="tangent"),
+    ):
+        module(forward_ad.make_dual(X, X))

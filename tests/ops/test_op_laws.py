@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from tests.conftest import THREADS, on_isa, on_threads, same_bits
-from tests.lib.rows import ACTIVATIONS, THREADED, Row
+from tests.lib.rows import ACTIVATIONS, THREADED, Row, results
 from tests.lib.strategies import (
     AXES,
     BITS,
@@ -28,7 +28,6 @@ from tests.lib.strategies import (
     step_error,
     strided,
 )  # fmt: skip
-from tests.ops.test_op_parts import as_tuple
 
 ops = torch.ops.qfx
 
@@ -162,10 +161,10 @@ def test_threads_change_nothing(row: Row, isa: str) -> None:
     """Operands large enough for threads to share; compared with the reference in test_op_parts."""
     op, arguments = getattr(ops, row.op), row.arguments()
     with on_threads(1):
-        alone = as_tuple(op(*arguments))
+        alone = results(row.op, op, arguments)
     for threads in (THREADS, 3):
         with on_threads(threads):
-            shared = as_tuple(op(*arguments))
+            shared = results(row.op, op, arguments)
         assert all(same_bits(s, a) for s, a in zip(shared, alone, strict=True))
 
 

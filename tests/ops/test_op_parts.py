@@ -18,7 +18,7 @@ from qfx.ops.registry import NO_GRADIENT
 from tests.conftest import on_isa, same_bits
 from tests.cuda import emulator as cuda_emulator
 from tests.lib import bounds
-from tests.lib.rows import ROWS, Row
+from tests.lib.rows import ROWS, Row, results
 
 OPS = sorted(
     schema.name.removeprefix("qfx::")
@@ -43,6 +43,9 @@ WITHOUT_GRADIENT = (
     "int8_attention",
     "attention_decode",
     "attention_append",
+    "kv_keys",
+    "kv_values",
+    "kv_attention",
     "int8_bmm_dynamic",
     "int8_linear_requantize",
     "int8_linear_guarded",
@@ -54,6 +57,10 @@ WITHOUT_CUDA = {
     **dict.fromkeys(
         ("int8_attention", "attention_decode", "attention_append"),
         "attention stays float on CUDA, where the float kernels keep to tensor cores",
+    ),
+    **dict.fromkeys(
+        ("kv_write", "kv_keys", "kv_values", "kv_attention"),
+        "codes lie as the CPU's loops read them, 16 keys side by side; on CUDA a cache stays float",
     ),
     **dict.fromkeys(
         ("quantize_groups", "int8_linear_groups_dynamic"),
@@ -128,11 +135,11 @@ def _grown(q: Tensor, past_k: Tensor, k: Tensor, past_v: Tensor, v: Tensor, *res
 def test_kernel_equals_reference(row: Row) -> None:
     """On every instruction set; the last that is printed is the one that fails."""
     arguments = row.arguments()
-    equal = equality(row, arguments, as_tuple(REFERENCES[row.op](*arguments)))
+    equal = equality(row, arguments, results(row.op, REFERENCES[row.op], arguments))
     for isa in _C.isas():
         print(isa)
         with on_isa(isa):
-            equal(as_tuple(_op(row.op)(*arguments)))
+            equal(results(row.op, _op(row.op), arguments))
 
 
 def assert_equals(
@@ -149,6 +156,8 @@ def equality(
     exact, bound = expected[0].double(), None
     if row.op == "int8_attention":
         bound = _attention_bound(*arguments)
+    elif row.op == "kv_attention":
+        bound = bounds.kv_attention(*arguments)
     elif row.op in ("attention_decode", "attention_append"):
         grown = _grown(*arguments) if row.op == "attention_append" else arguments
         bound = bounds.attention_decode(*grown)

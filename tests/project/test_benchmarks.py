@@ -198,7 +198,7 @@ def test_an_installed_peer_is_near_float(
     "subject, batch, reason",
     [
         ("vit-1x224", 1, "llama.cpp is for language models, and ViTConfig is none."),
-        ("opt-token", 1, "GGUF files are written here for Llama's kind, and this is opt."),
+        ("opt-token", 1, "are written here for llama, qwen3, gemma3_text, and this is opt."),
         ("smollm2-token", 2, "llama.cpp runs one text at a time here, and these are 2."),
         ("smollm2-prefill-128", 1, "Q8_0 has blocks of 32, which do not divide 64 and 72."),
     ],

@@ -23,6 +23,7 @@ ROOMS = (
     "graph",
     "smoothing",
     "ops",
+    "programs",
     "match",
     "weights",
     "nn",
@@ -36,6 +37,7 @@ ROOMS = (
     "dynamo_backend",
     "calibration",
     "report",
+    "generate",
 )
 # Rooms that a user imports without compiling anything, and what they must do without.
 _HEAVY = {"plan", "cost", "report", "match", "rewriting", "pipeline"}

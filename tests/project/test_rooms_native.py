@@ -26,13 +26,14 @@ ROOMS = {
     "cpu/attention": "cpu/core cpu/kernels/tables cpu/gemm",
     "cpu/binary": "cpu/core cpu/kernels/tables cpu/kernels cpu/gemm",
     "cpu/ops": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention cpu/binary",
+    "cpu/program": "shared cpu/core cpu/kernels/tables cpu/kernels cpu/gemm cpu/attention",
     "cuda/core": "torch shared",
     "cuda/rows": "shared cuda/core",
     "cuda/gemm": "shared cuda/core cuda/rows",
     "cuda/gemv": "cuda/core cuda/rows cuda/gemm",
     "cuda/sm90": "torch cuda/core cuda/gemm",
     "cuda/ops": "shared cuda/core cuda/rows cuda/gemm cuda/gemv cuda/sm90",
-    "module": "shared cpu/kernels cpu/gemm cpu/attention cpu/ops cuda/gemm",
+    "module": "shared cpu/kernels cpu/gemm cpu/attention cpu/ops cpu/program cuda/gemm",
 }
 INCLUDE = re.compile(r'^ *# *include (?:"([^"]*)"|<(torch/|ATen/|c10/)[^>]*>)', re.M)
 

@@ -106,7 +106,7 @@ std::string fault_of_rotations(const Kernels& kernels) {
     factor[k] = 1.f / static_cast<float>(1 + k % 5);
   }
   const RowKernels& ref = *kernels_ref().row;
-  for (int rotation : {0, 16, kLargestRotation}) {
+  for (int rotation : {0, 2, 4, 8, 16, 32, 64, 128, kLargestRotation}) {
     const Transform transform = {factor, rotation};
     Range range, expected;
     kernels.row->rotate(x, n, &transform, there, &range);

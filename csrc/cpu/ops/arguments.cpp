@@ -4,9 +4,9 @@
 
 #include "cpu/core/pages.h"
 #include "cpu/core/scratch.h"
+#include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/tables/rows.h"
-#include "cpu/ops/whole.h"
 
 namespace qfx::cpu {
 

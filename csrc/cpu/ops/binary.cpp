@@ -7,10 +7,10 @@
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/pack.h"
 #include "cpu/gemm/product.h"
+#include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/tables/sums.h"
 #include "cpu/ops/arguments.h"
-#include "cpu/ops/whole.h"
 #include "implement.h"
 
 namespace qfx::cpu {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cpu/core/scratch.h"
-#include "cpu/gemm/product.h"
+#include "cpu/gemm/linear.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
 #include "implement.h"
@@ -125,16 +125,7 @@ Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear
   to.bytes = y.numel() * to.element();
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, how.rotation);
   if (y.numel() == 0) return y;
-  const Kernels& kernels = kernels_of(current_isa());
-  const CodeSpec& spec = how.spec;
-  TensorCode shared{};
-  if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales);
-  in_chunks(kernels, w, size.rows, [&](int64_t first, int64_t count) {
-    const TensorCode part = spec.per_tensor ? shared.part(first) : shared;
-    const TensorCode* same = spec.per_tensor ? &part : nullptr;
-    const FloatRows from(kernels, w, matrix.part(first, count), spec, same, scales + first);
-    gemm(from, w, FloatSink(kernels, w, from.rows, to, scales, 1, first));
-  });
+  linear_of_rows(kernels_of(current_isa()), matrix, how.spec, w, to, scales);
   return y;
 }
 

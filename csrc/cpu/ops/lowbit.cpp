@@ -5,12 +5,13 @@
 
 #include "cpu/core/pages.h"
 #include "cpu/core/scratch.h"
+#include "cpu/gemm/linear.h"
 #include "cpu/gemm/lowbit_product.h"
+#include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/tables/rows.h"
 #include "cpu/ops/arguments.h"
 #include "cpu/ops/row_values.h"
-#include "cpu/ops/whole.h"
 #include "implement.h"
 
 namespace qfx::cpu {
@@ -208,20 +209,7 @@ Tensor lowbit_linear_dynamic(Tensor x, Tensor packed, int64_t n, int64_t w_bits,
   if (y.numel() == 0) return y;
   to.data = static_cast<char*>(y.mutable_data_ptr());
   to.bytes = y.numel() * to.element();
-  const Kernels& kernels = kernels_of(current_isa());
-  thread_local Scratch scratch;
-  TensorCode shared{};
-  const bool per_tensor = spec.per_tensor && group == 0;
-  if (per_tensor) {
-    shared = choose_tensor_code(kernels, matrix, spec, scratch.get<float>(size.rows));
-  }
-  in_chunks(kernels, w.shape, size.rows, [&](int64_t first, int64_t count) {
-    const TensorCode part = per_tensor ? shared.part(first) : shared;
-    const Format& format = lowbit_format_for(kernels, w, !symmetric, count);
-    const GroupedFloats rows(kernels, format, w.shape, matrix.part(first, count), spec, group != 0,
-                             per_tensor ? &part : nullptr, needs_sums(kernels, w, format), nullptr);
-    lowbit_linear(kernels, rows, w, to, first);
-  });
+  lowbit_linear_of_rows(kernels_of(current_isa()), matrix, spec, group, w, to);
   return y;
 }
 

@@ -4,11 +4,11 @@
 
 #include "cpu/core/pages.h"
 #include "cpu/core/parallel.h"
+#include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/tables/rows.h"
 #include "cpu/kernels/tables/sums.h"
 #include "cpu/ops/arguments.h"
-#include "cpu/ops/whole.h"
 #include "implement.h"
 
 namespace qfx::cpu {

@@ -2,6 +2,9 @@
 // set's file compiles with its own flags. The same bits on all of them.
 #pragma once
 
+#include "cpu/kernels/rows/cache_mix.h"
+#include "cpu/kernels/rows/cache_rows.h"
+#include "cpu/kernels/rows/cache_score.h"
 #include "cpu/kernels/rows/columns.h"
 #include "cpu/kernels/rows/decode.h"
 #include "cpu/kernels/rows/epilogue.h"
@@ -62,6 +65,12 @@ constexpr AttentionKernels kAttentionKernels = {
     .score_keys = score_keys,
     .exponentials = exponentials,
     .mix_values = mix_values,
+    .cache = {.score = cache_scores,
+              .softmax = cache_softmax,
+              .mix = cache_mix,
+              .nibbles = nibbles_of_row,
+              .keys = keys_of_block,
+              .values = values_of_block},
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// R as plain loops, the definition of the vectorized one. (R1)
+// R as plain loops, the definition of the vectorized one, and what runs of small blocks. (R1)
 #pragma once
 
 #include "cpu/kernels/rows/range.h"
@@ -6,6 +6,7 @@
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
+namespace plain {
 
 template <int kBlock, bool kBack>
 inline void stage(int h, float* v) {
@@ -20,6 +21,9 @@ template <int kBlock, bool kBack>
 inline void rotate_block(const float* x, const float* factor, float* out) {
   float v[kBlock];
   for (int i = 0; i < kBlock; ++i) v[i] = !kBack && factor != nullptr ? x[i] * factor[i] : x[i];
+  // GCC 12 makes of products and a row of sums and differences behind them fused ones, which it was
+  // told not to; so the products are in memory first.
+  asm("" : "+m"(v));
   for (int h = 1, back = kBlock / 2; h < kBlock; h *= 2, back /= 2) {
     stage<kBlock, kBack>(kBack ? back : h, v);
   }
@@ -37,5 +41,6 @@ inline Range rotate_blocks(const float* x, int64_t n, const float* factor, float
   return range_between(extremes_of_row(out, n));
 }
 
+}  // namespace plain
 }  // namespace
 }  // namespace qfx::cpu

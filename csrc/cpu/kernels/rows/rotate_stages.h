@@ -8,13 +8,18 @@ namespace {  // internal linkage: each instruction set compiles its own
 // two bits the sign depends. Stages back are those of the transpose.
 template <bool kBack>
 constexpr bool takes_off(int i, int h) {
-  constexpr int kLowBits = 0x15;
+  constexpr int kLowBits = 0x55;
   const int at = kBack ? i ^ h : i;
   return (h & kLowBits) != 0 ? ((at & h) != 0) != ((at & 2 * h) != 0) : (at & h) != 0;
 }
 
+constexpr double inverse_root(int block) {
+  if (block == 1) return 1;
+  return block == 2 ? 0.70710678118654752440 : inverse_root(block / 4) / 2;
+}
+
 template <int kBlock>
-constexpr float kInverseRoot = kBlock == 16 ? 1 / 4.f : 1 / 8.f;
+constexpr float kInverseRoot = static_cast<float>(inverse_root(kBlock));
 
 }  // namespace
 }  // namespace qfx::cpu

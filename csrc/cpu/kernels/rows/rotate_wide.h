@@ -46,13 +46,13 @@ constexpr Signs<h, kBack> kSigns;
 template <int kVectors, int h, bool kBack>
 inline void stage(Vector* v) {
   if constexpr (h < kLanes) {
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int i = 0; i < kVectors; ++i) {
       v[i] = multiply_add(partner<h>(v[i]), load(kSigns<h, kBack>.of[i % 2]), v[i]);
     }
   } else {
     constexpr int kStep = h / kLanes;
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int i = 0; i < kVectors; ++i) {
       if (i & kStep) continue;
       const Vector a = v[i], b = v[i + kStep];
@@ -63,16 +63,17 @@ inline void stage(Vector* v) {
   }
 }
 
+// Stage h and those behind it.
+template <int kBlock, bool kBack, int h>
+inline void stages_from(Vector* v) {
+  stage<kBlock / kLanes, h, kBack>(v);
+  if constexpr (kBack ? h > 1 : 2 * h < kBlock)
+    stages_from<kBlock, kBack, kBack ? h / 2 : 2 * h>(v);
+}
+
 template <int kBlock, bool kBack>
 inline void stages(Vector* v) {
-  constexpr int n = kBlock / kLanes;
-  if constexpr (kBack) {
-    if constexpr (kBlock == 64) stage<n, 32, true>(v), stage<n, 16, true>(v);
-    stage<n, 8, true>(v), stage<n, 4, true>(v), stage<n, 2, true>(v), stage<n, 1, true>(v);
-  } else {
-    stage<n, 1, false>(v), stage<n, 2, false>(v), stage<n, 4, false>(v), stage<n, 8, false>(v);
-    if constexpr (kBlock == 64) stage<n, 16, false>(v), stage<n, 32, false>(v);
-  }
+  stages_from<kBlock, kBack, kBack ? kBlock / 2 : 1>(v);
 }
 
 template <int kBlock, bool kBack, bool kFactor>
@@ -81,14 +82,14 @@ inline Range rotate_scaled(const float* x, int64_t n, const float* factor, float
   WideExtremes extremes;
   for (int64_t k = 0; k < n; k += kBlock) {
     Vector v[kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int i = 0; i < kVectors; ++i) {
       const int64_t at = k + i * kLanes;
       v[i] = load(x + at);
       if constexpr (kFactor && !kBack) v[i] = multiply(v[i], load(factor + at));
     }
     stages<kBlock, kBack>(v);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int i = 0; i < kVectors; ++i) {
       const int64_t at = k + i * kLanes;
       v[i] = multiply(v[i], all(kInverseRoot<kBlock>));
@@ -107,8 +108,6 @@ inline Range rotate_blocks(const float* x, int64_t n, const float* factor, float
 }
 
 }  // namespace wide
-
-using wide::rotate_blocks;
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/tables/cache.h"
 #include "cpu/kernels/tables/panel.h"
 #include "types.h"
 
@@ -96,6 +97,7 @@ struct AttentionKernels {
   float (*exponentials)(float* scores, int64_t keys, float top);
   void (*mix_values)(const float* p, const float* v, int64_t stride, int64_t keys, int64_t e,
                      float* y);
+  CacheKernels cache;
 };
 
 }  // namespace qfx::cpu

@@ -15,7 +15,7 @@ using qfx::CodeSpec;
 using qfx::Dtype;
 using qfx::Transform;
 
-inline constexpr int kLargestRotation = 64;
+inline constexpr int kLargestRotation = 256;
 inline constexpr int kRandomGroup = 64;  // elements whose random bits are made together
 
 // Extremes of a row as sortable integers: `magnitude` is the bit pattern of max|x| (NaN above

@@ -1,4 +1,4 @@
-#include "cpu/ops/whole.h"
+#include "cpu/gemm/whole.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,0 +1,61 @@
+"""A language model of transformers that `qfx.compile_for_generate` made programs of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.decode_static import Case
+from qfx.generate import compile_for_generate
+from qfx.nn.kinds import stored_linears
+
+
+class Programs:
+    """`key_bits`, `value_bits`: of the cache."""
+
+    def __init__(
+        self, scheme: str, case: Case, model: Any, key_bits: int = 8, value_bits: int = 8
+    ) -> None:
+        self.model = compile_for_generate(
+            model,
+            scheme,
+            max_length=case.length,
+            batch_size=case.batch,
+            key_bits=key_bits,
+            value_bits=value_bits,
+        )
+        self.cache: Any = None
+        read = {t.data_ptr(): t.nbytes for _, m in stored_linears(self.model) for t in m.buffers()}
+        self.weights = sum(read.values())  # bytes
+
+    def prefill(self, tokens: Tensor) -> Tensor:
+        from transformers.cache_utils import DynamicCache
+
+        self.cache = DynamicCache(config=self.model.config)
+        return self._call(tokens)
+
+    def prepare(self) -> None:
+        pass
+
+    def step(self, token: Tensor) -> Tensor:
+        return self._call(token)
+
+    def generate(self, tokens: Tensor, new: int, **more: Any) -> Tensor:
+        """Greedily, in a new conversation; texts [B, L + new]."""
+        return self.model.generate(  # type: ignore[no-any-return]
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+            **more,
+        )
+
+    def _call(self, tokens: Tensor) -> Tensor:
+        found = self.model(
+            input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1
+        )
+        return found.logits[:, -1]  # type: ignore[no-any-return]

@@ -1,0 +1,165 @@
+"""A language model of transformers that decodes with a static cache, one call of it a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """`batch` texts of `context` tokens, and `new` tokens that are decoded behind them."""
+
+    folder: Path  # of the float32 model
+    batch: int
+    context: int
+    new: int
+    inner: str = "inductor"  # what compiles: tests take less
+
+    @property
+    def length(self) -> int:
+        """Tokens that a cache must hold: generating gives the first new one by the prefill."""
+        return self.context + self.new + 1
+
+
+class Decoder(Protocol):
+    """`generate` is there where the library has such a call."""
+
+    def prefill(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, L], of new texts -> logits [B, V] of what follows."""
+
+    def prepare(self) -> None:
+        """What a step needs and is no part of it."""
+
+    def step(self, token: Tensor) -> Tensor:
+        """One token [B, 1] behind all before -> logits [B, V]."""
+
+
+def own(tokens: Tensor) -> Tensor:
+    """A copy with the strides that a tensor of this shape has of itself: Dynamo compiles again for
+    others, though a dimension of one element makes them meaningless."""
+    return tokens.clone(memory_format=torch.contiguous_format)
+
+
+MakeCache = Callable[[Any, int, int], Any]  # of a configuration, texts and tokens of each
+
+
+def static_cache(config: Any, batch: int, length: int) -> Any:
+    from transformers.cache_utils import StaticCache
+
+    cache = StaticCache(config=config, max_cache_len=length)
+    shape = config.num_key_value_heads, config.head_dim
+    cache.early_initialization(batch, *shape, torch.float32, torch.device("cpu"))
+    return cache
+
+
+def as_it_is(forward: Any) -> Any:
+    return forward
+
+
+class Static:
+    """A model of transformers whose `forward` is what `compile` makes of it, and the cache that
+    `cache` makes. What `step` passes is what `generate` does, so both run the same graphs."""
+
+    outside = "python"  # what a step does beside operators
+
+    def __init__(
+        self,
+        case: Case,
+        model: Any,
+        compile: Callable[[Any], Any] = as_it_is,
+        cache: MakeCache = static_cache,
+    ) -> None:
+        self.model, self.batch = model, case.batch
+        self.cache = cache(model.config, case.batch, case.length)
+        self.told = 0
+        model.forward = compile(model.forward)
+
+    def prefill(self, tokens: Tensor) -> Tensor:
+        self.cache.reset()
+        self.told = 0
+        self._look(tokens.shape[1])
+        return self._call(tokens)
+
+    def prepare(self) -> None:
+        self._look(1)
+
+    def step(self, token: Tensor) -> Tensor:
+        return self._call(token)
+
+    def generate(self, tokens: Tensor, new: int, **more: Any) -> Tensor:
+        """Greedily, in a new conversation; texts [B, L + new]."""
+        self.cache.reset()
+        return self.model.generate(  # type: ignore[no-any-return]
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            past_key_values=self.cache,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+            **more,
+        )
+
+    def _look(self, new: int) -> None:
+        """At `new` tokens behind those told: their places and masks, which `generate` makes outside
+        of the model too."""
+        from transformers.masking_utils import create_masks_for_generate
+
+        told = self.told + new
+        self.places = torch.arange(self.told, told).repeat(self.batch, 1)
+        masks = create_masks_for_generate(
+            config=self.model.config,
+            inputs_embeds=torch.empty(self.batch, new, 0, dtype=self.model.dtype),
+            attention_mask=torch.ones(self.batch, told, dtype=torch.int64),
+            past_key_values=self.cache,
+            position_ids=self.places,
+        )
+        self.masks, self.told = _laid_out(masks), told
+
+    def _call(self, tokens: Tensor) -> Tensor:
+        found = self.model(
+            input_ids=tokens,
+            past_key_values=self.cache,
+            position_ids=self.places,
+            use_cache=True,
+            logits_to_keep=1,
+            return_dict=True,
+            **({} if self.masks is None else {"attention_mask": self.masks}),
+        )
+        return found.logits[:, -1]  # type: ignore[no-any-return]
+
+
+def _laid_out(masks: Any) -> Any:
+    """As `generate` does: a mask, one for each kind of layer, or none where all is seen."""
+    if isinstance(masks, dict):
+        return {kind: _laid_out(mask) for kind, mask in masks.items()}
+    return None if masks is None else masks.contiguous()
+
+
+def load(case: Case) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32).eval()
+
+
+class Counted:
+    """A streamer of `generate`: calls `after` with the number of new tokens behind each of them."""
+
+    def __init__(self, after: Callable[[int], None]) -> None:
+        self.after, self.count = after, -1  # the first that it is given is the prompt
+
+    def put(self, _: Tensor) -> None:
+        self.count += 1
+        if self.count:
+            self.after(self.count)
+
+    def end(self) -> None:
+        pass

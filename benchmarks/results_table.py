@@ -1,0 +1,33 @@
+"""What a table of docs/results.md is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table. `benchmark`: a pattern of how its files' names end. `head`: of the first column,
+    filled by `row`. `cells`: columns of one processor and their text, of a row among all rows of
+    its file. `only`: which rows; `order`: a key to sort them by, else as they stand in the file.
+    `table`: the heading of a table of its own for some rows; `below`: lines under a table, of the
+    rows of one processor."""
+
+    benchmark: str
+    title: str
+    text: str
+    head: str
+    row: Callable[[Row], str]
+    cells: Callable[[Row, list[Row]], dict[str, str]]
+    only: Callable[[Row], bool] = lambda row: True
+    order: Callable[[Row], Any] = lambda row: 0
+    table: Callable[[Row], str] = lambda row: ""
+    below: Callable[[list[Row]], list[str]] = lambda rows: []
+
+
+def of(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row[key])

@@ -1,0 +1,72 @@
+// A cache of keys and values in codes of 8 or 4 bits: written, read, attended to. (K1) to (K5)
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/attention/mask.h"
+#include "cpu/gemm/quantize.h"
+#include "cpu/kernels/tables/cache.h"
+
+namespace qfx::cpu {
+
+// The keys or the values of a head; kernels/tables/cache.h has their layout.
+struct CacheHead {
+  uint8_t* codes;
+  float* scale;
+};
+
+// The keys or the values of all heads of a batch; strides in bytes.
+struct CachePart {
+  char *codes, *scale;
+  int64_t batch, heads, capacity, d;
+  int bits;
+  int64_t code_strides[2], scale_strides[2];  // of batch and heads
+
+  CacheHead head(int64_t i) const {
+    const int64_t b = i / heads, h = i % heads;
+    return {
+        reinterpret_cast<uint8_t*>(codes + b * code_strides[0] + h * code_strides[1]),
+        reinterpret_cast<float*>(scale + b * scale_strides[0] + h * scale_strides[1]),
+    };
+  }
+  int64_t bytes_of_token() const { return d * bits / 8; }
+  int64_t scales_of_token() const { return bits == 8 ? 1 : 2; }
+};
+
+// Vectors [batch, heads, tokens, D], each contiguous; strides in bytes.
+struct TokenVectors {
+  const char* data;
+  Dtype dtype;
+  int64_t tokens, strides[3];
+
+  const char* at(int64_t b, int64_t h, int64_t t) const {
+    return data + b * strides[0] + h * strides[1] + t * strides[2];
+  }
+};
+
+enum class CacheKind { kKeys, kValues };
+
+// The tokens of head i take their places, which lie below the capacity. (K1)
+void write_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
+                 const TokenVectors& x, const int64_t* places, int64_t i);
+
+// The first `length` tokens of head i, [length][D]. (K2)
+void read_cache(const Kernels& kernels, CacheKind kind, const CachePart& part, int64_t length,
+                Dtype dtype, char* out, int64_t i);
+
+struct CacheAttention {
+  CachePart keys, values;
+  TokenVectors q;  // of `group` times as many heads
+  int64_t group, length;
+  Mask mask;                // of the first head of queries of the first sequence
+  int64_t mask_strides[2];  // of batch and heads of queries, in bytes
+  float scale;
+  Dtype dtype;
+  char* out;  // [batch, heads of queries, tokens, E]
+};
+
+// All queries of the heads i..end of the keys. (K3) to (K5)
+void attend_to_cache(const Kernels& kernels, const CacheAttention& attention, int64_t i,
+                     int64_t end);
+
+}  // namespace qfx::cpu

@@ -1,0 +1,44 @@
+// An instruction of a program: checked and prepared once, run once a step.
+#pragma once
+
+#include <memory>
+
+#include "cpu/kernels/tables/kernels.h"
+#include "cpu/program/operand.h"
+
+namespace qfx::cpu {
+
+class Instruction {
+ public:
+  virtual ~Instruction() = default;
+  virtual void run(const Kernels& kernels, char* const* slots) const = 0;
+};
+
+using Made = std::unique_ptr<const Instruction>;
+
+// The first word of each, in the order of OPERATIONS in qfx/programs/words.py.
+enum class Operation : int64_t {
+  kCopy,       // out, x: floats of any element, or the same element
+  kUnary,      // which, out, x
+  kBinary,     // which, out, a, b
+  kMean,       // out [.., 1], x [.., n]
+  kEmbedding,  // out [.., d], indices, table [v, d]
+  kLinear,
+  kLowbitLinear,
+  kKvWrite,      // keys, values: codes, scales of each; k, v, places
+  kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length
+  kCount
+};
+
+Made copy_of(Words& words);
+Made unary_of(Words& words);
+Made binary_of(Words& words);
+Made mean_of(Words& words);
+Made embedding_of(Words& words);
+// slots: what is known of constants when the program is made; null where that is known later.
+Made linear_of(Words& words, char* const* slots);
+Made lowbit_linear_of(Words& words, char* const* slots);
+Made kv_write_of(Words& words);
+Made kv_attention_of(Words& words);
+
+}  // namespace qfx::cpu

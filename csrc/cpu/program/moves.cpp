@@ -1,0 +1,108 @@
+// Copies, means along the last axis, and rows looked up in a table.
+#include <cstring>
+
+#include "cpu/program/instruction.h"
+#include "cpu/program/loops.h"
+
+namespace qfx::cpu {
+namespace {
+
+template <typename To, typename From>
+struct Copies final : Instruction {
+  Loops<2> loops;
+
+  explicit Copies(const std::array<Operand, 2>& operands) : loops(operands) {}
+
+  void run(const Kernels&, char* const* slots) const override {
+    loops.each(slots, [&](int64_t n, const auto& stride, const auto& at) {
+      To* out = reinterpret_cast<To*>(at[0]);
+      const From* x = reinterpret_cast<const From*>(at[1]);
+      if (stride[0] == 1 && stride[1] == 1) {
+        for (int64_t i = 0; i < n; ++i) out[i] = static_cast<To>(x[i]);
+      } else {
+        for (int64_t i = 0; i < n; ++i) out[i * stride[0]] = static_cast<To>(x[i * stride[1]]);
+      }
+    });
+  }
+};
+
+// 16 sums side by side, then their sum.
+float sum_of(const float* x, int64_t n) {
+  constexpr int kSums = 16;
+  float sums[kSums] = {}, total = 0.f;
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int s = 0; s < kSums; ++s) sums[s] += x[i + s];
+  }
+  for (int s = 0; i < n; ++i, ++s) sums[s] += x[i];
+  for (int s = 0; s < kSums; ++s) total += sums[s];
+  return total;
+}
+
+struct Means final : Instruction {
+  Operand out, x;
+
+  Means(const Operand& out, const Operand& x) : out(out), x(x) {}
+
+  void run(const Kernels&, char* const* slots) const override {
+    float* to = out.in<float>(slots);
+    const float* from = x.in<float>(slots);
+    const int64_t n = x.size(-1), rows = out.elements();
+    for (int64_t m = 0; m < rows; ++m) to[m] = sum_of(from + m * n, n) / static_cast<float>(n);
+  }
+};
+
+struct Lookups final : Instruction {
+  Operand out, indices, table;
+
+  Lookups(const Operand& out, const Operand& indices, const Operand& table)
+      : out(out), indices(indices), table(table) {}
+
+  void run(const Kernels&, char* const* slots) const override {
+    const int64_t rows = indices.elements(), size = table.size(1);
+    const int64_t* place = indices.in<int64_t>(slots);
+    for (int64_t i = 0; i < rows; ++i) {
+      if (place[i] < 0 || place[i] >= table.size(0)) {
+        throw std::out_of_range("token " + std::to_string(place[i]) + " is none of the " +
+                                std::to_string(table.size(0)) + " of the vocabulary");
+      }
+      std::memmove(out.in<float>(slots) + i * size, table.in<float>(slots) + place[i] * size,
+                   static_cast<size_t>(size) * sizeof(float));
+    }
+  }
+};
+
+}  // namespace
+
+Made copy_of(Words& words) {
+  const std::array<Operand, 2> operands = {words.operand(), words.operand()};
+  const Element to = operands[0].element, from = operands[1].element;
+  if (to == Element::kFloat && from == to) return std::make_unique<Copies<float, float>>(operands);
+  if (to == Element::kLong && from == to) {
+    return std::make_unique<Copies<int64_t, int64_t>>(operands);
+  }
+  if (to == Element::kInt && from == to) {
+    return std::make_unique<Copies<int32_t, int32_t>>(operands);
+  }
+  if (to == Element::kByte && from == to) return std::make_unique<Copies<int8_t, int8_t>>(operands);
+  if (to == Element::kFloat && from == Element::kLong) {
+    return std::make_unique<Copies<float, int64_t>>(operands);
+  }
+  wrong_program("no such copy");
+}
+
+Made mean_of(Words& words) {
+  const Operand out = words.matrix(Element::kFloat), x = words.matrix(Element::kFloat);
+  expect(x.size(-1) > 0 && out.elements() * x.size(-1) == x.elements(), "a mean of other rows");
+  return std::make_unique<Means>(out, x);
+}
+
+Made embedding_of(Words& words) {
+  const Operand out = words.matrix(Element::kFloat), indices = words.matrix(Element::kLong);
+  const Operand table = words.matrix(Element::kFloat);
+  expect(table.axes == 2 && out.elements() == indices.elements() * table.size(1),
+         "rows of another table");
+  return std::make_unique<Lookups>(out, indices, table);
+}
+
+}  // namespace qfx::cpu

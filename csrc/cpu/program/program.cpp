@@ -1,0 +1,87 @@
+#include "cpu/program/program.h"
+
+#include <string>
+#include <utility>
+
+#include "cpu/kernels/dispatch.h"
+#include "memory.h"
+
+namespace qfx::cpu {
+namespace {
+
+constexpr int64_t kLine = 64;
+
+// Zeros, of which the system makes pages as they are used.
+char* allocated(int64_t bytes) {
+  constexpr int64_t kMost = int64_t{1} << 43;
+  char* found = bytes > kMost ? nullptr : static_cast<char*>(std::calloc(bytes + kLine, 1));
+  if (found == nullptr) throw OutOfMemory(std::to_string(bytes), "which a program works in");
+  return found;
+}
+
+Made instruction_of(Words& words, char* const* slots) {
+  switch (static_cast<Operation>(words.take())) {
+    case Operation::kCopy:
+      return copy_of(words);
+    case Operation::kUnary:
+      return unary_of(words);
+    case Operation::kBinary:
+      return binary_of(words);
+    case Operation::kMean:
+      return mean_of(words);
+    case Operation::kEmbedding:
+      return embedding_of(words);
+    case Operation::kLinear:
+      return linear_of(words, slots);
+    case Operation::kLowbitLinear:
+      return lowbit_linear_of(words, slots);
+    case Operation::kKvWrite:
+      return kv_write_of(words);
+    case Operation::kKvAttention:
+      return kv_attention_of(words);
+    case Operation::kCount:
+      break;
+  }
+  wrong_program("no such operation");
+}
+
+}  // namespace
+
+Program::Program(std::span<const int64_t> words, std::vector<int64_t> bytes,
+                 std::vector<int64_t> addresses) {
+  expect(!bytes.empty() && bytes.size() == addresses.size(), "as many sizes as slots");
+  for (int64_t size : bytes) expect(size >= 0, "a slot of a negative size");
+  memory_.reset(allocated(bytes[0]));
+  const auto begin = reinterpret_cast<uintptr_t>(memory_.get());
+  slots_.push_back(memory_.get() + (kLine - begin % kLine) % kLine);
+  for (size_t i = 1; i < addresses.size(); ++i) {
+    if (addresses[i] == 0) given_.push_back({i, bytes[i]});
+    slots_.push_back(reinterpret_cast<char*>(addresses[i]));
+  }
+  while (!words.empty()) {
+    const int64_t count = words[0];
+    expect(count > 0 && count < static_cast<int64_t>(words.size()), "an instruction is cut off");
+    Words own(words.subspan(1, static_cast<size_t>(count)), bytes);
+    instructions_.push_back(instruction_of(own, slots_.data()));
+    expect(!own.left(), "an instruction says too much");
+    words = words.subspan(1 + static_cast<size_t>(count));
+  }
+}
+
+void Program::run(std::span<const int64_t> given) {
+  if (given.size() != given_.size()) {
+    throw std::invalid_argument("a program runs on " + std::to_string(given_.size()) +
+                                " addresses, got " + std::to_string(given.size()));
+  }
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (given[i] == 0 && given_[i].bytes > 0) {
+      throw std::invalid_argument("address " + std::to_string(i) + " of a program is null, where " +
+                                  std::to_string(given_[i].bytes) + " bytes are to be");
+    }
+    slots_[given_[i].slot] = reinterpret_cast<char*>(given[i]);
+  }
+  const Kernels& kernels = kernels_of(current_isa());
+  for (const Made& each : instructions_) each->run(kernels, slots_.data());
+}
+
+}  // namespace qfx::cpu

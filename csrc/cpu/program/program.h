@@ -1,0 +1,42 @@
+// A program: instructions that run one after the other on slots of memory, without a framework
+// between them. Slot 0 is memory of its own, all others are given: the addresses of constants when
+// it is made, those of inputs and outputs at each run.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cpu/program/instruction.h"
+
+namespace qfx::cpu {
+
+class Program {
+ public:
+  // words: for each instruction their number behind this one, its Operation, and what that says.
+  // bytes, addresses: of each slot; an address is 0 where it is given at each run.
+  Program(std::span<const int64_t> words, std::vector<int64_t> bytes,
+          std::vector<int64_t> addresses);
+
+  // `given`: the addresses of the slots that had none. One run at a time.
+  void run(std::span<const int64_t> given);
+
+  int64_t instructions() const { return static_cast<int64_t>(instructions_.size()); }
+
+ private:
+  std::vector<char*> slots_;
+  struct Given {
+    size_t slot;
+    int64_t bytes;
+  };
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::vector<Given> given_;
+  std::unique_ptr<char, Free> memory_;
+  std::vector<Made> instructions_;
+};
+
+}  // namespace qfx::cpu

@@ -1,0 +1,23 @@
+"""Decoding with a language model of transformers as one path, and its programs as a file."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qfx.generate.compiled import compile_for_generate
+    from qfx.generate.decoder import Decoder, load_programs
+    from qfx.generate.exported import save_programs
+
+__all__ = ["Decoder", "compile_for_generate", "load_programs", "save_programs"]
+_HOMES = {
+    "compile_for_generate": "qfx.generate.compiled",
+    "save_programs": "qfx.generate.exported",
+    "Decoder": "qfx.generate.decoder",
+    "load_programs": "qfx.generate.decoder",
+}
+
+
+def __getattr__(name: str) -> Any:  # what only reads a file needs no transformers
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

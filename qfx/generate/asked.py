@@ -1,0 +1,70 @@
+"""Asked: what a call of a model says, where a step or the reading of a prompt can answer it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+_SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
+_OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+
+
+class Asked(NamedTuple):
+    """`tokens` [B, T], None where embeddings take their place; `seen`: bool [B, n], which places
+    hold no padding."""
+
+    tokens: Tensor | None
+    cache: Cache
+    seen: Tensor | None
+    positions: Tensor | None
+    keep: int | Tensor
+    length: int
+
+    def part(self, begin: int, end: int) -> Asked:
+        """Some of its tokens, the last ones that are looked at."""
+        assert self.tokens is not None
+        tokens, positions = self.tokens[:, begin:end], self.positions
+        if positions is not None:
+            positions = positions[:, begin:end]
+        return self._replace(tokens=tokens, positions=positions, length=end - begin)
+
+    def plain(self, first: int) -> bool:
+        """Its mask is of all tokens behind `first` that were seen, and tells no positions that the
+        model would have to find."""
+        if self.seen is None:
+            return True
+        whole = self.seen.shape[1] == first + self.length
+        return whole and (self.positions is not None or bool(self.seen.all()))
+
+
+def asked_of(given: dict[str, Any]) -> Asked | None:
+    """Of the arguments by their names; None for a call that the modules alone serve."""
+    given = {n: v for n, v in given.items() if v is not None and (n not in _OUTPUTS or v)}
+    tokens, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
+    cache = given.pop("past_key_values", None)
+    seen, positions = given.pop("attention_mask", None), given.pop("position_ids", None)
+    if (tokens is None) is (embedded is None) or not isinstance(cache, Cache):
+        return None
+    if given.keys() - _SERVED or not all(given.get(n, True) for n in ("use_cache", "return_dict")):
+        return None
+    if not all(v is None or (isinstance(v, Tensor) and v.ndim == 2) for v in (seen, positions)):
+        return None
+    seen = None if seen is None else seen.bool()
+    count = (embedded if tokens is None else tokens).shape[1]
+    return Asked(tokens, cache, seen, positions, given.get("logits_to_keep", 0), count)
+
+
+def as_modules_would() -> bool:
+    """Whether somebody follows what the modules do: autograd, autocast or a compiler."""
+    autocast = torch.is_autocast_enabled("cpu")
+    return torch.is_grad_enabled() or autocast or torch.compiler.is_compiling()
+
+
+def hold_codes(cache: Cache, layers: list[Any]) -> None:
+    """Turns an empty DynamicCache into one of these layers; leaves any other as it is."""
+    if type(cache) is DynamicCache and cache.get_seq_length() == 0 and not cache.offloading:
+        cache.layers = layers
+        cache.layer_class_to_replicate = None

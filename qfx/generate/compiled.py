@@ -1,0 +1,82 @@
+"""compile_for_generate: the steps of `generate` as programs, one for each number of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.generation.utils import GenerationMixin
+
+from qfx.generate.masks import windows
+from qfx.generate.steps import Steps
+from qfx.hf.kv_cache import KVLayer, layers_of
+from qfx.nn import quantize_
+from qfx.nn.kinds import stored_linears
+from qfx.ops.kv_cache import TOKENS
+from qfx.values.config import Config
+
+
+def compile_for_generate(
+    model: Any,
+    config: Config | str | None = None,
+    *,
+    max_length: int = 2048,
+    batch_size: int = 1,
+    key_bits: int = 8,
+    value_bits: int = 8,
+) -> Any:
+    """Makes the model decode as one path; returns it, changed in place.
+
+    `model`: a decoder of transformers with float32 or quantized weights, in eval mode, on the CPU,
+    or what PEFT or torch.compile wrapped around one.
+    `config`: how its weights are quantized (`qfx.quantize_`), as a scheme's name or a Config; None
+    where that is done, or for "w8a8". `max_length`: tokens of prompt and answer together that there
+    is room for. `batch_size`: of which a program is made now; others are at their first use.
+
+    `model.generate(...)` then keeps keys and values in int8 and runs each step as a program of
+    `qfx.programs`, and reads the prompt by others, some tokens at a time. Its modules serve calls
+    for more than logits (hidden states, attentions, labels), caches of another kind, gradients and
+    autocast. Where no program can be made of the model, they do it all and a warning says why.
+    ValueError, before anything is changed, for a model that cannot have an int8 cache.
+    """
+    inner = _inside(model)
+    _check(inner, max_length, batch_size)
+    length = -(-max_length // TOKENS) * TOKENS
+    former = inner.__dict__.get("forward")
+    before = former.inner if isinstance(former, Steps) else inner.forward
+    bits = (key_bits, value_bits)
+    spans, count = windows(inner.config), layers_of(inner.config)
+    cache = Cache(layers=[KVLayer(length, *bits) for _ in range(count)])  # type: ignore[arg-type]
+    with torch.no_grad():
+        token = torch.zeros(1, 1, dtype=torch.int64, device=inner.device)
+        before(input_ids=token, past_key_values=cache, use_cache=True)
+    if config is not None or not any(stored_linears(inner)):
+        scheme = Config(scheme=config) if isinstance(config, str) else config
+        quantize_(inner, scheme or Config())
+    inner.forward = Steps(inner, before, spans, cache.layers)  # type: ignore[arg-type]
+    inner.forward.prepare(batch_size)
+    return model
+
+
+def _inside(model: Any) -> Any:
+    """What generates: wrappers hand `generate` on to it."""
+    for name in ("_orig_mod", "get_base_model"):
+        found = getattr(model, name, None)
+        if found is not None:
+            return _inside(found if isinstance(found, torch.nn.Module) else found())
+    return model
+
+
+def _check(model: Any, max_length: int, batch_size: int) -> None:
+    generates = isinstance(model, GenerationMixin)
+    if not generates or model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} is no decoder of transformers that generates, as "
+            "AutoModelForCausalLM loads them"
+        )
+    if model.training:
+        raise ValueError("the model is in training mode: call model.eval() first")
+    for name, value in (("max_length", max_length), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: expected at least 1")

@@ -1,0 +1,132 @@
+"""A decoder of programs from a file: neither the model's code nor transformers is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.files.tensor_file import safetensors, table_of, tensors_of
+from qfx.generate.masks import step_masks
+from qfx.generate.rows import MOST_ROWS, filled, rows_for
+from qfx.ops.kv_cache import kv_empty
+from qfx.programs import Runner
+from qfx.programs.stored import restored
+from qfx.values.errors import UserError
+from qfx.values.json_text import parsed
+
+FORMAT = 1
+KEY = "qfx_programs"  # metadata of the file
+
+
+def load_programs(path: str | Path) -> Decoder:
+    """A decoder of the file that `save_programs` wrote, which must be trusted no more than other
+    weights: it holds no code. ValueError for another file; OSError."""
+    safetensors()
+    table = table_of(Path(path))
+    if KEY not in table.metadata:
+        raise UserError(f"{path} holds no programs: save_programs writes them")
+    told = parsed(table.metadata[KEY], f"{path} holds no programs")
+    if told.get("format") != FORMAT:
+        raise UserError(
+            f"{path} has programs of format {told.get('format')!r}, this qfx reads {FORMAT}: save "
+            "them again"
+        )
+    tensors = dict(tensors_of(table, lambda _: None, lambda _: False))
+    try:
+        return Decoder(told, tensors)
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as why:
+        raise UserError(f"{path} does not say what its programs are: {why!r}") from None
+
+
+class Decoder:
+    """Reads and continues `batch` texts at a time, with an int8 cache of `length` tokens. One text
+    after another: `reset` begins anew."""
+
+    def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.length, self.batch = int(told["length"]), int(told["batch"])
+        self._windows = dict(told["windows"])
+        self._runners: dict[int, Runner] = {
+            int(rows): restored(each, tensors) for rows, each in told["programs"].items()
+        }
+        self._rows = tuple(sorted(self._runners))
+        self._layers = [
+            kv_empty(self.batch, heads, self.length, features, *told["bits"])
+            for heads, features in told["shapes"]
+        ]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was read."""
+        self.seen = 0
+        self._kept = torch.zeros(self.batch, self.length, dtype=torch.bool)
+
+    def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Tokens [batch, T] behind those before -> logits [batch, V] of what follows the last one.
+
+        `attention_mask` [batch, T]: 0 where a text has padding, which stands before its tokens.
+        ValueError for another number of texts, and where there is no room.
+        """
+        count = self._checked(tokens, attention_mask)
+        kept = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        self._kept[:, self.seen : self.seen + count] = kept.bool()
+        positions = (self._kept[:, : self.seen + count].long().cumsum(1) - 1).clamp(min=0)
+        positions, begin, logits = positions[:, self.seen :], 0, tokens.new_empty(0)
+        while begin < count:
+            rows = rows_for(count - begin, self.length - self.seen, self._rows)
+            end = min(begin + rows, count)
+            logits = self._step(tokens[:, begin:end], positions[:, begin:end], rows)
+            begin = end
+        return logits
+
+    def generate(self, tokens: Tensor, new: int, *, eos: int | None = None) -> Tensor:
+        """Greedily: up to `new` tokens [batch, N] behind `tokens`; a text ends with `eos`, and is
+        filled up by it until all have ended. ValueError for `new` below 1."""
+        if new < 1:
+            raise UserError(f"new={new}: expected at least 1")
+        logits, found = self.read(tokens), []
+        ended = torch.zeros(self.batch, dtype=torch.bool)
+        while True:
+            token = logits.argmax(-1)
+            if eos is not None:
+                token = torch.where(ended, eos, token)
+                ended |= token == eos
+            found.append(token)
+            if len(found) == new or bool(ended.all()):
+                return torch.stack(found, 1)
+            logits = self.read(token[:, None])
+
+    def _step(self, tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
+        count = tokens.shape[1]
+        shape = (self.batch, rows, self.length)
+        masks = step_masks(self._windows, self._kept, self.seen, shape)
+        places = torch.arange(self.seen, self.seen + rows)
+        last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
+        given = (filled(tokens, rows), filled(positions, rows), places, *last, *masks)
+        logits: Tensor = self._runners[rows](*given, *(t for part in self._layers for t in part))[0]
+        self.seen += count
+        return logits[:, -1 if rows > MOST_ROWS else count - 1]
+
+    def _checked(self, tokens: Tensor, mask: Tensor | None) -> int:
+        """How many tokens of each text there are."""
+        if tokens.ndim != 2 or len(tokens) != self.batch or tokens.shape[1] < 1:
+            raise UserError(
+                f"tokens have shape {tuple(tokens.shape)}, expected [{self.batch}, T], T at least 1"
+            )
+        count = tokens.shape[1]
+        if mask is not None and mask.shape != tokens.shape:
+            raise UserError(
+                f"attention_mask has shape {tuple(mask.shape)}, expected {tuple(tokens.shape)}: of "
+                "these tokens alone, not of those before"
+            )
+        if self.seen + count > self.length:
+            raise UserError(
+                f"{count} tokens behind {self.seen} are more than the {self.length} that there is "
+                "room for: compile_for_generate(model, max_length=...) says how many"
+            )
+        return count

@@ -1,0 +1,41 @@
+"""save_programs: the programs of a model as a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from qfx.files.tensor_file import safetensors, write_tensors
+from qfx.generate.decoder import FORMAT, KEY
+from qfx.generate.steps import Steps
+from qfx.programs.stored import Storing
+from qfx.values.atomic_write import write_files
+from qfx.values.errors import UserError
+
+
+def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
+    """Writes the programs of a model that `compile_for_generate` made, for so many texts, and the
+    weights that they read, as one file of safetensors; those that are not there are made.
+
+    `load_programs` reads it, with the same version of qfx, on any processor; it decodes without
+    the model, its code and transformers. ValueError for another model, and where PyTorch runs
+    a part of a program.
+    """
+    safetensors()
+    steps = getattr(model, "forward", None)
+    if not isinstance(steps, Steps):
+        raise UserError("save_programs takes a model that compile_for_generate has made faster")
+    runners = steps.all_runners(batch_size)
+    storing = Storing()
+    told = {
+        "format": FORMAT,
+        "length": steps.length,
+        "bits": steps.bits,
+        "shapes": steps.shapes,
+        "windows": list(steps.spans.items()),
+        "batch": batch_size,
+        "programs": {str(rows): storing.described(r) for rows, r in runners.items()},
+    }
+    metadata = {KEY: json.dumps(told)}
+    write_files({Path(path): lambda file: write_tensors(file, storing.tensors, metadata)})

@@ -1,0 +1,79 @@
+"""What programs are made of: whether a model is another than it was, and why it can have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.host.modules import forward_hooks, unsaved_buffers
+from qfx.host.tensors import version
+
+_PLAIN = (bool, int, float, str)
+_CAPTURES = "transformers.utils.output_capturing"
+_NOT_OWN = frozenset(vars(nn.Module()))
+
+
+def tensors_of(model: nn.Module) -> tuple[Tensor, ...]:
+    """Those that a state dict has: others a model may write as it runs, as tables of positions."""
+    unsaved = {id(b) for module in model.modules() for b in unsaved_buffers(module)}
+    tensors = (*model.parameters(), *model.buffers())
+    return tuple(t for t in tensors if id(t) not in unsaved)
+
+
+def values_of(tensors: tuple[Tensor, ...]) -> list[tuple[int, int]]:
+    """Changes with the values that tensors hold."""
+    return [(t.data_ptr(), version(t)) for t in tensors]
+
+
+def settings_of(model: Any) -> list[Any]:
+    """Changes with what its modules are and how they are set, as which adapters are active."""
+    found: list[Any] = [_attention(model)]
+    for module in model.modules():
+        own = [(n, _plain(v)) for n, v in vars(module).items() if n not in _NOT_OWN]
+        unsaved = [b.data_ptr() for b in unsaved_buffers(module)]
+        found.append((id(module), module.training, _hooks(module), own, unsaved))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and names, in lists and dicts too; None in the place of anything else."""
+    if isinstance(value, _PLAIN):
+        return value
+    if type(value) in (list, tuple):
+        return [_plain(v) for v in value]
+    return [(n, _plain(v)) for n, v in value.items()] if type(value) is dict else None
+
+
+def why_none(model: Any) -> str | None:
+    """Why a model can have no programs; None if nothing is known that prevents it."""
+    kinds = {t.dtype for t in model.parameters() if t.is_floating_point()} - {torch.float32}
+    devices = {t.device.type for t in tensors_of(model)} - {"cpu"}
+    if model.training:
+        return "it is in training mode: call model.eval()"
+    if kinds or devices:
+        found = ", ".join(sorted(map(str, {*kinds, *devices})))
+        return f"some of it is {found}, and programs are of float32 on the CPU"
+    hooked = [n for n, m in model.named_modules() if n and _hooks(m)]
+    if hooked:
+        return f"{hooked[0]} has hooks, which only modules call"
+    kind = _attention(model)
+    if kind != "sdpa":
+        return (
+            f"its attention is {kind!r}, which does not read an int8 cache; 'sdpa' does, where "
+            "the model has it (model.set_attn_implementation)"
+        )
+    return None
+
+
+def _hooks(module: nn.Module) -> int:
+    """Without those that transformers leaves once hidden states or attentions were asked for: they
+    do nothing where these are not."""
+    return sum(getattr(hook, "__module__", None) != _CAPTURES for hook in forward_hooks(module))
+
+
+def _attention(model: Any) -> str:
+    """The name under which transformers looks up what attends; it has no public way to ask."""
+    kind: str = getattr(model.config.get_text_config(decoder=True), "_attn_implementation")  # noqa: B009
+    return kind

@@ -1,0 +1,116 @@
+"""The graph of a step: a model of transformers on a few tokens behind a cache, rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from transformers.cache_utils import Cache
+
+from qfx.generate.masks import named
+from qfx.hf.kv_cache import NAMES, KVLayer
+from qfx.pipeline import rewrite
+from qfx.values.config import Config
+
+_READS = (torch.ops.qfx.kv_keys.default, torch.ops.qfx.kv_values.default)
+_KEEP = Config(skip=("*",))  # weights are what quantize_ made of them
+
+
+class _GivenLayer(KVLayer):
+    """Its tensors are inputs of the graph, and where it writes too."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], places: Tensor) -> None:
+        super().__init__(tensors[1].shape[2])
+        self.is_initialized = True
+        self.places = places
+        for name, tensor in zip(NAMES, tensors, strict=True):
+            setattr(self, name, tensor)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.capacity is not None
+        return self.write(key_states, value_states, self.places, self.capacity)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        assert self.capacity is not None
+        return self.capacity, 0
+
+
+class _Step(nn.Module):
+    """Tokens and their positions [B, T], the places [T] where the cache is written, with `one` the
+    number [1] of the token whose logits are asked for, a mask [B, 1, T, L] for each kind of layer,
+    four tensors of each layer's cache -> logits [B, T, V], or [B, 1, V]."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        windows: Mapping[str, int | None],
+        one: bool,
+    ) -> None:
+        super().__init__()
+        self.model, self.run, self.windows, self.one = model, forward, windows, one
+
+    def forward(self, tokens: Tensor, positions: Tensor, places: Tensor, *rest: Tensor) -> Tensor:
+        more: dict[str, Any] = {}
+        if self.one:
+            more["logits_to_keep"], *rest = rest  # type: ignore[assignment]
+        masks, tensors = rest[: len(self.windows)], rest[len(self.windows) :]
+        layers = [
+            _GivenLayer(tensors[i : i + len(NAMES)], places)
+            for i in range(0, len(tensors), len(NAMES))
+        ]
+        found = self.run(
+            input_ids=tokens,
+            attention_mask=named(self.windows, list(masks)),
+            position_ids=positions,
+            past_key_values=Cache(layers=layers),  # type: ignore[arg-type]
+            use_cache=True,
+            return_dict=True,
+            **more,
+        )
+        return found.logits  # type: ignore[no-any-return]
+
+
+def step_graph(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    windows: Mapping[str, int | None],
+    one: bool,
+    inputs: tuple[Tensor, ...],
+) -> fx.GraphModule:
+    """`forward`: of the model, as its class has it. `one`: logits of one token are asked for.
+    `inputs`: those of a step, whose sizes count.
+    ValueError where an attention would make floats of all that the cache has room for."""
+    known: dict[Any, Any] = {}
+    twin = _twin(model, known)
+    if isinstance(forward, MethodType):
+        forward = MethodType(forward.__func__, known.get(forward.__self__, forward.__self__))
+    with torch.inference_mode(False), torch.no_grad():
+        plain = tuple(t.clone() if t.is_inference() else t for t in inputs)
+        exported = torch.export.export(_Step(twin, forward, windows, one), plain)
+        graph = rewrite(exported.module(), _KEEP)[0]  # type: ignore[arg-type]
+    if any(node.target in _READS for node in graph.graph.nodes):
+        raise ValueError("its attention does not read an int8 cache")
+    return graph
+
+
+def _twin(module: Any, known: dict[Any, Any]) -> Any:
+    """Modules of its own with the same tensors: export puts others into them as long as it runs,
+    and threads may be in the model's."""
+    if module is None or module in known:
+        return known.get(module)
+    twin = known[module] = module.__class__.__new__(module.__class__)
+    for name, value in vars(module).items():
+        if name in ("_parameters", "_buffers"):
+            value = dict(value)
+        elif name == "_modules":
+            value = {own: _twin(child, known) for own, child in value.items()}
+        elif isinstance(value, MethodType):
+            value = MethodType(value.__func__, known.get(value.__self__, value.__self__))
+        vars(twin)[name] = value
+    return twin

@@ -1,0 +1,57 @@
+"""kv_attention: a few queries attend to a cache in codes. Reference, fake, gradient.
+
+docs/numerics.md (K3) to (K5).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qfx.ops.attention_decode import attention_decode
+from qfx.ops.kv_cache import INSTEAD, decoded, features_of, key_codes, value_codes
+from qfx.ops.registry import fake, no_gradient, reference
+
+
+@reference
+def kv_attention(
+    q: Tensor,
+    keys: Tensor,
+    key_scale: Tensor,
+    values: Tensor,
+    value_scale: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    length: int,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """softmax(q k^T scale + mask) v of q [B, Hq, T, D] and the first `length` tokens of a cache, Hq
+    a multiple of its H heads -> out_dtype [B, Hq, T, E]; exact, then rounded, and operators within
+    the bound of (K5).
+
+    `mask` is bool or float32 and broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is
+    0. What no row sees in a block of 16 tokens is not read.
+    """
+    group = q.shape[1] // max(keys.shape[1], 1)
+    k = decoded(key_codes(keys, key_scale, length), key_scale, torch.float64)
+    v = decoded(value_codes(values, value_scale, length), value_scale, torch.float64)
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    return attention_decode(q, k, v, mask, scale, False, out_dtype)
+
+
+@fake("kv_attention")
+def _(
+    q: Tensor,
+    keys: Tensor,
+    key_scale: Tensor,
+    values: Tensor,
+    value_scale: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    length: int,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return q.new_empty((*q.shape[:3], features_of(values, value_scale)), dtype=out_dtype)
+
+
+no_gradient("kv_attention", INSTEAD)

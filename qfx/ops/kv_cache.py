@@ -1,0 +1,173 @@
+"""kv_write, kv_keys, kv_values: a cache in codes of 8 or 4 bits. Reference, fake, gradient.
+
+Four tensors are a cache, whose first two axes are sequences and heads: rows may be selected,
+reordered and repeated along them. 8 bits are int8 codes with a scale a token and head, 4 bits two
+codes 0..15 in a uint8, with a scale and a minimum: keys [B, H, L / 16, D * bits / 8, 16] (feature d
+is byte d, or half d % 2 of byte d // 2), values [B, H, L, E * bits / 8] (feature e is byte e, or
+e % (E / 2), the upper half from E / 2 on), scales float32 [B, H, L, 1 or 2]. docs/numerics.md (K1),
+(K2).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qfx.ops.quantize import SMALLEST_SCALE, quantize
+from qfx.ops.registry import fake, no_gradient, reference
+from qfx.ops.rotation import rotate, rotated_blocks
+
+TOKENS = 16  # of a block of keys
+LARGEST_ROTATION = 256
+
+
+def kv_empty(
+    batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(keys, key_scale, values, value_scale) of a cache with room for `length` tokens of D = `d`
+    features, rounded up to a multiple of 16: zeros. A head has `d * bits / 8 + 4` bytes a token in
+    8 bits and `+ 8` in 4, for keys and for values.
+
+    ValueError: bits that are neither 8 nor 4, an odd D with 4 bits.
+    """
+    capacity = -(-length // TOKENS) * TOKENS
+    key_size, key_dtype, key_scales = _token(d, key_bits)
+    size, dtype, scales = _token(d, value_bits)
+    return (
+        torch.zeros(batch, heads, capacity // TOKENS, key_size, TOKENS, dtype=key_dtype),
+        torch.zeros(batch, heads, capacity, key_scales),
+        torch.zeros(batch, heads, capacity, size, dtype=dtype),
+        torch.zeros(batch, heads, capacity, scales),
+    )
+
+
+def _token(d: int, bits: int) -> tuple[int, torch.dtype, int]:
+    """Bytes, their type and the number of scales of one token and head."""
+    if bits not in (4, 8):
+        raise ValueError(f"a cache of {bits} bits: expected 8 or 4")
+    if bits == 4 and d % 2:
+        raise ValueError(f"a cache of 4 bits with D={d}: two features share a byte, so D is even")
+    return (d, torch.int8, 1) if bits == 8 else (d // 2, torch.uint8, 2)
+
+
+def bits_of(scale: Tensor) -> int:
+    return 8 if scale.shape[-1] == 1 else 4
+
+
+def features_of(codes: Tensor, scale: Tensor) -> int:
+    """D of keys or values."""
+    size = codes.shape[3]
+    return size if bits_of(scale) == 8 else 2 * size
+
+
+def rotation_of(d: int) -> int:
+    """The largest power of two that divides D, 256 at most; 0 where that is 1."""
+    block = min(d & -d, LARGEST_ROTATION)
+    return block if block > 1 else 0
+
+
+def _encode(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """x [..., D] -> codes [..., D] and scales [..., 1 or 2]. (K1)"""
+    rotation = rotation_of(x.shape[-1])
+    if bits == 8:
+        return quantize(x, [1], 8, True, None, rotation)[:2]
+    x = torch.nn.functional.pad(rotate(x.float(), None, rotation), (0, 1))  # the range holds zero
+    low, high = x.amin(-1, keepdim=True) + 0, x.amax(-1, keepdim=True)
+    largest = torch.maximum(high, -low)
+    finite = largest.isfinite()
+    scale = (high / 15 - low / 15).clamp_min(SMALLEST_SCALE)
+    codes = ((x[..., :-1] - low) * (1 / scale)).clamp_max(15).round()
+    scales = torch.cat([torch.where(finite, scale, largest), torch.where(finite, low, 0)], -1)
+    return torch.where(finite, codes, 0).to(torch.uint8), scales
+
+
+@reference
+def kv_write(
+    keys: Tensor,
+    key_scale: Tensor,
+    values: Tensor,
+    value_scale: Tensor,
+    k: Tensor,
+    v: Tensor,
+    places: Tensor,
+) -> None:
+    """Writes the tokens k [B, H, T, D] and v [B, H, T, E] to `places` int64 [T] of a cache. (K1)
+
+    Of two tokens at one place the later stays. A place outside the cache is an error, before
+    anything is written. To autograd what is written is a constant.
+    """
+    k_codes, k_scales = _encode(k, bits_of(key_scale))
+    v_codes, v_scales = _encode(v, bits_of(value_scale))
+    if bits_of(key_scale) == 4:
+        k_codes = k_codes[..., 0::2] | k_codes[..., 1::2] << 4
+    if bits_of(value_scale) == 4:
+        lower, upper = v_codes.tensor_split(2, dim=-1)
+        v_codes = lower | upper << 4
+    for t, place in enumerate(places.tolist()):
+        keys[:, :, place // TOKENS, :, place % TOKENS] = k_codes[:, :, t]
+        key_scale[:, :, place] = k_scales[:, :, t]
+        values[:, :, place] = v_codes[:, :, t]
+        value_scale[:, :, place] = v_scales[:, :, t]
+
+
+@fake("kv_write")
+def _(
+    keys: Tensor,
+    key_scale: Tensor,
+    values: Tensor,
+    value_scale: Tensor,
+    k: Tensor,
+    v: Tensor,
+    places: Tensor,
+) -> None:
+    return None
+
+
+def key_codes(keys: Tensor, key_scale: Tensor, length: int) -> Tensor:
+    """Codes [B, H, length, D] of the first keys."""
+    codes = keys.transpose(-1, -2).flatten(2, 3)[:, :, :length]
+    if bits_of(key_scale) == 4:
+        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    return codes
+
+
+def value_codes(values: Tensor, value_scale: Tensor, length: int) -> Tensor:
+    """Codes [B, H, length, E] of the first values."""
+    codes = values[:, :, :length]
+    return codes if bits_of(value_scale) == 8 else torch.cat([codes & 15, codes >> 4], -1)
+
+
+def decoded(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What the codes [B, H, N, D] stand for, rotated back. (K2)"""
+    scale = scale[:, :, : codes.shape[2]].to(dtype)
+    x = codes.to(dtype) * scale[..., :1]
+    if scale.shape[-1] == 2:
+        x = x + scale[..., 1:]
+    rotation = rotation_of(codes.shape[-1])
+    return rotated_blocks(x, rotation, True) if rotation else x
+
+
+@reference
+def kv_keys(keys: Tensor, key_scale: Tensor, length: int, out_dtype: torch.dtype) -> Tensor:
+    """The first `length` keys of a cache, [B, H, length, D]. (K2)"""
+    return decoded(key_codes(keys, key_scale, length), key_scale, torch.float32).to(out_dtype)
+
+
+@reference
+def kv_values(values: Tensor, value_scale: Tensor, length: int, out_dtype: torch.dtype) -> Tensor:
+    """The first `length` values of a cache, [B, H, length, E]. (K2)"""
+    return decoded(value_codes(values, value_scale, length), value_scale, torch.float32).to(
+        out_dtype
+    )
+
+
+def _fake_read(codes: Tensor, scale: Tensor, length: int, out_dtype: torch.dtype) -> Tensor:
+    shape = (*codes.shape[:2], length, features_of(codes, scale))
+    return codes.new_empty(shape, dtype=out_dtype)
+
+
+fake("kv_keys")(_fake_read)
+fake("kv_values")(_fake_read)
+INSTEAD = "use a cache in float where gradients are needed"
+no_gradient("kv_keys", INSTEAD)
+no_gradient("kv_values", INSTEAD)

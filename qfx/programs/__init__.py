@@ -1,0 +1,8 @@
+"""A rewritten graph as a program: its operators run one after the other in C++, on memory that is
+laid out once, with no framework between them. What a program has no instruction for runs by PyTorch
+between two of them."""
+
+from qfx.programs.building import build
+from qfx.programs.running import Runner
+
+__all__ = ["Runner", "build"]

@@ -1,0 +1,95 @@
+"""The instructions of linears whose floats are quantized as they come."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.host.operators import schema
+from qfx.ops.activations import ACTIVATIONS
+from qfx.programs.emitting import EMIT, Emitter, Outside, argument
+from qfx.programs.words import Kind, Operand
+
+ops = torch.ops.qfx
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Of a call of ours, by their names."""
+    known = {a.name: a.default_value for a in schema(node.target).arguments}
+    return known | dict(zip(known, node.args, strict=False)) | dict(node.kwargs)
+
+
+def quantization(e: Emitter, node: fx.Node) -> dict[str, Any]:
+    """The arguments of the `quantize` whose codes, scales and zero points a linear reads, of what
+    is the same still."""
+    given = arguments(node)
+    parts = [given[name] for name in ("q", "scale", "zero_point")]
+    if not all(isinstance(p, fx.Node) and p.target is operator.getitem for p in parts):
+        raise Outside
+    sources = {part.args[0] for part in parts}
+    if len(sources) != 1 or [part.args[1] for part in parts] != [0, 1, 2]:
+        raise Outside
+    (source,) = sources
+    if source.target not in (ops.quantize.default, ops.quantize_groups.default):
+        raise Outside
+    how = arguments(source)
+    read = [*parts, how["x"], *([] if how["factor"] is None else [how["factor"]])]
+    if any(e.written_since(source, each) for each in read):
+        raise Outside
+    return how
+
+
+def _told(e: Emitter, node: fx.Node, how: dict[str, Any], given: dict[str, Any]) -> tuple[Any, ...]:
+    """What both kinds are told first: csrc/cpu/program/linears.cpp."""
+    axes, (end, activation) = how.get("axes", [1]), _activated(node, given["activation"])
+    if end is not node:
+        e.ends[node] = end
+    parts: list[Any] = [e.whole(how["x"]), e.of(end)]
+    for optional in (given["bias"], how["factor"]):
+        parts += [0] if optional is None else [1, e.whole(optional)]
+    parts += [how["bits"], how["symmetric"], list(axes) == [0, 1], how.get("group", 0)]
+    return (*parts, list(ACTIVATIONS).index(activation), how["rotation"])
+
+
+def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
+    """The activation that alone reads a linear without one, as its epilogue computes it. (E2)"""
+    if activation == "none" and len(node.users) == 1:
+        (user,) = node.users
+        for name, known in ACTIVATIONS.items():
+            settings = {k: argument(user, 1, k, "none") for k in known.settings}
+            if user.target in known.spelled and settings == known.settings:
+                return user, name
+    return node, activation
+
+
+def _constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
+    """What is known when the program is made."""
+    found = e.of(node, dtype)
+    if found.region.kind is not Kind.CONSTANT or not found.contiguous:
+        raise Outside
+    return found
+
+
+def _linear(e: Emitter, node: fx.Node) -> None:
+    given = arguments(node)
+    how = quantization(e, node) if "q" in given else given
+    packed = _constant(e, given["packed"], torch.int8)
+    e("linear", *_told(e, node, how, given), packed, e.whole(given["w_scale"]))
+
+
+def _lowbit_linear(e: Emitter, node: fx.Node) -> None:
+    given = arguments(node)
+    how = quantization(e, node) if "q" in given else given
+    packed = _constant(e, given["packed"], torch.int8)
+    e("lowbit_linear", *_told(e, node, how, given), packed)
+
+
+EMIT |= {
+    ops.int8_linear_dynamic.default: _linear,
+    ops.int8_linear.default: _linear,
+    ops.lowbit_linear_dynamic.default: _lowbit_linear,
+    ops.lowbit_linear.default: _lowbit_linear,
+}

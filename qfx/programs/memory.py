@@ -1,0 +1,28 @@
+"""Where the regions of a program's own memory lie in it."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from qfx.programs.words import Region
+
+_LINE = 64
+
+
+def lay_out(regions: Iterable[Region]) -> tuple[dict[Region, int], int]:
+    """Region -> where it begins; bytes in all. Two that are in use at one step do not overlap: each
+    lies in the first gap between those placed before it, of which the largest are placed first."""
+    placed: list[tuple[int, int, Region]] = []  # by where they begin
+    for number, region in enumerate(sorted(regions, key=lambda r: -r.bytes)):
+        begin = 0
+        for start, _, other in placed:
+            apart = other.last < region.first or region.last < other.first
+            if apart or start + other.bytes <= begin:
+                continue
+            if begin + region.bytes <= start:
+                break
+            begin = -(-(start + other.bytes) // _LINE) * _LINE
+        insort(placed, (begin, number, region))
+    begins = {region: begin for begin, _, region in placed}
+    return begins, max((begin + r.bytes for begin, _, r in placed), default=0)

@@ -1,0 +1,156 @@
+"""The instructions of functions of numbers, of means and of norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from qfx.programs.emitting import EMIT, Emitter, Outside, argument
+from qfx.programs.words import UNARY, Operand
+
+aten = torch.ops.aten
+
+
+def _unary(name: str, e: Emitter, node: fx.Node) -> None:
+    e.unary(name, e.of(node), e.of(node.args[0]))
+
+
+def _gelu(e: Emitter, node: fx.Node) -> None:
+    exact = argument(node, 1, "approximate", "none") == "none"
+    _unary("gelu" if exact else "gelu_tanh", e, node)
+
+
+def _binary(name: str, e: Emitter, node: fx.Node) -> None:
+    out = e.of(node)
+    a, b = (_float(e, operand) for operand in node.args[:2])
+    e.binary(name, out, a, _times_alpha(e, node, b))
+
+
+def _times_alpha(e: Emitter, node: fx.Node, x: Operand) -> Operand:
+    alpha = argument(node, 2, "alpha", 1)
+    return x if alpha == 1 else e.binary("mul", e.fresh(x.sizes), x, e.of(alpha))
+
+
+def _reversed(name: str, e: Emitter, node: fx.Node) -> None:
+    out = e.of(node)
+    a, b = (_float(e, operand) for operand in node.args[:2])
+    e.binary(name, out, b, _times_alpha(e, node, a))
+
+
+def _float(e: Emitter, what: Any) -> Operand:
+    """In float32, as operators of floats and integers promote them."""
+    source = e.of(what, None)
+    if source.dtype == torch.float32:
+        return source
+    if source.dtype != torch.int64:
+        raise Outside
+    fresh = e.fresh(source.sizes)
+    e("copy", fresh, source)
+    return fresh
+
+
+def _power(e: Emitter, node: fx.Node) -> None:
+    out, x, exponent = e.of(node), e.of(node.args[0]), node.args[1]
+    if isinstance(exponent, int | float) and exponent in _POWERS:
+        _POWERS[exponent](e, out, x)
+    else:
+        e.binary("pow", out, x, _float(e, exponent))
+
+
+# As PyTorch computes them, so that zeros and infinities come out the same.
+_POWERS: dict[float, Callable[[Emitter, Operand, Operand], Operand]] = {
+    -1: lambda e, out, x: e.unary("reciprocal", out, x),
+    -0.5: lambda e, out, x: e.unary("rsqrt", out, x),
+    0.5: lambda e, out, x: e.unary("sqrt", out, x),
+    2: lambda e, out, x: e.binary("mul", out, x, x),
+}
+
+
+def _mean(e: Emitter, node: fx.Node) -> None:
+    out, x = e.of(node), e.whole(node.args[0])
+    axes = argument(node, 1, "dim")
+    of_last = axes in ([-1], [len(x.sizes) - 1]) and argument(node, 3, "dtype") is None
+    if not of_last or 0 in x.sizes[-1:] or not x.sizes or not out.contiguous:
+        raise Outside
+    _mean_of(e, out, x)
+
+
+def _mean_of(e: Emitter, out: Operand, x: Operand) -> Operand:
+    e("mean", out.viewed((*x.sizes[:-1], 1)), x)
+    return out
+
+
+def _rms_norm(e: Emitter, node: fx.Node) -> None:
+    x, shape = e.whole(node.args[0]), node.args[1]
+    eps = argument(node, 3, "eps")
+    _last_axis(shape)
+    inverse = _inverse_size(e, x, torch.finfo(torch.float32).eps if eps is None else eps)
+    _scaled(e, node, x, inverse, argument(node, 2, "weight"), None)
+
+
+def _layer_norm(e: Emitter, node: fx.Node) -> None:
+    x, shape = e.whole(node.args[0]), node.args[1]
+    _last_axis(shape)
+    mean = _mean_of(e, e.fresh((*x.sizes[:-1], 1)), x)
+    centered = e.binary("sub", e.fresh(x.sizes), x, mean)
+    inverse = _inverse_size(e, centered, argument(node, 4, "eps", 1e-5))
+    weight, bias = argument(node, 2, "weight"), argument(node, 3, "bias")
+    _scaled(e, node, centered, inverse, weight, bias)
+
+
+def _last_axis(shape: Any) -> None:
+    if len(shape) != 1:
+        raise Outside
+
+
+def _inverse_size(e: Emitter, x: Operand, eps: float) -> Operand:
+    """1 / sqrt(mean(x^2) + eps), [.., 1]."""
+    squares = e.binary("mul", e.fresh(x.sizes), x, x)
+    size = _mean_of(e, e.fresh((*x.sizes[:-1], 1)), squares)
+    size = e.binary("add", size, size, e.of(float(eps)))
+    return e.unary("rsqrt", size, size)
+
+
+def _scaled(e: Emitter, node: fx.Node, x: Operand, factor: Operand, w: Any, b: Any) -> None:
+    out = e.binary("mul", e.of(node), x, factor)
+    if w is not None:
+        e.binary("mul", out, out, e.of(w))
+    if b is not None:
+        e.binary("add", out, out, e.of(b))
+
+
+def _product(e: Emitter, node: fx.Node) -> None:
+    """Of a column and a row, as of positions and frequencies."""
+    a, b = (e.of(n) for n in node.args[:2])
+    if len(a.sizes) < 2 or a.sizes[-1] != 1 or len(b.sizes) != len(a.sizes):
+        raise Outside
+    e.binary("mul", e.of(node), a, b)
+
+
+EMIT |= {
+    aten.pow.Tensor_Scalar: _power,
+    aten.pow.Tensor_Tensor: _power,
+    aten.mean.dim: _mean,
+    aten.rms_norm.default: _rms_norm,
+    aten.layer_norm.default: _layer_norm,
+    aten.matmul.default: _product,
+    aten.bmm.default: _product,
+    aten.gelu.default: _gelu,
+    aten.rsub.Scalar: partial(_reversed, "sub"),
+    aten.rsub.Tensor: partial(_reversed, "sub"),
+}
+EMIT |= {
+    getattr(aten, name).default: partial(_unary, name)
+    for name in UNARY
+    if name not in ("gelu", "gelu_tanh")
+}
+EMIT |= {
+    getattr(getattr(aten, name), overload): partial(_binary, name)
+    for name in ("add", "sub", "mul", "div")
+    for overload in ("Tensor", "Scalar")
+}
+EMIT |= {getattr(aten, name).default: partial(_binary, name) for name in ("maximum", "minimum")}

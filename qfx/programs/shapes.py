@@ -1,0 +1,47 @@
+"""Shapes: the fake tensors of all nodes, with the storage that each lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from qfx.host.tensors import OF_VALUES, FakeMode, fake_mode, storage_key
+
+
+class Shapes(fx.Interpreter):
+    """`of[node]`: what the node gives for these inputs. Views share their source's storage."""
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        super().__init__(gm)
+        self.mode: FakeMode = fake_mode()
+        self.of: dict[fx.Node, Any] = {}
+        self.constants: dict[int, Tensor] = {}  # by the storage of what stands for them
+        with self.mode, torch.no_grad():
+            self.run(*(_plain(value) for value in inputs))
+
+    def run_node(self, node: fx.Node) -> Any:
+        try:
+            result = super().run_node(node)
+        except OF_VALUES as error:
+            raise NotImplementedError(
+                f"{node} depends on the values of tensors ({node.target}): a program knows all "
+                "shapes and numbers when it is made"
+            ) from error
+        self.of[node] = result
+        return result
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        held = self.fetch_attr(target)
+        if not isinstance(held, Tensor):
+            return held
+        fake = self.mode.from_tensor(held)
+        self.constants[storage_key(fake)] = held
+        return fake
+
+
+def _plain(value: Tensor) -> Tensor:
+    """Of its size, in memory of its own, in order."""
+    return torch.empty(value.shape, dtype=value.dtype, device=value.device)

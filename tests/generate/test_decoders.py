@@ -1,0 +1,162 @@
+"""compile_for_generate on architectures: steps give the logits of the modules, or these serve and
+say why."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import qfx
+from qfx.hf import KVCache
+from tests.lib.decoders import SIZES, WINDOW, by_modules, decoder, ids
+
+PROMPT = WINDOW + 5
+STEPS = (1, 1, 1, 3, 1, 7, 1)  # tokens of each
+_EXPERTS = "aten.topk.default"
+# A decoder -> something that PyTorch runs between programs, None where one program is a step.
+SERVED: dict[str, str | None] = {
+    "llama": None, "qwen2": None, "qwen3": None, "gemma3": None, "mistral": None, "phi3": None,
+    "gpt2": "aten.addmm.default",  # weights stored transposed, which quantize_ leaves
+    "opt": "aten.add.Tensor",  # of positions
+    "gpt-neox": None, "falcon": "aten.matmul.default", "olmo2": None, "stablelm": None,
+    "cohere": None, "mixtral": _EXPERTS,
+}  # fmt: skip
+UNSERVED = {
+    "gemma2": "its attention is 'eager'",
+    "gpt-oss": "its attention is 'eager'",
+    "falcon, alibi": "ValueError: too many values to unpack",
+}
+
+
+def prompt(model: Any, cache: Any) -> Tensor:
+    """Logits [PROMPT, V]."""
+    with torch.no_grad():
+        y: Tensor = model(input_ids=ids(1, PROMPT), past_key_values=cache, use_cache=True).logits[0]
+    return y
+
+
+def logits(model: Any, cache: Any) -> Tensor:
+    """Of the tokens behind a prompt, [tokens, V]."""
+    with torch.no_grad():
+        steps = [
+            model(input_ids=ids(1, count, i), past_key_values=cache, use_cache=True).logits[0]
+            for i, count in enumerate(STEPS)
+        ]
+    return torch.cat(steps)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_steps_give_what_the_modules_give(
+    name: str, ran: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sums of K=128 floats in another order differ by K eps of their size. Where that tips the
+    rounding of an activation, its code differs by one of 127 steps; behind the same cache it does
+    not at most tokens."""
+    with caplog.at_level(logging.INFO, "qfx.generate"):
+        model = qfx.compile_for_generate(decoder(name), max_length=64)
+    said = [r.message for r in caplog.records if "PyTorch runs" in r.message]
+    assert [SERVED[name] or "", *said] == [""] or SERVED[name] in said[0]
+    cache = transformers.DynamicCache(config=model.config)
+    y = prompt(model, cache)
+    same = copy.deepcopy(cache)
+    ran.clear()
+    z = logits(model, cache)
+    assert [count for _, count in ran] == [*STEPS]
+    with by_modules(model):
+        y_expected, expected = prompt(model, KVCache(model.config)), logits(model, same)
+    assert (y - y_expected).norm() <= y_expected.norm() / 127
+    error = (z - expected).abs().amax(1) / expected.abs().amax(1)
+    assert error.max() <= 1 / 127 and error.median() <= 128 * torch.finfo(torch.float32).eps
+    ran.clear()
+    text = model.generate(ids(1, PROMPT), max_new_tokens=12, do_sample=False)
+    assert len(ran) == 11
+    with by_modules(model):
+        cache = KVCache(model.config)
+        same = model.generate(
+            ids(1, PROMPT), max_new_tokens=12, do_sample=False, past_key_values=cache
+        )
+    assert torch.equal(text, same)
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_modules_serve_what_programs_cannot(
+    name: str, ran: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the cache that they have without us; said once."""
+    model = qfx.compile_for_generate(qfx.quantize_(decoder(name)), max_length=64)
+    text = model.generate(ids(1, PROMPT), max_new_tokens=8, do_sample=False)
+    model.generate(ids(2, PROMPT), max_new_tokens=2, do_sample=False)
+    (said,) = [r.message for r in caplog.records if r.name.startswith("qfx.generate")]
+    assert UNSERVED[name] in said and type(model).__name__ in said and "\n" not in said
+    with by_modules(model):
+        assert torch.equal(text, model.generate(ids(1, PROMPT), max_new_tokens=8, do_sample=False))
+    assert ran == []
+
+
+def t5() -> Any:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=96, **sizes)
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "latent attention": (lambda: decoder("deepseek"), {}, "keys have 16 features and values 8"),
+    "states": (lambda: decoder("mamba"), {}, "layers of mamba are linear_attention"),
+    "chunks": (lambda: decoder("llama4"), {}, "chunk"),
+    "encoder": (t5, {}, "T5ForConditionalGeneration is no decoder"),
+    "no model": (lambda: nn.Linear(3, 3), {}, "Linear is no decoder"),
+    "training": (lambda: decoder("llama").train(), {}, r"call model.eval\(\) first"),
+    "bits": (lambda: decoder("llama"), {"key_bits": 3}, "key_bits=3"),
+    "room": (lambda: decoder("llama"), {"max_length": 0}, "max_length=0"),
+    "batch": (lambda: decoder("llama"), {"batch_size": 0}, "batch_size=0"),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_is_refused_stays_as_it_is(row: str) -> None:
+    make, options, message = REFUSED[row]
+    model = make()
+    with pytest.raises(ValueError, match=message):
+        qfx.compile_for_generate(model, **options)
+    assert "forward" not in vars(model)
+    assert not any(isinstance(m, qfx.nn.Linear) for m in model.modules())
+
+
+def test_frequencies_of_long_texts(ran: list[tuple[int, ...]]) -> None:
+    """They are chosen in the graph, and written where the model keeps them: which is no reason to
+    make a program again."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [20.0] * 8}
+    scaled = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0} | factors
+    model = decoder("phi3", num_hidden_layers=1, rope_parameters=scaled)
+    model.config.rope_parameters["original_max_position_embeddings"] = PROMPT + 2
+    qfx.compile_for_generate(model, max_length=64)
+    ran.clear()
+    caches = [transformers.DynamicCache() for _ in range(2)]
+    for cache in caches:
+        prompt(model, cache)
+    caches.append(copy.deepcopy(caches[0]))
+    y = logits(model, caches[0])
+    made = dict(model.forward.runners)
+    assert len(ran) == len(STEPS)
+    assert torch.equal(logits(model, caches[1]), y)
+    prompt(model, transformers.DynamicCache())
+    assert model.forward.runners == made
+    with by_modules(model):
+        expected = logits(model, caches[2])
+    assert (y - expected).abs().max() <= expected.abs().max() / 127
+
+
+def test_frequencies_of_a_dynamic_length(caplog: pytest.LogCaptureFixture) -> None:
+    """A choice that cannot be exported."""
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, rope_parameters=scaled)
+    model = qfx.compile_for_generate(transformers.LlamaForCausalLM(config).eval(), max_length=64)
+    assert "without programs" in caplog.text
+    model.generate(ids(1, 5), max_new_tokens=3)

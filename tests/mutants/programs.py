@@ -1,0 +1,38 @@
+"""Defects of programs: what they share with others, what is read of their words."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PROGRAMS = (
+    Mutant(
+        "codes are of what was written since",
+        old="    if any(e.written_since(source, each) for each in read):\n        raise Outside\n",
+        new="",
+        tests=("test_codes_are_of_what_was_there",),
+    ),
+    Mutant(
+        "what PyTorch writes to is the program's own",
+        old="_become(step.regions, Kind.SHARED)",
+        new="pass",
+        tests=("test_a_program_does_what_its_graph_does",),
+    ),
+    Mutant(
+        "a linear outside takes its activation with it",
+        old="            self.emitter.ends.pop(node, None)\n",
+        new="",
+        tests=("test_an_activation_is_kept_where_its_linear_is_not_in_the_program",),
+    ),
+    Mutant(
+        "an operand may leave its slot",
+        old="bytes <= slot_bytes_[o.slot] - o.offset && ",
+        new="",
+        tests=("test_what_is_refused[offset]",),
+    ),
+    Mutant(
+        "the heads of values are not looked at",
+        old="    expect_same_heads(keys, values);\n    expect(k.size(1)",
+        new="    expect(k.size(1)",
+        tests=("test_what_is_refused[values of other heads]",),
+    ),
+)

@@ -1,0 +1,186 @@
+"""What a Runner is given, by whom, and what becomes of it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import qfx._C as _C
+import torch
+from torch import Tensor
+
+from qfx.programs import Runner
+from tests.programs.traced import aten, built, same_bits
+
+ops = torch.ops.qfx
+W = ops.pack_weight.default(torch.randint(-127, 128, (64, 64), dtype=torch.int8))
+W_SCALE = torch.rand(64) / 100
+
+
+def _linear(x: Any) -> Any:
+    return ops.int8_linear_dynamic.default(x, W, W_SCALE, None, [1], 8, True, "none", torch.float32)
+
+
+def _steps(x: Any) -> Any:
+    """Two programs, and PyTorch between them."""
+    y = aten.sort.default(_linear(aten.mul.Tensor(x, 2)))[0]
+    return _linear(aten.add.Tensor(y, x)), y
+
+
+def _runner() -> Runner:
+    return built(_steps, (torch.zeros(8, 64),))
+
+
+def _equal(runner: Runner, x: Tensor) -> bool:
+    return all(same_bits(a, b) for a, b in zip(runner(x), _steps(x), strict=True))
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+def test_threads_take_turns(runners: int) -> None:
+    made = [_runner() for _ in range(runners)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for round_ in range(20):
+            x = torch.full((8, 64), float(i + round_)) * torch.arange(64)
+            if not _equal(made[i % runners], x):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_runs_it() -> None:
+    runner, x = _runner(), torch.randn(8, 64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # those of torch do not live on in a fork
+    try:
+        expected = runner(x)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(map(torch.equal, runner(x), expected)) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert _equal(runner, x)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_is_not_copied(how: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="neither copied nor pickled"):
+        how(_runner())
+
+
+X = torch.zeros(8, 64)
+REFUSED: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
+    "none": ((), TypeError, "0 inputs, expected 1"),
+    "two": ((X, X), TypeError, "2 inputs, expected 1"),
+    "shape": ((X[:4],), ValueError, r"float32 \(4, 64\), expected torch.float32 \(8, 64\)"),
+    "axes": ((X[None],), ValueError, r"\(1, 8, 64\)"),
+    "type": ((X.double(),), ValueError, "torch.float64"),
+    "strides": ((torch.zeros(64, 8).t(),), ValueError, r"strides \(1, 8\)"),
+    "expanded": ((torch.zeros(1, 64).expand(8, 64),), ValueError, r"strides \(0, 1\)"),
+    "device": ((X.to("meta"),), ValueError, "on meta"),
+    "negated": ((torch._neg_view(X),), ValueError, "contiguous"),
+    "no tensor": (([1.0],), TypeError, "a list, expected a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_inputs_that_it_is_not_for(name: str) -> None:
+    runner = _runner()
+    given, error, why = REFUSED[name]
+    with pytest.raises(error, match=why):
+        runner(*given)
+    assert _equal(runner, torch.randn(8, 64))
+
+
+def test_an_input_that_was_changed_since_is_looked_at_again() -> None:
+    runner, x = _runner(), torch.randn(8, 64)
+    runner(x)
+    x.resize_(4, 64)
+    with pytest.raises(ValueError, match=r"\(4, 64\)"):
+        runner(x)
+
+
+def test_it_does_not_keep_its_inputs() -> None:
+    runner, x = _runner(), torch.randn(8, 64)
+    runner(x)
+    held = weakref.ref(x)
+    del x
+    assert held() is None
+
+
+@pytest.mark.parametrize("given", [(), (X, X), ([1.0],)])
+def test_inputs_that_it_is_not_built_for(given: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match="expected"):
+        built(_steps, given)
+
+
+def test_inference_tensors_parameters_and_parts_of_memory() -> None:
+    runner, x = _runner(), torch.randn(8, 64)
+    with torch.inference_mode():
+        made = x.clone()
+        assert _equal(runner, made)
+    assert _equal(runner, made)
+    wide = torch.randn(12, 64)
+    assert _equal(runner, wide[3:11])
+    (found, _) = runner(torch.nn.Parameter(x))
+    assert not found.requires_grad and torch.equal(found, _steps(x)[0])
+
+
+def test_instruction_sets_may_change_between_calls() -> None:
+    runner, x, before = _runner(), torch.randn(8, 64), _C.isa()
+    try:
+        for isa in (*_C.isas(), before):
+            _C.set_isa(isa)
+            assert _equal(runner, x)
+    finally:
+        _C.set_isa(before)
+
+
+def test_it_is_usable_after_an_error_inside() -> None:
+    table = torch.randn(5, 4)
+    runner = built(
+        lambda i: aten.neg.default(aten.embedding.default(table, i)), (torch.tensor([0]),)
+    )
+    with pytest.raises(IndexError, match="token 9 is none of the 5 of the vocabulary"):
+        runner(torch.tensor([9]))
+    assert torch.equal(runner(torch.tensor([4]))[0], -table[4:])
+
+
+def _adding(constant: Tensor) -> Callable[[Any], Any]:
+    return lambda x: aten.add.Tensor(x, constant)
+
+
+def test_constants_live_as_long_as_it() -> None:
+    held = torch.randn(8, 64)
+    expected = held.clone()
+    runner = built(_adding(held), (X,))
+    del held
+    for _ in range(4):
+        torch.empty(8, 64).fill_(9)
+    assert torch.equal(runner(X)[0], expected)
+
+
+def test_the_default_type_and_device_are_not_its_own() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            runner = built(lambda x: aten.sort.default(aten.mul.Tensor(x, 2.5))[0], (X,))
+            (found,) = runner(X + 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, torch.full((8, 64), 2.5))

@@ -1,0 +1,146 @@
+"""Words of programs, one of each operation, and slots of memory between canaries."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from qfx._C import Program
+from torch import Tensor
+
+from qfx.ops.kv_cache import kv_empty
+from qfx.programs.words import BINARY, ELEMENTS, OPERATIONS, UNARY
+
+ops = torch.ops.qfx
+CANARY = 0x5A
+EDGE = 4096
+
+
+def operand(slot: int, shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> list[int]:
+    strides = torch.empty(shape, device="meta").stride()
+    return [slot, offset, ELEMENTS[dtype], len(shape), *shape, *strides]
+
+
+def floats(slot: int, *shape: int) -> list[int]:
+    return operand(slot, shape, torch.float32)
+
+
+def say(name: str, *parts: Any) -> list[int]:
+    words = [OPERATIONS.index(name)]
+    for part in parts:
+        words += part if isinstance(part, list) else [part]
+    return [len(words), *words]
+
+
+def double(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+W = ops.pack_weight.default(torch.ones(32, 16, dtype=torch.int8))
+FEW = ops.pack_lowbit.default(
+    torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 1), None, None, 4, 32
+)
+KEYS, KEY_SCALE, VALUES, VALUE_SCALE = kv_empty(1, 2, 16, 8)
+TOLD = [
+    0,
+    0,
+    8,
+    1,
+    0,
+    0,
+    0,
+    0,
+]  # bias, factor, bits, symmetric, per_tensor, group, activation, rotation
+CACHE = [
+    *operand(1, tuple(KEYS.shape), torch.int8),
+    *floats(2, *KEY_SCALE.shape),
+    *operand(3, tuple(VALUES.shape), torch.int8),
+    *floats(4, *VALUE_SCALE.shape),
+]
+I64 = torch.int64
+
+
+class Given:
+    """Slots 1.. of so many bytes, each between canaries; `held` are constants of them."""
+
+    def __init__(self, words: list[int], slots: list[int | Tensor]) -> None:
+        self.words, self.sizes = words, [256]
+        self.memory = []
+        self.addresses = [0]
+        for slot in slots:
+            content = torch.zeros(slot, dtype=torch.uint8) if isinstance(slot, int) else slot
+            raw = content.contiguous().flatten().view(torch.uint8)
+            memory = torch.full((raw.numel() + 2 * EDGE,), CANARY, dtype=torch.uint8)
+            memory[EDGE : EDGE + raw.numel()] = raw
+            self.memory.append(memory)
+            self.sizes.append(raw.numel())
+            self.addresses.append(0 if isinstance(slot, int) else memory.data_ptr() + EDGE)
+
+    def program(self, words: list[int] | None = None) -> Program:
+        return Program(self.words if words is None else words, self.sizes, self.addresses)
+
+    def run(self, words: list[int] | None = None) -> None:
+        program = self.program(words)
+        open_ = [m for m, a in zip(self.memory, self.addresses[1:], strict=True) if a == 0]
+        program.run([m.data_ptr() + EDGE for m in open_])
+
+    def whole(self) -> bool:
+        return all(
+            bool((m[:EDGE] == CANARY).all() and (m[-EDGE:] == CANARY).all()) for m in self.memory
+        )
+
+
+PROGRAMS: dict[str, Callable[[], Given]] = {
+    "copy": lambda: Given(say("copy", floats(1, 3, 4), floats(2, 3, 4)), [48, 48]),
+    "unary": lambda: Given(
+        say("unary", UNARY.index("exp"), floats(1, 3, 4), floats(2, 3, 4)), [48, 48]
+    ),
+    "binary": lambda: Given(
+        say("binary", BINARY.index("add"), floats(1, 3, 4), floats(2, 3, 4), floats(0, 3, 4)),
+        [48, 48],
+    ),
+    "mean": lambda: Given(say("mean", floats(1, 3, 1), floats(2, 3, 4)), [12, 48]),
+    "embedding": lambda: Given(
+        say("embedding", floats(1, 3, 4), operand(2, (3,), I64), floats(3, 5, 4)), [48, 24, 80]
+    ),
+    "linear": lambda: Given(
+        say(
+            "linear",
+            floats(1, 2, 16),
+            floats(2, 2, 32),
+            TOLD,
+            operand(3, (W.numel(),), torch.int8),
+            floats(4, 32),
+        ),
+        [128, 256, W, 128],
+    ),
+    "lowbit_linear": lambda: Given(
+        say(
+            "lowbit_linear",
+            floats(1, 2, 32),
+            floats(2, 2, 32),
+            TOLD,
+            operand(3, (FEW.numel(),), torch.int8),
+        ),
+        [256, 256, FEW],
+    ),
+    "kv_write": lambda: Given(
+        say("kv_write", CACHE, floats(5, 1, 2, 3, 8), floats(6, 1, 2, 3, 8), operand(7, (3,), I64)),
+        [KEYS, KEY_SCALE, VALUES, VALUE_SCALE, 192, 192, 24],
+    ),
+    "kv_attention": lambda: Given(
+        say(
+            "kv_attention",
+            CACHE,
+            floats(5, 1, 4, 3, 8),
+            floats(6, 1, 4, 3, 8),
+            1,
+            floats(7, 1, 4, 3, 9),
+            double(0.3),
+            9,
+        ),
+        [KEYS, KEY_SCALE, VALUES, VALUE_SCALE, 384, 384, 432],
+    ),
+}
