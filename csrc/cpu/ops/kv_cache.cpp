@@ -130,7 +130,7 @@ void kv_write(Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, 
   check_written(of_values, "v", v, value_part);
   places = made_contiguous(places);
   check_places(op, places, k, v, std::min(key_part.capacity, value_part.capacity));
-  if (k.numel() == 0 && v.numel() == 0) return;  // of heads without number, perhaps
+  if (places.numel() == 0) return;  // of heads without number, perhaps
   k = with_contiguous_rows(k);
   v = with_contiguous_rows(v);
   const TokenVectors k_tokens = vectors_of(op, k), v_tokens = vectors_of(op, v);
