@@ -19,8 +19,8 @@
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/selfcheck.h"
 #include "cpu/ops/guard_counts.h"
-#include "cpu/program/program.h"
 #include "cuda/gemm/layout.h"
+#include "program.h"
 #include "stamps.h"
 
 namespace {
@@ -139,13 +139,6 @@ pybind11::dict tunings_of(const std::string& isa, Tuning (*tuning)(const Format&
 
 std::string text_of(pybind11::handle value) { return pybind11::str(value).cast<std::string>(); }
 
-int64_t hint_named(const std::string& name) {
-  for (int hint = 0; hint < qfx::cpu::kHints; ++hint) {
-    if (name == kHintNames[hint]) return hint;
-  }
-  throw std::invalid_argument("hint='" + name + "' is none of: t0, t1, nta");
-}
-
 int64_t integer_of(const std::string& name, pybind11::handle value) {
   if (!pybind11::isinstance<pybind11::int_>(value)) {
     throw pybind11::type_error(name + " is an integer, got " + text_of(value));
@@ -162,7 +155,7 @@ void set_parameter(Tuning& tuning, const std::string& name, pybind11::handle val
     names += std::string(names.empty() ? "" : ", ") + field.name;
     if (name != field.name) continue;
     if (field.value == &Tuning::hint) {
-      tuning.hint = hint_named(text_of(value));
+      tuning.hint = qfx::cpu::hint_named(text_of(value));
     } else {
       tuning.*field.value = integer_of(name, value);
     }
@@ -303,20 +296,6 @@ PYBIND11_MODULE(_C, m) {
            "Seconds of one product on a format, with some parameters other than those in use. "
            "calls=0: its weight, the next in turn, comes from memory; else the mean of so many "
            "calls.");
-  pybind11::class_<qfx::cpu::Program>(m, "Program", "Instructions for slots of memory.")
-      .def(pybind11::init([](const std::vector<int64_t>& words, std::vector<int64_t> bytes,
-                             std::vector<int64_t> addresses) {
-             return std::make_unique<qfx::cpu::Program>(words, std::move(bytes),
-                                                        std::move(addresses));
-           }),
-           pybind11::arg("words"), pybind11::arg("bytes"), pybind11::arg("addresses"),
-           "The words of its instructions, the bytes of each slot, and its address, 0 where `run` "
-           "gives it. Slot 0 is the program's own. ValueError for words that are no program.")
-      .def(
-          "run",
-          [](qfx::cpu::Program& program, const std::vector<int64_t>& given) { program.run(given); },
-          pybind11::arg("given"), pybind11::call_guard<pybind11::gil_scoped_release>(),
-          "Runs it with the addresses of the slots that had none. One run at a time.");
   m.def("share_of_cores", &qfx::cpu::share_of_cores, pybind11::arg("seconds"),
         "The part of its core that each of torch's threads gets if all work for so long; 1 where "
         "nothing else runs.");
@@ -349,6 +328,7 @@ PYBIND11_MODULE(_C, m) {
         "The architectures of GPUs that this build has kernels for; none without CUDA.");
   m.def("cuda_packed_size", &cuda_packed_size, pybind11::arg("n"), pybind11::arg("k"),
         pybind11::arg("group") = 0, "Bytes of a packed weight on CUDA.");
+  qfx::define_program(m);
   qfx::define_stamps(m);
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import
   for (const std::string& fault : qfx::cpu::faults()) {

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.memory.huge_pages import Room
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
@@ -95,6 +96,19 @@ def _entry(raw: dict[str, Any], at: str) -> Entry:
     if any(size >= 2**63 for size in shape):  # of no elements: safetensors has multiplied the rest
         raise UserError(f"{at} has a shape of {list(shape)}")
     return Entry(DTYPES[raw["dtype"]], shape, end - begin)
+
+
+def tensors_together(table: Table) -> dict[str, Tensor]:
+    """All tensors of a file by name, one behind the other in memory, in its order. Raises as
+    tensors_of."""
+    room = Room.of(entry.size for entry in table.entries.values())
+    with table.path.open("rb") as file:
+        file.seek(table.head)
+        found = {}
+        for name, entry in table.entries.items():
+            found[name] = room.empty(entry.shape, entry.dtype)
+            _read_into(found[name], file, table.path, name)
+    return found
 
 
 def tensors_of(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.files.tensor_file import safetensors, table_of, tensors_of
+from qfx.files.tensor_file import safetensors, table_of, tensors_together
 from qfx.generate.masks import step_masks
 from qfx.generate.rows import MOST_ROWS, filled, rows_for
 from qfx.ops.kv_cache import kv_empty
@@ -35,9 +35,8 @@ def load_programs(path: str | Path) -> Decoder:
             f"{path} has programs of format {told.get('format')!r}, this qfx reads {FORMAT}: save "
             "them again"
         )
-    tensors = dict(tensors_of(table, lambda _: None, lambda _: False))
     try:
-        return Decoder(told, tensors)
+        return Decoder(told, tensors_together(table))
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as why:

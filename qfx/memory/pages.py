@@ -11,7 +11,7 @@ import sys
 from array import array
 
 _SWAPPED, _FILE, _PRESENT = 1 << 62, 1 << 61, 1 << 63  # of /proc/self/pagemap
-_LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def whole_pages(start: int, count: int) -> tuple[int, int]:
@@ -43,11 +43,11 @@ def drop(start: int, count: int) -> None:
     them next gets them from the file. Raises OSError if the system refuses."""
     first, end = whole_pages(start, count)
     length = ctypes.c_size_t(end - first)
-    if end > first and _LIBC.madvise(ctypes.c_void_p(first), length, mmap.MADV_DONTNEED):
+    if end > first and LIBC.madvise(ctypes.c_void_p(first), length, mmap.MADV_DONTNEED):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def trim() -> None:
     """Gives back what the allocator keeps of memory that was freed. Only glibc keeps it and can."""
-    if hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
+    if hasattr(LIBC, "malloc_trim"):
+        LIBC.malloc_trim(0)

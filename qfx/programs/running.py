@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,18 +10,10 @@ from torch import Tensor
 
 from qfx._C import Program
 from qfx.host.tensors import tree_leaves, tree_map
+from qfx.memory.huge_pages import into_huge_pages
+from qfx.programs.inputs import Inputs, View
+from qfx.programs.streaming import Streaming
 from qfx.programs.words import Kind, Region
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor in a region; strides and offset in elements."""
-
-    region: Region
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
 
 
 class Run(NamedTuple):
@@ -50,16 +41,15 @@ class Runner:
     the list of its results, new tensors but where they are views of what was given. Threads take
     turns."""
 
-    def __init__(
-        self,
-        parts: list[Part],
-        given: list[View],
-        results: list[Any],
-    ) -> None:
+    def __init__(self, parts: list[Part], given: list[View], results: list[Any]) -> None:
         self.parts, self.given, self.results = parts, given, results
         leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, View)]
         self.made = [r for r in dict.fromkeys(v.region for v in leaves) if r.kind is Kind.RESULT]
         self._turn = threading.Lock()
+        self._inputs = Inputs(given)
+        runs = [part for part in parts if isinstance(part, Run)]
+        self._streaming = {run.program: Streaming(run.program) for run in runs}
+        into_huge_pages((at, count) for r in runs for at, count, _ in r.program.weights)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -68,18 +58,16 @@ class Runner:
         )
 
     def __call__(self, *inputs: Tensor) -> list[Any]:
-        if len(inputs) != len(self.given):
-            raise TypeError(f"{len(inputs)} inputs, expected {len(self.given)}")
-        memory = {
-            view.region: _fitting(tensor, view)
-            for tensor, view in zip(inputs, self.given, strict=True)
-        }
-        for region in self.made:
-            memory[region] = torch.empty(region.bytes, dtype=torch.uint8, device="cpu")
         with self._turn:
+            addresses = self._inputs.addresses(inputs)
+            memory: dict[Region, Tensor] = dict(zip(self._inputs.regions, inputs, strict=True))
+            for region in self.made:
+                memory[region] = made = torch.empty(region.bytes, dtype=torch.uint8, device="cpu")
+                addresses[region] = made.data_ptr()
             for part in self.parts:
                 if isinstance(part, Run):
-                    part.program.run([memory[region].data_ptr() for region in part.given])
+                    given = [addresses[region] for region in part.given]
+                    self._streaming[part.program].run(given)
                 else:
                     _call(part, memory)
         return [_resolved(result, memory) for result in self.results]
@@ -88,22 +76,6 @@ class Runner:
     def outside(self) -> list[str]:
         """The names of what PyTorch runs."""
         return [str(part.target) for part in self.parts if isinstance(part, Call)]
-
-
-def _fitting(tensor: Any, expected: View) -> Tensor:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"an input is a {type(tensor).__name__}, expected a tensor")
-    if tensor.shape != expected.sizes or tensor.dtype != expected.dtype:
-        raise ValueError(
-            f"an input is {tensor.dtype} {tuple(tensor.shape)}, expected {expected.dtype} "
-            f"{expected.sizes}, for which the program was built"
-        )
-    if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
-        raise ValueError(
-            f"an input is on {tensor.device} with strides {tensor.stride()}, expected it in the "
-            "memory of the CPU, contiguous"
-        )
-    return tensor
 
 
 def _call(part: Call, memory: dict[Region, Tensor]) -> None:

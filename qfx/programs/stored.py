@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from qfx._C import Program
-from qfx.programs.running import Call, Run, Runner, View
+from qfx.programs.inputs import View
+from qfx.programs.running import Call, Run, Runner
 from qfx.programs.words import ELEMENTS, Kind, Region, contiguous_strides
 from qfx.values.errors import UserError
 

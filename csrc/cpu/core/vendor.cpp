@@ -17,8 +17,17 @@ bool made_by_amd() {
   }();
   return amd;
 }
+
+int family() {
+  constexpr unsigned kExtended = 15;
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  const unsigned base = a >> 8 & 15;
+  return static_cast<int>(base == kExtended ? base + (a >> 20 & 255) : base);
+}
 #else
 bool made_by_amd() { return false; }
+int family() { return 0; }
 #endif
 
 }  // namespace qfx::cpu

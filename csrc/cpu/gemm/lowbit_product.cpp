@@ -75,13 +75,14 @@ Tuning streaming(Tuning tuning) {
 class LowbitLinear final : public PanelWork {
  public:
   LowbitLinear(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
-               const FloatOutput& to, int64_t first)
+               const FloatOutput& to, int64_t first, const Streaming* how)
       : kernels_(kernels),
         rows_(rows),
         w_(w),
         to_(to),
         first_(first),
-        tuning_(streaming(tuning_of(format_for(kernels, Operands::kWide, 1)))) {}
+        tuning_(
+            with_streaming(streaming(tuning_of(format_for(kernels, Operands::kWide, 1))), how)) {}
 
   void run(const RowBlock& block, int64_t p) const override {
     thread_local PanelMemory memory;
@@ -130,6 +131,7 @@ class LowbitLinear final : public PanelWork {
                              w_.kind.group,
                              groups == 0 ? 0 : w_.depth(groups - 1),
                              zeros(p, memory),
+                             w_.kind.panel(groups),
                              w_.kind.scales,
                              tuning_.ahead,
                              rows_.sum + m,
@@ -231,8 +233,8 @@ bool needs_sums(const Kernels& kernels, const LowbitWeight& w, const Format& for
 }
 
 void lowbit_linear(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
-                   const FloatOutput& to, int64_t first) {
-  for_each_panel(rows, w.shape, LowbitLinear(kernels, rows, w, to, first));
+                   const FloatOutput& to, int64_t first, const Streaming* how) {
+  for_each_panel(rows, w.shape, LowbitLinear(kernels, rows, w, to, first, how));
 }
 
 void lowbit_weight_linear(const Kernels& kernels, const FloatRowsInMemory& x, const LowbitWeight& w,

@@ -16,7 +16,7 @@ bool needs_sums(const Kernels& kernels, const LowbitWeight& w, const Format& for
 
 // to.data[first + m][n] = act(sum_g ... + bias[n]) of rows in that format.
 void lowbit_linear(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
-                   const FloatOutput& to, int64_t first);
+                   const FloatOutput& to, int64_t first, const Streaming* how = nullptr);
 
 // The same of float rows x [rows][stride], zero padded to whole groups, the first the output row 0.
 struct FloatRowsInMemory {

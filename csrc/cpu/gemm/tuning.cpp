@@ -45,11 +45,30 @@ std::string fault_of(const Tuning& tuning) {
   return "";
 }
 
+int64_t hint_named(const std::string& name) {
+  const auto* found = std::find(std::begin(kHintNames), std::end(kHintNames), name);
+  if (found != std::end(kHintNames)) return found - std::begin(kHintNames);
+  throw std::invalid_argument("hint='" + name + "' is none of: t0, t1, nta");
+}
+
+std::string fault_of(const Streaming& how) { return fault_of(with_streaming(Tuning{}, &how)); }
+
+Tuning with_streaming(Tuning tuning, const Streaming* how) {
+  constexpr int64_t kMostRows = 64;  // a format streams no more of them than it has tiles for
+  if (how == nullptr) return tuning;
+  tuning.hint = how->hint;
+  tuning.ahead = how->ahead;
+  tuning.streams = how->streams;
+  tuning.stream_rows = kMostRows;
+  return tuning;
+}
+
 Tuning default_tuning(const Format& format) {
   Tuning tuning = format.tuning;
-  if (made_by_amd()) {  // measured on a Zen 5
-    tuning.hint = kNta;
-    tuning.ahead = 4096;
+  if (made_by_amd()) {
+    const bool zen5 = family() >= 26;  // else as measured on a Zen 4
+    tuning.hint = zen5 ? kNta : kT1;
+    tuning.ahead = zen5 ? 4096 : 2048;
     tuning.stream_rows = std::min<int64_t>(tuning.stream_rows, 2);
     tuning.streams = 1;
   }

@@ -28,11 +28,24 @@ inline constexpr TuningField kTuningFields[] = {
     {"serial_steps", &Tuning::serial_steps, 0, int64_t{1} << 40}};
 inline constexpr const char* kHintNames[kHints] = {"t0", "t1", "nta"};
 
+// Throws std::invalid_argument for a name that is none of these.
+int64_t hint_named(const std::string& name);
+
 // A sentence about the first parameter out of bounds, or an empty string.
 std::string fault_of(const Tuning& tuning);
 
 // Where nothing was measured: of the format, and of the family of this processor.
 Tuning default_tuning(const Format& format);
+
+// How the weights of few rows pass by, in place of what is set for their format.
+struct Streaming {
+  int64_t hint, ahead, streams;
+};
+
+// A sentence about what is out of bounds, or an empty string.
+std::string fault_of(const Streaming& how);
+
+Tuning with_streaming(Tuning tuning, const Streaming* how);
 
 // What is in use. Waits for no one; while another thread sets them, some parameters may be the old
 // ones and some the new.

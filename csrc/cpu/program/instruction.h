@@ -2,16 +2,25 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
+#include "cpu/gemm/tuning.h"
 #include "cpu/kernels/tables/kernels.h"
 #include "cpu/program/operand.h"
 
 namespace qfx::cpu {
 
+// The weight of a linear, and for how many rows it passes by.
+struct Streamed {
+  const void* data;
+  int64_t bytes, rows;
+};
+
 class Instruction {
  public:
   virtual ~Instruction() = default;
   virtual void run(const Kernels& kernels, char* const* slots) const = 0;
+  virtual std::optional<Streamed> streamed() const { return {}; }
 };
 
 using Made = std::unique_ptr<const Instruction>;
@@ -35,9 +44,10 @@ Made unary_of(Words& words);
 Made binary_of(Words& words);
 Made mean_of(Words& words);
 Made embedding_of(Words& words);
-// slots: what is known of constants when the program is made; null where that is known later.
-Made linear_of(Words& words, char* const* slots);
-Made lowbit_linear_of(Words& words, char* const* slots);
+// slots: what is known of constants when the program is made; null where that is known later. how:
+// where a program keeps how its weights pass by, if that was set.
+Made linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how);
+Made lowbit_linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how);
 Made kv_write_of(Words& words);
 Made kv_attention_of(Words& words);
 

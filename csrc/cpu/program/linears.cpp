@@ -45,10 +45,12 @@ struct Told {
            "a linear of unknown kind");
   }
 
+  int64_t rows() const { return x.elements() / x.size(-1); }
+
   FloatMatrix matrix(char* const* slots) const {
     const int64_t k = x.size(-1);
     const Transform transform = {has_factor ? factor.in<float>(slots) : nullptr, rotation};
-    return {x.in<float>(slots), Dtype::kFloat32, x.elements() / k, k, k, transform};
+    return {x.in<float>(slots), Dtype::kFloat32, rows(), k, k, transform};
   }
 
   FloatOutput output(char* const* slots) const {
@@ -59,32 +61,44 @@ struct Told {
   }
 };
 
-struct Linear final : Instruction {
+struct Common {
   Told told;
+  Streamed weight;
+  const std::optional<Streaming>& how;
+
+  const Streaming* streaming() const { return how ? &*how : nullptr; }
+};
+
+struct AnyLinear : Instruction, Common {
+  explicit AnyLinear(const Common& of) : Common(of) {}
+
+  std::optional<Streamed> streamed() const override { return weight; }
+};
+
+struct Linear final : AnyLinear {
   Operand w_scale;
   PackedWeight w;
 
-  Linear(const Told& told, const Operand& w_scale, const PackedWeight& w)
-      : told(told), w_scale(w_scale), w(w) {}
+  Linear(const Common& of, const Operand& w_scale, const PackedWeight& w)
+      : AnyLinear(of), w_scale(w_scale), w(w) {}
 
   void run(const Kernels& kernels, char* const* slots) const override {
     FloatOutput to = told.output(slots);
     to.w_scale = w_scale.in<float>(slots);
     thread_local Scratch scratch;
     const FloatMatrix x = told.matrix(slots);
-    linear_of_rows(kernels, x, told.spec, w, to, scratch.get<float>(x.rows));
+    linear_of_rows(kernels, x, told.spec, w, to, scratch.get<float>(x.rows), streaming());
   }
 };
 
-struct LowbitLinear final : Instruction {
-  Told told;
+struct LowbitLinear final : AnyLinear {
   LowbitWeight w;
 
-  LowbitLinear(const Told& told, const LowbitWeight& w) : told(told), w(w) {}
+  LowbitLinear(const Common& of, const LowbitWeight& w) : AnyLinear(of), w(w) {}
 
   void run(const Kernels& kernels, char* const* slots) const override {
-    lowbit_linear_of_rows(kernels, told.matrix(slots), told.spec, told.group, w,
-                          told.output(slots));
+    lowbit_linear_of_rows(kernels, told.matrix(slots), told.spec, told.group, w, told.output(slots),
+                          streaming());
   }
 };
 
@@ -101,24 +115,30 @@ Weight opened(char* const* slots, const Operand& packed,
   return w;
 }
 
+Streamed streamed_of(char* const* slots, const Operand& packed, const Told& told) {
+  return {packed.in<int8_t>(slots), packed.elements(), told.rows()};
+}
+
 }  // namespace
 
-Made linear_of(Words& words, char* const* slots) {
+Made linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how) {
   const Told told(words);
   const Operand packed = words.matrix(Element::kByte), w_scale = words.matrix(Element::kFloat);
   const PackedWeight w = opened(slots, packed, open_packed);
   told.check(w.n, w.k);
   expect(w_scale.elements() == w.n && told.group == 0, "a linear of unknown kind");
-  return std::make_unique<Linear>(told, w_scale, w);
+  const Common common = {told, streamed_of(slots, packed, told), how};
+  return std::make_unique<Linear>(common, w_scale, w);
 }
 
-Made lowbit_linear_of(Words& words, char* const* slots) {
+Made lowbit_linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how) {
   const Told told(words);
   const Operand packed = words.matrix(Element::kByte);
   const LowbitWeight w = opened(slots, packed, open_lowbit);
   told.check(w.shape.n, w.shape.k);
   expect(told.group == 0 || told.group == w.kind.group, "groups of another size");
-  return std::make_unique<LowbitLinear>(told, w);
+  const Common common = {told, streamed_of(slots, packed, told), how};
+  return std::make_unique<LowbitLinear>(common, w);
 }
 
 }  // namespace qfx::cpu

@@ -19,7 +19,7 @@ char* allocated(int64_t bytes) {
   return found;
 }
 
-Made instruction_of(Words& words, char* const* slots) {
+Made instruction_of(Words& words, char* const* slots, const std::optional<Streaming>& how) {
   switch (static_cast<Operation>(words.take())) {
     case Operation::kCopy:
       return copy_of(words);
@@ -32,9 +32,9 @@ Made instruction_of(Words& words, char* const* slots) {
     case Operation::kEmbedding:
       return embedding_of(words);
     case Operation::kLinear:
-      return linear_of(words, slots);
+      return linear_of(words, slots, how);
     case Operation::kLowbitLinear:
-      return lowbit_linear_of(words, slots);
+      return lowbit_linear_of(words, slots, how);
     case Operation::kKvWrite:
       return kv_write_of(words);
     case Operation::kKvAttention:
@@ -62,10 +62,24 @@ Program::Program(std::span<const int64_t> words, std::vector<int64_t> bytes,
     const int64_t count = words[0];
     expect(count > 0 && count < static_cast<int64_t>(words.size()), "an instruction is cut off");
     Words own(words.subspan(1, static_cast<size_t>(count)), bytes);
-    instructions_.push_back(instruction_of(own, slots_.data()));
+    instructions_.push_back(instruction_of(own, slots_.data(), streaming_));
     expect(!own.left(), "an instruction says too much");
     words = words.subspan(1 + static_cast<size_t>(count));
   }
+}
+
+std::vector<Streamed> Program::streamed() const {
+  std::vector<Streamed> found;
+  for (const Made& each : instructions_) {
+    if (const auto weight = each->streamed()) found.push_back(*weight);
+  }
+  return found;
+}
+
+void Program::stream(const std::optional<Streaming>& how) {
+  const std::string fault = how ? fault_of(*how) : "";
+  if (!fault.empty()) throw std::invalid_argument(fault);
+  streaming_ = how;
 }
 
 void Program::run(std::span<const int64_t> given) {

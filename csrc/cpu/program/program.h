@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,10 +20,17 @@ class Program {
   // bytes, addresses: of each slot; an address is 0 where it is given at each run.
   Program(std::span<const int64_t> words, std::vector<int64_t> bytes,
           std::vector<int64_t> addresses);
+  Program(const Program&) = delete;  // instructions refer to what is its own
+  Program& operator=(const Program&) = delete;
 
   // `given`: the addresses of the slots that had none. One run at a time.
   void run(std::span<const int64_t> given);
 
+  // How weights pass by if there are few rows; nothing: as is set for their formats. Not during a
+  // run.
+  void stream(const std::optional<Streaming>& how);
+
+  std::vector<Streamed> streamed() const;  // of each linear
   int64_t instructions() const { return static_cast<int64_t>(instructions_.size()); }
 
  private:
@@ -36,6 +44,7 @@ class Program {
   };
   std::vector<Given> given_;
   std::unique_ptr<char, Free> memory_;
+  std::optional<Streaming> streaming_;
   std::vector<Made> instructions_;
 };
 

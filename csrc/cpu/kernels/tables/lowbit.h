@@ -39,6 +39,7 @@ struct LowbitTile {
   int64_t block;                      // bytes of a group
   int64_t groups, depth, last_depth;  // of K, multiples of 32: of all groups but the last, and its
   const uint8_t* zero;                // or null: 2^(bits - 1)
+  int64_t next;                       // bytes to the next panel, whose zero is asked for too
   Dtype scales;
   int64_t ahead;  // bytes, of what is asked for; it need not be there
   const int32_t* row_sum;

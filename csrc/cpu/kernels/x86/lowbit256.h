@@ -212,6 +212,7 @@ void lowbit_tile(const LowbitTile& t) {
   for (int64_t g = 0; g < t.groups; ++g) {
     const uint8_t* ahead = t.b + g * t.block + t.ahead;
     fetch<kHint>(ahead);
+    if (t.zero != nullptr) fetch<kHint>(t.zero + g * kPanel + t.next);
     ahead += kScaleBytes;
     for (int n = 0; n < kPanel; n += 8 * kVectors) {
       lowbit_strip<Product, kBits, kRows, kVectors, kHint>(t, g, n, ahead);

@@ -142,6 +142,7 @@ void lowbit_tile(const LowbitTile& t) {
     const int64_t depth = g + 1 < t.groups ? t.depth : t.last_depth;
     const uint8_t *nibbles = b + kScaleBytes, *fifth = nibbles + t.depth / 2 * kPanel;
     fetch<kHint>(b + t.ahead);
+    if (zero != nullptr) fetch<kHint>(zero + t.next);
     LowbitSums<kBits, kRows> of_group;
     of_group.start(zero, row_sum);
     for (int64_t k = 0; k < depth; k += 32) {
