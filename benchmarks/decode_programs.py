@@ -48,7 +48,7 @@ class Programs:
             tokens,
             attention_mask=torch.ones_like(tokens),
             max_new_tokens=new,
-            min_new_tokens=new,
+            eos_token_id=self.model.config.vocab_size,  # which no text ends with
             do_sample=False,
             pad_token_id=0,
             **more,

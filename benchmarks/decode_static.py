@@ -100,7 +100,7 @@ class Static:
             attention_mask=torch.ones_like(tokens),
             past_key_values=self.cache,
             max_new_tokens=new,
-            min_new_tokens=new,
+            eos_token_id=self.model.config.vocab_size,  # which no text ends with
             do_sample=False,
             pad_token_id=0,
             **more,
