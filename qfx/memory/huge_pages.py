@@ -60,7 +60,7 @@ class Room:
         """The next tensor, on lines of its own."""
         count = prod(shape) * dtype.itemsize
         begin, self._taken = self._taken, self._taken + _whole_lines(count)
-        return self._memory[begin : begin + count].view(dtype).view(*shape)
+        return self._memory[begin : begin + count].view(dtype).view(tuple(shape))
 
 
 def _whole_lines(count: int) -> int:

@@ -23,8 +23,8 @@ from qfx.graph.capture import clone
 from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key, tree_leaves
 from qfx.programs.emitting import EMIT, Emitter, Outside, argument
-from qfx.programs.memory import lay_out
 from qfx.programs.inputs import View
+from qfx.programs.memory import lay_out
 from qfx.programs.running import Call, Part, Run, Runner
 from qfx.programs.shapes import Shapes
 from qfx.programs.words import Instruction, Kind, Operand, Region, encode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from qfx.programs.words import Region
 
-_SHAPE, _IS_CONTIGUOUS = Tensor.shape.__get__, Tensor.is_contiguous
+_SHAPE = attrgetter("shape")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Inputs:
         for i in new:
             self._known[i], self._at[i] = weakref.ref(tensors[i]), found[i]
         sizes = list(map(_SHAPE, tensors))
-        if found != self._at or sizes != self._sizes or not all(map(_IS_CONTIGUOUS, tensors)):
+        if found != self._at or sizes != self._sizes or not all(map(Tensor.is_contiguous, tensors)):
             for tensor, view in zip(tensors, self.views, strict=True):
                 _check(tensor, view)
             self._at = found

@@ -6,6 +6,24 @@ from tests.mutants.mutant import Mutant
 
 PROGRAMS = (
     Mutant(
+        "the default gives way to what is hardly faster",
+        old="self._cost(DEFAULT) <= (1 + CLOSE) * self._cost(best)",
+        new="self._cost(DEFAULT) <= self._cost(best)",
+        tests=("test_the_default_stays_where_none_is_clearly_faster",),
+    ),
+    Mutant(
+        "an input that was changed is taken for what it was",
+        old="sizes != self._sizes or ",
+        new="",
+        tests=("test_an_input_that_was_changed_since_is_looked_at_again[fewer rows]",),
+    ),
+    Mutant(
+        "neighbours' memory goes into huge pages",
+        old="2 * count >= size",
+        new="count > 0",
+        tests=("test_pages_that_blocks_mostly_cover",),
+    ),
+    Mutant(
         "codes are of what was written since",
         old="    if any(e.written_since(source, each) for each in read):\n        raise Outside\n",
         new="",

@@ -107,12 +107,29 @@ def test_inputs_that_it_is_not_for(name: str) -> None:
     assert _equal(runner, torch.randn(8, 64))
 
 
-def test_an_input_that_was_changed_since_is_looked_at_again() -> None:
+CHANGED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "fewer rows": (lambda x: x.resize_(4, 64), r"\(4, 64\)"),
+    "other memory": (lambda x: x.set_(torch.zeros(64, 8).t()), r"strides \(1, 8\)"),  # type: ignore[call-overload]
+    "other axes": (lambda x: x.as_strided_((8, 64), (0, 1)), r"strides \(0, 1\)"),
+    "another type": (lambda x: setattr(x, "data", x.double()), "torch.float64"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_an_input_that_was_changed_since_is_looked_at_again(name: str) -> None:
+    runner, x = _runner(), torch.randn(8, 64)
+    change, why = CHANGED[name]
+    runner(x)
+    change(x)
+    with pytest.raises(ValueError, match=why):
+        runner(x)
+
+
+def test_an_input_that_moved_is_read_where_it_is() -> None:
     runner, x = _runner(), torch.randn(8, 64)
     runner(x)
-    x.resize_(4, 64)
-    with pytest.raises(ValueError, match=r"\(4, 64\)"):
-        runner(x)
+    x.data = torch.randn(8, 64)
+    assert _equal(runner, x)
 
 
 def test_it_does_not_keep_its_inputs() -> None:

@@ -45,8 +45,10 @@ def _files(csrc: Path) -> dict[str, str]:
 
 
 def _room_of(file: str) -> str:
-    if file in ("module.cpp", "torch"):
-        return file.partition(".")[0]
+    if file in ("module.cpp", "program.cpp"):
+        return "module"
+    if file == "torch":
+        return file
     return file.rpartition("/")[0] or "shared"
 
 

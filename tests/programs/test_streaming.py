@@ -1,0 +1,138 @@
+"""How weights pass by: the fastest way is found among noise, and no way changes a bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import qfx._C as _C
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qfx.programs.streaming import CLOSE, DEFAULT, ROUNDS, WAYS, Choice, Streaming, Way
+from tests.conftest import on_isa, on_threads
+from tests.programs.traced import built, same_bits
+
+ops = torch.ops.qfx
+STEPS = sum(ways * runs for ways, runs in ROUNDS)
+
+
+def _chosen(seconds: dict[Way, float], late: set[int] = frozenset()) -> Choice:  # type: ignore[assignment]
+    """After all rounds; the steps with these numbers take three times as long."""
+    choice = Choice()
+    for step in range(STEPS):
+        assert not choice.settled
+        choice.took(seconds[choice.next] * (3 if step in late else 1))
+    assert choice.settled
+    return choice
+
+
+@given(
+    st.sampled_from(WAYS), st.sets(st.integers(0, STEPS - 1), max_size=STEPS // 8), st.floats(1, 9)
+)
+def test_the_fastest_is_found_where_some_steps_are_held_up(
+    best: Way, late: set[int], others: float
+) -> None:
+    held = {step for step in late if step % 3}  # never all three runs of a way
+    seconds = {way: 1.0 + 0.2 * others for way in WAYS} | {best: 1.0}
+    assert _chosen(seconds, held).next == best
+
+
+@given(st.permutations(WAYS), st.floats(0.2, 3))
+def test_the_default_stays_where_none_is_clearly_faster(order: list[Way], spread: float) -> None:
+    least = 1 / (1 + CLOSE)
+    seconds = {way: least + (1 - least) * min(i * spread / 9, 1) for i, way in enumerate(order)}
+    assert _chosen(seconds | {DEFAULT: 1.0}).next == DEFAULT
+
+
+def test_every_way_is_tried_in_turn() -> None:
+    choice, tried = Choice(), []
+    for _ in WAYS:
+        tried.append(choice.next)
+        choice.took(1.0)
+    assert tried == list(WAYS)
+
+
+def test_a_choice_is_made_once() -> None:
+    choice = _chosen(dict.fromkeys(WAYS, 1.0) | {WAYS[3]: 0.5})
+    choice.took(100.0)
+    assert choice.next == WAYS[3]
+
+
+class _Program:
+    """Notes how it is told to run."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.weights = [(64, 64, count) for count in rows]
+        self.told: list[Way] = []
+
+    def stream(self, *way: Any) -> None:
+        self.told.append(Way(*way))
+
+    def run(self, given: list[int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rows", "chooses"), [([1, 1], True), ([6], True), ([1, 7], False), ([], False)]
+)
+def test_few_rows_alone_choose(rows: list[int], chooses: bool) -> None:
+    program: Any = _Program(rows)
+    streaming = Streaming(program)
+    for _ in range(STEPS + 5):
+        streaming.run([])
+    assert {*program.told} == ({*WAYS} if chooses else set())
+    assert not chooses or program.told[-1] == streaming.way
+
+
+def test_each_number_of_threads_makes_its_own_choice() -> None:
+    program: Any = _Program([1])
+    streaming = Streaming(program)
+    for threads in (1, 2, 1):
+        with on_threads(threads):
+            streaming.run([])
+    assert {n: len(c._seconds[DEFAULT]) for n, c in streaming.choices.items()} == {1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_no_way_changes_a_bit(bits: int, rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 192, generator=generator)
+    if bits == 8:
+        w = torch.randint(-127, 128, (160, 192), dtype=torch.int8, generator=generator)
+        packed, scale = ops.pack_weight.default(w), torch.rand(160, generator=generator)
+        how = (packed, scale, None, [1], 8, True, "none", torch.float32)
+        runner = built(lambda x: ops.int8_linear_dynamic.default(x, *how), (x,))
+    else:
+        codes = torch.randint(-8, 8, (160, 192), dtype=torch.int8, generator=generator)
+        scale = torch.rand(160, 3, generator=generator).bfloat16().float()
+        zero = torch.randint(-8, 8, (160, 3), dtype=torch.int32, generator=generator)
+        packed = ops.pack_lowbit.default(codes, scale, zero, None, 4, 64)
+        low = (packed, 160, 4, 64, None, [1], 0, 8, True, "none", torch.float32)
+        runner = built(lambda x: ops.lowbit_linear_dynamic.default(x, *low), (x,))
+    (program,) = (part.program for part in runner.parts)  # type: ignore[union-attr]
+    for isa in _C.isas():
+        with on_isa(isa):
+            program.stream("")
+            (expected,) = runner(x)
+            for way in (*WAYS, Way("t0", 0), Way("nta", 1 << 20, 2)):
+                program.stream(*way)
+                assert same_bits(runner(x)[0], expected), (isa, way)
+
+
+WRONG = {
+    "hint": (("t2",), "hint='t2' is none of: t0, t1, nta"),
+    "ahead": (("t1", -1), "ahead=-1 is not between 0"),
+    "far ahead": (("t1", (1 << 20) + 1), "ahead=1048577 is not between"),
+    "no stream": (("t1", 64, 0), "streams=0 is not between 1 and 2"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_ways_that_are_none(name: str) -> None:
+    way, why = WRONG[name]
+    program = _C.Program([], [64], [0])
+    with pytest.raises(ValueError, match=why):
+        program.stream(*way)
