@@ -10,6 +10,9 @@ from torch import Tensor
 from benchmarks.decode_static import Case
 from qfx.generate import compile_for_generate
 from qfx.nn.kinds import stored_linears
+from qfx.programs.streaming import ROUNDS
+
+TRYING = sum(ways * runs for ways, runs in ROUNDS)  # steps in which programs choose
 
 
 class Programs:
@@ -29,6 +32,8 @@ class Programs:
         self.cache: Any = None
         read = {t.data_ptr(): t.nbytes for _, m in stored_linears(self.model) for t in m.buffers()}
         self.weights = sum(read.values())  # bytes
+        for _ in range(-(-TRYING // case.new)):
+            self.generate(torch.zeros(case.batch, 1, dtype=torch.int64), case.new + 1)
 
     def prefill(self, tokens: Tensor) -> Tensor:
         from transformers.cache_utils import DynamicCache
