@@ -46,6 +46,13 @@ void define_program(py::module_& m) {
           "run", [](Program& program, const std::vector<int64_t>& given) { program.run(given); },
           py::arg("given"), py::call_guard<py::gil_scoped_release>(),
           "Runs it with the addresses of the slots that had none. One run at a time.")
+      .def(
+          "run",
+          [](Program& program, const std::vector<int64_t>& places,
+             const std::vector<int64_t>& given) { program.run(places, given); },
+          py::arg("places"), py::arg("given"), py::call_guard<py::gil_scoped_release>(),
+          "The same with some addresses, by their places among them; the others are those of the "
+          "run before. ValueError where there was none.")
       .def_property_readonly("weights", &weights,
                              "Of each linear: the address of its packed weight, its bytes, and the "
                              "rows that it multiplies.")

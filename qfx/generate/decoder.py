@@ -14,6 +14,7 @@ from qfx.generate.masks import step_masks
 from qfx.generate.rows import MOST_ROWS, filled, rows_for
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
+from qfx.programs.inputs import Bound
 from qfx.programs.stored import restored
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
@@ -54,10 +55,11 @@ class Decoder:
             int(rows): restored(each, tensors) for rows, each in told["programs"].items()
         }
         self._rows = tuple(sorted(self._runners))
-        self._layers = [
+        layers = [
             kv_empty(self.batch, heads, self.length, features, *told["bits"])
             for heads, features in told["shapes"]
         ]
+        self._cache = Bound([tensor for layer in layers for tensor in layer])
         self.reset()
 
     def reset(self) -> None:
@@ -107,7 +109,7 @@ class Decoder:
         places = torch.arange(self.seen, self.seen + rows)
         last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
         given = (filled(tokens, rows), filled(positions, rows), places, *last, *masks)
-        logits: Tensor = self._runners[rows](*given, *(t for part in self._layers for t in part))[0]
+        logits: Tensor = self._runners[rows](*given, bound=self._cache)[0]
         self.seen += count
         return logits[:, -1 if rows > MOST_ROWS else count - 1]
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for
 from qfx.generate.step_graph import step_graph
 from qfx.hf.kv_cache import KVLayer
 from qfx.programs import Runner, build
+from qfx.programs.inputs import Bound
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +50,12 @@ class Steps:
         self.why_none: str | None = None
         self.state: Any = None
         self.tensors: tuple[Tensor, ...] = ()
+        self.bound: WeakKeyDictionary[Cache, tuple[int, list[Any], Bound]] = WeakKeyDictionary()
         self.lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy of the model has: programs are made of its own weights."""
-        made = ("runners", "why_none", "state", "tensors", "lock")
+        made = ("runners", "why_none", "state", "tensors", "bound", "lock")
         return {name: value for name, value in vars(self).items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -78,7 +81,8 @@ class Steps:
             cache = Cache(layers=self._layers())
             self._begin(cache, batch)
             asked = Asked(tokens, cache, None, None, 1, rows)
-            runner = self._runner((batch, rows), self._inputs(asked, 0, rows))
+            inputs = (*self._inputs(asked, 0, rows), *self._bound(cache).tensors)
+            runner = self._runner((batch, rows), inputs)
             if runner is None:
                 raise ValueError(f"no program can be made of the model: {self.why_none}")
             found[rows] = runner
@@ -170,10 +174,11 @@ class Steps:
         """Logits [B, T, V], or of the last token alone."""
         inputs = self._inputs(asked, first, rows)
         assert asked.tokens is not None
-        runner = self._runner((asked.tokens.shape[0], rows), inputs)
+        bound = self._bound(asked.cache)
+        runner = self._runner((asked.tokens.shape[0], rows), (*inputs, *bound.tensors))
         if runner is None:
             return None
-        logits: Tensor = runner(*inputs)[0]
+        logits: Tensor = runner(*inputs, bound=bound)[0]
         return logits if rows > MOST_ROWS else logits[:, : asked.length]
 
     def _check_room(self, count: int, first: int) -> None:
@@ -201,6 +206,15 @@ class Steps:
         if runner.outside:
             _log.info("PyTorch runs %s of it", ", ".join(sorted({*runner.outside})))
 
+    def _bound(self, cache: Cache) -> Bound:
+        """Its tensors, looked at again when one of any cache became another."""
+        changes, known = KVLayer.changes, self.bound.get(cache)
+        if known is not None and known[0] == changes and known[1] == cache.layers:
+            return known[2]
+        bound = Bound([t for layer in cache.layers for t in layer.tensors])  # type: ignore[union-attr]
+        self.bound[cache] = changes, list(cache.layers), bound
+        return bound
+
     def _inputs(self, asked: Asked, first: int, rows: int) -> tuple[Tensor, ...]:
         assert asked.tokens is not None
         batch, count = asked.tokens.shape
@@ -210,9 +224,8 @@ class Steps:
         masks = step_masks(self.spans, asked.seen, first, (batch, rows, self.length))
         places = torch.arange(first, first + rows)
         last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
-        tensors = [t for layer in asked.cache.layers for t in layer.tensors]  # type: ignore[union-attr]
         told = (filled(asked.tokens, rows), filled(positions.expand(batch, count), rows))
-        return (*told, places, *last, *masks, *tensors)
+        return (*told, places, *last, *masks)
 
 
 def _kept(logits: Tensor, keep: int | Tensor) -> Tensor:

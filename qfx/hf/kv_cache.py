@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,10 +14,26 @@ from qfx.ops.kv_cache import TOKENS, kv_empty
 ops = torch.ops.qfx
 _FIRST = 256  # tokens that a growing cache begins with
 NAMES = ("keys", "key_scale", "values", "value_scale")
+_changes = count(1)
+
+
+def _told(name: str) -> Any:
+    """An attribute, of whose changes KVLayer.changes tells."""
+    own = f"_{name}"
+
+    def change(layer: KVLayer, value: Tensor | None) -> None:
+        setattr(layer, own, value)
+        KVLayer.changes = next(_changes)
+
+    return property(lambda layer: getattr(layer, own), change)
 
 
 class KVLayer(CacheLayerMixin):
-    """Of one layer. `capacity`: tokens that it has room for, None for one that grows."""
+    """Of one layer. `capacity`: tokens that it has room for, None for one that grows. `changes`:
+    of all layers; another number when a tensor of one of them became another."""
+
+    changes = 0
+    keys, key_scale, values, value_scale = map(_told, NAMES)
 
     is_compileable = False
     is_croppable = True
@@ -29,8 +46,7 @@ class KVLayer(CacheLayerMixin):
         if capacity is not None and capacity < 1:
             raise ValueError(f"a cache with room for {capacity} tokens: expected at least 1")
         self.capacity, self.bits, self.seen = capacity, (key_bits, value_bits), 0
-        self.key_scale: Tensor | None = None
-        self.value_scale: Tensor | None = None
+        self.key_scale = self.value_scale = None
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qfx.programs.words import Region
-
-_SHAPE = attrgetter("shape")
 
 
 @dataclass(frozen=True)
@@ -27,38 +23,35 @@ class View:
     offset: int
 
 
-class Inputs:
-    """Looks closer at what it did not see at the call before: the hundred tensors of a cache come
-    again at each step."""
+class Bound:
+    """Tensors that come again, as those of a cache: their owner makes another of these when one of
+    them is another, or its memory. Each is looked at once for every runner that they are given."""
 
-    def __init__(self, views: Sequence[View]) -> None:
-        self.views = views
-        self.regions = [view.region for view in views]
-        self._known: list[Callable[[], Any]] = [_nobody] * len(views)  # weak references
-        self._at = [0] * len(views)
-        self._sizes = [view.sizes for view in views]
-
-    def addresses(self, tensors: Sequence[Any]) -> dict[Region, int]:
-        """TypeError or ValueError for what the runner was not built for."""
-        if len(tensors) != len(self.views):
-            raise TypeError(f"{len(tensors)} inputs, expected {len(self.views)}")
-        known = [each() for each in self._known]
-        new = [i for i, (t, same) in enumerate(zip(tensors, known, strict=True)) if t is not same]
-        for i in new:
-            _check(tensors[i], self.views[i])
-        found = list(map(Tensor.data_ptr, tensors))
-        for i in new:
-            self._known[i], self._at[i] = weakref.ref(tensors[i]), found[i]
-        sizes = list(map(_SHAPE, tensors))
-        if found != self._at or sizes != self._sizes or not all(map(Tensor.is_contiguous, tensors)):
-            for tensor, view in zip(tensors, self.views, strict=True):
-                _check(tensor, view)
-            self._at = found
-        return dict(zip(self.regions, found, strict=True))
+    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
+        self.tensors = tuple(tensors)
+        self.addresses: dict[Region, int] = {}  # for all runners that know them
 
 
-def _nobody() -> None:
-    return None
+NOTHING = Bound()
+
+
+def addresses_of(tensors: Sequence[Any], bound: Bound, views: Sequence[View]) -> dict[Region, int]:
+    """Of `tensors`, behind which are those that are bound. TypeError or ValueError for what the
+    views are not of."""
+    count = len(tensors) + len(bound.tensors)
+    if count != len(views):
+        raise TypeError(f"{count} inputs, expected {len(views)}")
+    if bound.tensors and views[-1].region not in bound.addresses:
+        bound.addresses |= _looked_at(bound.tensors, views[len(tensors) :])
+    return _looked_at(tensors, views)
+
+
+def _looked_at(tensors: Sequence[Any], views: Sequence[View]) -> dict[Region, int]:
+    found = {}
+    for tensor, view in zip(tensors, views, strict=False):
+        _check(tensor, view)
+        found[view.region] = tensor.data_ptr()
+    return found
 
 
 def _check(tensor: Any, expected: View) -> None:

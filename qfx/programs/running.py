@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +14,9 @@ from torch import Tensor
 from qfx._C import Program
 from qfx.host.tensors import tree_leaves, tree_map
 from qfx.memory.huge_pages import into_huge_pages
-from qfx.programs.inputs import Inputs, View
+from qfx.programs.inputs import NOTHING, Bound, View, addresses_of
 from qfx.programs.streaming import Streaming
-from qfx.programs.words import Kind, Region
+from qfx.programs.words import Kind, Region, contiguous_strides
 
 
 class Run(NamedTuple):
@@ -46,10 +49,10 @@ class Runner:
         leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, View)]
         self.made = [r for r in dict.fromkeys(v.region for v in leaves) if r.kind is Kind.RESULT]
         self._turn = threading.Lock()
-        self._inputs = Inputs(given)
-        runs = [part for part in parts if isinstance(part, Run)]
-        self._streaming = {run.program: Streaming(run.program) for run in runs}
-        into_huge_pages((at, count) for r in runs for at, count, _ in r.program.weights)
+        self._runs = {part.program: Placed(part) for part in parts if isinstance(part, Run)}
+        self._alone = len(parts) == len(self._runs) and is_whole(results)
+        weights = (each for program in self._runs for each in program.weights)
+        into_huge_pages((address, count) for address, count, _ in weights)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -57,25 +60,74 @@ class Runner:
             "build another of its graph"
         )
 
-    def __call__(self, *inputs: Tensor) -> list[Any]:
+    def __call__(self, *inputs: Tensor, bound: Bound = NOTHING) -> list[Any]:
+        """`bound`: the last inputs, of which the caller says when they are others."""
         with self._turn:
-            addresses = self._inputs.addresses(inputs)
-            memory: dict[Region, Tensor] = dict(zip(self._inputs.regions, inputs, strict=True))
+            addresses = addresses_of(inputs, bound, self.given)
+            if self._alone:
+                return self._whole(addresses, bound)
+            every = zip(self.given, (*inputs, *bound.tensors), strict=True)
+            memory = {view.region: tensor for view, tensor in every}
             for region in self.made:
                 memory[region] = made = torch.empty(region.bytes, dtype=torch.uint8, device="cpu")
                 addresses[region] = made.data_ptr()
             for part in self.parts:
                 if isinstance(part, Run):
-                    given = [addresses[region] for region in part.given]
-                    self._streaming[part.program].run(given)
+                    self._runs[part.program].run(addresses, bound)
                 else:
                     _call(part, memory)
         return [_resolved(result, memory) for result in self.results]
+
+    def _whole(self, addresses: dict[Region, int], bound: Bound) -> list[Tensor]:
+        """Where programs alone run, and each result is a tensor of its own."""
+        found = []
+        for view in self.results:
+            made = torch.empty(view.sizes, dtype=view.dtype, device="cpu")
+            addresses[view.region] = made.data_ptr()
+            found.append(made)
+        for run in self._runs.values():
+            run.run(addresses, bound)
+        return found
 
     @property
     def outside(self) -> list[str]:
         """The names of what PyTorch runs."""
         return [str(part.target) for part in self.parts if isinstance(part, Call)]
+
+
+class Placed:
+    """A program, and whose memory it last ran on."""
+
+    def __init__(self, run: Run) -> None:
+        self._streaming = Streaming(run.program)
+        self._given = run.given
+        self._bound: Callable[[], Bound | None] = lambda: None
+        self._loose: tuple[list[int], list[Region]] = ([], [])
+
+    def run(self, addresses: dict[Region, int], bound: Bound) -> None:
+        """`addresses`: of all regions but those that are bound."""
+        if self._bound() is bound:
+            places, regions = self._loose
+            self._streaming.run(places, [addresses[region] for region in regions])
+            return
+        self._bound = lambda: None
+        every = bound.addresses | addresses
+        self._streaming.run([every[region] for region in self._given])
+        loose = [i for i, region in enumerate(self._given) if region in addresses]
+        self._loose = loose, [self._given[i] for i in loose]
+        self._bound = weakref.ref(bound)
+
+
+def is_whole(results: list[Any]) -> bool:
+    """Whether each is new memory, all of which it takes."""
+    regions = [result.region for result in results if isinstance(result, View)]
+    return len(results) == len(regions) == len({*regions}) and all(
+        view.region.kind is Kind.RESULT
+        and view.offset == 0
+        and view.strides == contiguous_strides(view.sizes)
+        and view.region.bytes == prod(view.sizes) * view.dtype.itemsize
+        for view in results
+    )
 
 
 def _call(part: Call, memory: dict[Region, Tensor]) -> None:

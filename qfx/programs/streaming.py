@@ -90,14 +90,15 @@ class Streaming:
         most_rows = max((rows for _, _, rows in program.weights), default=0)
         self._chooses = 0 < most_rows <= FEW_ROWS
 
-    def run(self, given: list[int]) -> None:
+    def run(self, *given: list[int]) -> None:
+        """As `Program.run` takes it."""
         if not self._chooses:
-            self.program.run(given)
+            self.program.run(*given)
             return
         choice = self.choices.setdefault(torch.get_num_threads(), Choice())
         if choice.next != self.way:
             self.way = choice.next
             self.program.stream(*self.way)
         start = time.perf_counter()
-        self.program.run(given)
+        self.program.run(*given)
         choice.took(time.perf_counter() - start)

@@ -82,18 +82,44 @@ void Program::stream(const std::optional<Streaming>& how) {
   streaming_ = how;
 }
 
+void Program::place(size_t i, int64_t address) {
+  if (address == 0 && given_[i].bytes > 0) {
+    throw std::invalid_argument("address " + std::to_string(i) + " of a program is null, where " +
+                                std::to_string(given_[i].bytes) + " bytes are to be");
+  }
+  slots_[given_[i].slot] = reinterpret_cast<char*>(address);
+}
+
 void Program::run(std::span<const int64_t> given) {
   if (given.size() != given_.size()) {
     throw std::invalid_argument("a program runs on " + std::to_string(given_.size()) +
                                 " addresses, got " + std::to_string(given.size()));
   }
-  for (size_t i = 0; i < given.size(); ++i) {
-    if (given[i] == 0 && given_[i].bytes > 0) {
-      throw std::invalid_argument("address " + std::to_string(i) + " of a program is null, where " +
-                                  std::to_string(given_[i].bytes) + " bytes are to be");
-    }
-    slots_[given_[i].slot] = reinterpret_cast<char*>(given[i]);
+  placed_ = false;
+  for (size_t i = 0; i < given.size(); ++i) place(i, given[i]);
+  placed_ = true;
+  run_all();
+}
+
+void Program::run(std::span<const int64_t> places, std::span<const int64_t> given) {
+  if (!placed_ || places.size() != given.size()) {
+    throw std::invalid_argument(
+        "a program that ran on all of its " + std::to_string(given_.size()) +
+        " addresses runs on new ones at some places, got " + std::to_string(places.size()) +
+        " and " + std::to_string(given.size()));
   }
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto at = static_cast<size_t>(places[i]);  // what is negative becomes too large
+    if (at >= given_.size()) {
+      throw std::invalid_argument("place " + std::to_string(places[i]) + " is none of the " +
+                                  std::to_string(given_.size()) + " addresses of a program");
+    }
+    place(at, given[i]);
+  }
+  run_all();
+}
+
+void Program::run_all() const {
   const Kernels& kernels = kernels_of(current_isa());
   for (const Made& each : instructions_) each->run(kernels, slots_.data());
 }

@@ -26,6 +26,9 @@ class Program {
   // `given`: the addresses of the slots that had none. One run at a time.
   void run(std::span<const int64_t> given);
 
+  // Some of these addresses, by their places among them; the others are those of the run before.
+  void run(std::span<const int64_t> places, std::span<const int64_t> given);
+
   // How weights pass by if there are few rows; nothing: as is set for their formats. Not during a
   // run.
   void stream(const std::optional<Streaming>& how);
@@ -34,6 +37,9 @@ class Program {
   int64_t instructions() const { return static_cast<int64_t>(instructions_.size()); }
 
  private:
+  void place(size_t i, int64_t address);
+  void run_all() const;
+
   std::vector<char*> slots_;
   struct Given {
     size_t slot;
@@ -43,6 +49,7 @@ class Program {
     void operator()(char* p) const { std::free(p); }
   };
   std::vector<Given> given_;
+  bool placed_ = false;  // all of them have an address
   std::unique_ptr<char, Free> memory_;
   std::optional<Streaming> streaming_;
   std::vector<Made> instructions_;
