@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 import qfx
 from qfx.hf import KVCache
@@ -207,3 +207,33 @@ def test_a_copy_continues_a_conversation() -> None:
         for each, cache in zip((model, copy.deepcopy(model)), caches, strict=True)
     ]
     assert torch.equal(*texts)
+
+
+def _other_tensors(layers: list[Any]) -> None:
+    for layer in layers:
+        former = layer.tensors
+        layer.keys, layer.key_scale, layer.values, layer.value_scale = (t.clone() for t in former)
+        for tensor in former:
+            tensor.fill_(1)
+
+
+def _other_layers(layers: list[Any]) -> None:
+    former = layers[:]
+    layers[:] = copy.deepcopy(former)
+    for layer in former:
+        for tensor in layer.tensors:
+            tensor.fill_(1)
+
+
+@pytest.mark.parametrize("change", [_other_tensors, _other_layers])
+def test_a_cache_whose_tensors_are_others(change: Callable[[list[Any]], None]) -> None:
+    """What they were is overwritten, so that who still read it would say so."""
+    model, caches = compiled(), [DynamicCache() for _ in range(2)]
+    with torch.no_grad():
+        for step in range(3):
+            found = [
+                model(input_ids=ids(1, 2, step), past_key_values=each, use_cache=True).logits
+                for each in caches
+            ]
+            assert torch.equal(*found)
+            change(caches[0].layers)

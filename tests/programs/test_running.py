@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from qfx.programs import Runner
+from qfx.programs.inputs import Bound
 from tests.programs.traced import aten, built, same_bits
+from tests.programs.written import floats, say
 
 ops = torch.ops.qfx
 W = ops.pack_weight.default(torch.randint(-127, 128, (64, 64), dtype=torch.int8))
@@ -201,3 +203,82 @@ def test_the_default_type_and_device_are_not_its_own() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, torch.full((8, 64), 2.5))
+
+
+def _two(x: Any, cache: Any) -> Any:
+    return aten.add.Tensor(_linear(x), cache), aten.sort.default(cache)[0]
+
+
+def _alone(x: Any, cache: Any) -> Any:
+    return aten.add.Tensor(_linear(x), cache)
+
+
+@pytest.mark.parametrize("f", [_two, _alone])
+def test_bound_inputs(f: Callable[..., Any]) -> None:
+    """In turn, so that each call but the first finds the memory of another."""
+    x = torch.randn(8, 64)
+    runner, caches = built(f, (x, x)), [torch.randn(8, 64) for _ in range(3)]
+    bounds = [Bound([cache]) for cache in caches]
+    for number in (0, 0, 1, 0, 2, 2, 1, 0):
+        caches[number] += 1
+        x, expected = torch.randn(8, 64), None
+        expected = f(x, caches[number])
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        for found in (runner(x, bound=bounds[number]), runner(x, caches[number])):
+            assert all(map(same_bits, found, expected))
+
+
+def test_bound_inputs_serve_several_runners() -> None:
+    x = torch.randn(8, 64)
+    runners, bound = [built(_alone, (x, x)) for _ in range(2)], Bound([torch.randn(8, 64)])
+    for runner in runners * 2:
+        assert same_bits(runner(x, bound=bound)[0], _alone(x, *bound.tensors))
+
+
+BOUND: dict[str, tuple[list[Any], type[Exception], str]] = {
+    "none": ([], TypeError, "1 inputs, expected 2"),
+    "two": ([X, X], TypeError, "3 inputs, expected 2"),
+    "shape": ([X[:4]], ValueError, r"float32 \(4, 64\)"),
+    "no tensor": ([1.0], TypeError, "a float, expected a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_bound_inputs_that_it_is_not_for(name: str) -> None:
+    given, error, why = BOUND[name]
+    runner, bound = built(_alone, (X, X)), Bound(given)
+    for _ in range(2):
+        with pytest.raises(error, match=why):
+            runner(X, bound=bound)
+    assert same_bits(runner(X, bound=Bound([X]))[0], _alone(X, X))
+
+
+def test_bound_inputs_are_not_kept() -> None:
+    runner, cache = built(_alone, (X, X)), torch.randn(8, 64)
+    bound, held = Bound([cache]), weakref.ref(cache)
+    runner(X, bound=bound)
+    del bound, cache
+    assert held() is None
+
+
+def test_a_program_runs_on_new_addresses_at_some_places() -> None:
+    program = _C.Program(say("copy", floats(1, 16), floats(2, 16)), [64, 64, 64], [0, 0, 0])
+    a, b, c = torch.zeros(16), torch.arange(16.0), torch.ones(16)
+    at = [t.data_ptr() for t in (a, b, c)]
+    wrong: tuple[tuple[list[int], list[int], str], ...] = (
+        ([0, 1], [at[0]], "got 2 and 1"),
+        ([2], [at[0]], "place 2 is none of the 2"),
+        ([-1], [at[0]], "place -1 is none"),
+        ([1], [0], "address 1 of a program is null"),
+    )
+    with pytest.raises(ValueError, match="a program that ran on all of its 2 addresses"):
+        program.run([0], [at[0]])
+    program.run(at[:2])
+    assert torch.equal(a, b)
+    program.run([1], [at[2]])
+    assert torch.equal(a, c)
+    for places, given, why in wrong:
+        with pytest.raises(ValueError, match=why):
+            program.run(places, given)
+    program.run([1], [at[1]])
+    assert torch.equal(a, b)
