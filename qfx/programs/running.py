@@ -28,7 +28,8 @@ class View:
 class Run(NamedTuple):
     program: Program
     given: list[Region]
-    held: list[Any]  # the storages of its constants
+    held: list[Any]  # the storages of its constants and numbers
+    kinds: list[Kind]  # of each of them
     words: Tensor
     bytes: list[int]  # of each slot: its own memory, the constants, what is given
 
