@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -53,10 +54,9 @@ def digest_of(held: Mapping[str, Tensor]) -> str:
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
     """By every name, those that no state dict has too."""
-    return {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+    parameters = model.named_parameters(remove_duplicate=False)
+    buffers = model.named_buffers(remove_duplicate=False)
+    return dict(sorted([*parameters, *buffers], key=itemgetter(0)))
 
 
 def _parts(
@@ -125,6 +125,6 @@ def _class(kind: type) -> str:
 def _module(module: nn.Module, tell: Callable[[Any], str]) -> str:
     if hooks_on(module):
         raise Unknown(f"a {type(module).__name__} has hooks")
-    own = {n: v for n, v in vars(module).items() if n not in NOT_OWN}
+    own = {n: v for n, v in sorted(vars(module).items()) if n not in NOT_OWN}
     missing = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is None]
-    return tell((module.training, own, module._modules, missing, [*module._buffers]))
+    return tell((module.training, own, module._modules, missing, sorted(module._buffers)))

@@ -107,7 +107,7 @@ class Teller:
             held |= {each.name: getattr(value, each.name) for each in fields(value)}
         elif any(getattr(each, "__slots__", ()) for each in kind.__mro__):
             raise Unknown(f"a {kind.__qualname__} with slots")
-        return f"{self.named(kind)}{self.items(held)}"
+        return f"{self.named(kind)}{self.items(dict(sorted(held.items())))}"
 
     def _function(self, value: FunctionType) -> str:
         home = value.__globals__.get("__name__", "")
@@ -146,7 +146,7 @@ _KINDS: dict[type, _Tell] = {
     MethodType: lambda tell, v: f"{tell(v.__func__)} of {tell(v.__self__)}",
     partial: lambda tell, v: f"partial {tell((v.func, v.args, v.keywords, vars(v)))}",
     ModuleType: lambda tell, v: f"module {v.__name__}",
-    SimpleNamespace: lambda tell, v: f"namespace {tell.items(vars(v))}",
+    SimpleNamespace: lambda tell, v: f"namespace {tell.items(dict(sorted(vars(v).items())))}",
     enum.Enum: lambda tell, v: f"{tell.named(type(v))}.{v.name}",
     re.Pattern: lambda tell, v: f"pattern {v.pattern!r} {v.flags}",
     type: lambda tell, v: tell.named(v),
