@@ -37,8 +37,8 @@ _SEQUENCES = (list, tuple, set, frozenset)
 _DICTS = (dict, OrderedDict, defaultdict)
 _MOST_BYTES = 1 << 16  # of a tensor that is no parameter and no buffer
 _MADE_IN_PYTHON = 1 << 9  # of a class's flags: a "heap type"
-# Changes from process to process and decides nothing.
-_SKIPPED = {"_original_object_hash"}
+# Decides nothing: another one in each process; set once hidden states were asked for.
+_SKIPPED = {"_original_object_hash", "_output_capturing_hooks_installed"}
 
 
 class Unknown(Exception):
