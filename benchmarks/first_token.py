@@ -1,7 +1,8 @@
 """Seconds from a loaded model to the first token of `generate`, and to the end of a few.
 
 SmolLM2-135M, each way in a fresh process, which compiles: once with an empty folder for all that is
-kept on disk (Inductor's code, the cost tables of qfx), once more with what that process left there.
+kept on disk (Inductor's code, the cost tables and programs of qfx), once more with what that
+process left there. `made_s`: until there is something that generates, compiled or not.
     python -m benchmarks.first_token [--ways qfx,...] [--rounds 3] [--threads 1] [--save]
 """
 
@@ -69,6 +70,7 @@ def first(way: Way, case: Case, tokens: Tensor) -> Row:
             found[f"{name}_cpu_s"] = cpu_seconds() - cpu
 
     decoder: Any = way.make(case, model)
+    found["made_s"] = time.perf_counter() - wall
     decoder.generate(tokens, case.new, streamer=Counted(look))
     return {**found, "graphs": int(counters["stats"]["unique_graphs"])}
 
@@ -84,6 +86,7 @@ def one_round(name: str, folder: Path, told: Tensor, threads: int) -> dict[str, 
     with TemporaryDirectory() as kept:
         torch.save(told, tokens := f"{kept}/tokens")
         places = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "XDG_CACHE_HOME": f"{kept}/xdg"}
+        places["QFX_PROGRAM_CACHE"] = f"{kept}/programs"
         run = partial(in_a_process, "benchmarks.first_token", environment=places)
         return {
             cache: run("--one", name, str(folder), tokens, f"--threads={threads}")

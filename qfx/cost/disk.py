@@ -24,13 +24,13 @@ import torch
 
 import qfx._C as _C
 from qfx.values.atomic_write import write_text
+from qfx.values.user_folder import own_bytes, user_folder
 
 log = logging.getLogger(__name__)
 
 FORMAT = 14  # of the files, and of what is measured
 MOST = 256  # files of a few kB
 TRIES = 3
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OURS = re.compile(  # those of formats before 12 too, and a partial one of a process that died
     r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json|\.[0-9a-f]{16}\.partial"
 )
@@ -64,7 +64,7 @@ def kept(kind: str, machine: Machine, read: Callable[[str], T], measure: Callabl
     path = folder / _name(kind, *machine)
     tries, before = 0, None
     try:
-        first, _, text = _text_of(path).partition("\n")
+        first, _, text = own_bytes(path).decode("utf-8").partition("\n")
         tries, before = _count(first), read(text)
         if before.settled or tries >= TRIES:
             return before
@@ -92,20 +92,10 @@ def _count(line: str) -> int:
 
 def _folder() -> Path | None:
     """Where tables are kept, or None, which the log says once."""
-    home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
-    cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
-    if not cache:
-        return _none("the user has no home directory, and XDG_CACHE_HOME is not set")
-    folder = Path(cache) / "qfx"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if {folder.lstat().st_uid, folder.stat().st_uid} != {os.geteuid()}:
-            return _none(f"{folder} belongs to another user")
-        if folder.stat().st_mode & _OTHERS:
-            folder.chmod(0o700)
+        return user_folder()
     except OSError as why:
         return _none(str(why))
-    return folder
 
 
 @lru_cache
@@ -131,19 +121,6 @@ def cpu_name() -> str:
     wanted = ("model name", "cpu family", "model\t", "CPU part")
     seen = {line.split(":")[1].strip(): None for line in lines if line.startswith(wanted)}
     return " ".join(seen) or platform.processor() or platform.machine()
-
-
-def _text_of(path: Path) -> str:
-    """Raises ValueError for what another user could have written, and never waits for a pipe."""
-    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(opened, encoding="utf-8") as file:
-        about = os.fstat(opened)
-        own = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
-        if not own or about.st_mode & _OTHERS:
-            raise ValueError(f"{path} could have been written by another user")
-        with suppress(OSError):  # as on a disk that is only read
-            os.utime(opened)  # when it was last of use
-        return file.read()
 
 
 def _forget(folder: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qfx.host.modules import forward_hooks, unsaved_buffers
+from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.host.tensors import version
 
 _PLAIN = (bool, int, float, str)
 _CAPTURES = "transformers.utils.output_capturing"
-_NOT_OWN = frozenset(vars(nn.Module()))
+NOT_OWN = frozenset(vars(nn.Module()))
 
 
 def tensors_of(model: nn.Module) -> tuple[Tensor, ...]:
@@ -29,9 +31,9 @@ def values_of(tensors: tuple[Tensor, ...]) -> list[tuple[int, int]]:
 
 def settings_of(model: Any) -> list[Any]:
     """Changes with what its modules are and how they are set, as which adapters are active."""
-    found: list[Any] = [_attention(model)]
+    found: list[Any] = [attention_of(model)]
     for module in model.modules():
-        own = [(n, _plain(v)) for n, v in vars(module).items() if n not in _NOT_OWN]
+        own = [(n, _plain(v)) for n, v in vars(module).items() if n not in NOT_OWN]
         unsaved = [b.data_ptr() for b in unsaved_buffers(module)]
         found.append((id(module), module.training, _hooks(module), own, unsaved))
     return found
@@ -58,7 +60,7 @@ def why_none(model: Any) -> str | None:
     hooked = [n for n, m in model.named_modules() if n and _hooks(m)]
     if hooked:
         return f"{hooked[0]} has hooks, which only modules call"
-    kind = _attention(model)
+    kind = attention_of(model)
     if kind != "sdpa":
         return (
             f"its attention is {kind!r}, which does not read an int8 cache; 'sdpa' does, where "
@@ -68,12 +70,21 @@ def why_none(model: Any) -> str | None:
 
 
 def _hooks(module: nn.Module) -> int:
+    return _count(forward_hooks(module))
+
+
+def hooks_on(module: nn.Module) -> int:
+    """Of any kind on its calls, backward too."""
+    return _count(chain(forward_hooks(module), backward_hooks(module)))
+
+
+def _count(hooks: Iterable[Any]) -> int:
     """Without those that transformers leaves once hidden states or attentions were asked for: they
     do nothing where these are not."""
-    return sum(getattr(hook, "__module__", None) != _CAPTURES for hook in forward_hooks(module))
+    return sum(getattr(hook, "__module__", None) != _CAPTURES for hook in hooks)
 
 
-def _attention(model: Any) -> str:
+def attention_of(model: Any) -> str:
     """The name under which transformers looks up what attends; it has no public way to ask."""
     kind: str = getattr(model.config.get_text_config(decoder=True), "_attn_implementation")  # noqa: B009
     return kind

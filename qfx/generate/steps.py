@@ -17,6 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes
 from qfx.generate.masks import step_masks
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
+from qfx.generate.program_cache import kept
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for
 from qfx.generate.step_graph import step_graph
 from qfx.hf.kv_cache import KVLayer
@@ -197,8 +198,7 @@ class Steps:
     def _build(self, key: tuple[int, int], inputs: tuple[Tensor, ...]) -> None:
         _log.info("making the program of %d texts, %d tokens a step", *key)
         try:
-            how = (self.model, self.inner, self.spans, key[1] > MOST_ROWS)
-            runner = build(step_graph(*how, inputs), inputs)
+            runner = self._made(inputs, key[1] > MOST_ROWS)
         except Exception as why:  # of a model's code that cannot be exported, of any kind
             self._by_modules(f"{type(why).__name__}: {why}".split("\n\n")[0])
             return
@@ -214,6 +214,14 @@ class Steps:
         bound = Bound([t for layer in cache.layers for t in layer.tensors])  # type: ignore[union-attr]
         self.bound[cache] = changes, list(cache.layers), bound
         return bound
+
+    def _made(self, inputs: tuple[Tensor, ...], one: bool) -> Runner:
+        how: dict[str, Any] = {"forward": self.inner, "windows": self.spans, "one": one}
+
+        def make() -> Runner:
+            return build(step_graph(self.model, inputs=inputs, **how), inputs)
+
+        return kept(self.model, self, inputs, make, **how)
 
     def _inputs(self, asked: Asked, first: int, rows: int) -> tuple[Tensor, ...]:
         assert asked.tokens is not None

@@ -27,9 +27,17 @@ def marked_state(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def scheme_numbers(model: nn.Module) -> dict[str, list[int]]:
-    """For config.json: by name, the numbers of its scheme without the zeros behind them."""
-    return {name: _numbers(linear) for name, linear in stored_linears(model)}
+def scheme_numbers(
+    model: nn.Module, known: dict[Stored, list[int]] | None = None
+) -> dict[str, list[int]]:
+    """For config.json: by name, the numbers of its scheme without the zeros behind them. `known`:
+    those of linears that were asked before, as of a model inside; others are added."""
+    known = {} if known is None else known
+    linears = dict(stored_linears(model))
+    for linear in linears.values():
+        if linear not in known:
+            known[linear] = _numbers(linear)
+    return {name: known[linear] for name, linear in linears.items()}
 
 
 def _numbers(linear: Stored) -> list[int]:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules import module as module_file
 
 # Of all modules. A handle refers to the very dicts, so these go over and not what is in them.
 CALL_HOOKS = (
@@ -53,6 +54,17 @@ def unsaved_buffers(module: nn.Module) -> Iterable[Tensor]:
 def forward_hooks(module: nn.Module) -> Iterable[Any]:
     """What runs before and behind each call."""
     return chain(module._forward_pre_hooks.values(), module._forward_hooks.values())
+
+
+def backward_hooks(module: nn.Module) -> Iterable[Any]:
+    """What gradients of its calls pass."""
+    return chain(module._backward_pre_hooks.values(), module._backward_hooks.values())
+
+
+def global_hooks() -> int:
+    """How many there are on the calls of all modules."""
+    kinds = ("forward_pre", "forward", "backward_pre", "backward")
+    return sum(len(getattr(module_file, f"_global_{kind}_hooks")) for kind in kinds)
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

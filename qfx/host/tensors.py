@@ -120,6 +120,14 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def watched() -> bool:
+    """Whether a mode sees what is called."""
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return bool(_get_current_function_mode_stack() or _get_current_dispatch_mode_stack())
+
+
 def without_modes() -> AbstractContextManager[Any]:
     """Inside, no mode sees what is called: fake tensors, Dynamo's, a user's own."""
     from torch.utils._python_dispatch import _disable_current_modes

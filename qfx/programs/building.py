@@ -213,12 +213,14 @@ class _Builder:
             for instruction in step.instructions or ()
             for word in encode(instruction, places)
         ]
-        held = [r.tensor.untyped_storage() for r in others if r.tensor is not None]
+        filled = [region for region in others if region.tensor is not None]
+        held = [r.tensor.untyped_storage() for r in filled if r.tensor is not None]
         addresses = [storage.data_ptr() for storage in held]
         given = others[len(held) :]
         sizes = [size, *(r.bytes for r in others)]
         program = Program(words, sizes, [0, *addresses, *(0 for _ in given)])
-        return Run(program, given, held, torch.tensor(words), sizes)
+        kinds = [region.kind for region in filled]
+        return Run(program, given, held, kinds, torch.tensor(words), sizes)
 
     def _call(self, node: fx.Node) -> Call:
         arguments = fx.map_arg((node.args, node.kwargs), self._argument)

@@ -103,7 +103,7 @@ class Emitter:
     def _number(self, number: float) -> Operand:
         if repr(number) not in self.numbers:
             held = torch.tensor(number, dtype=torch.float32, device="cpu")
-            self.numbers[repr(number)] = Region(Kind.CONSTANT, 4, held)
+            self.numbers[repr(number)] = Region(Kind.NUMBER, 4, held)
         return Operand(self.numbers[repr(number)], 0, torch.float32, (), ())
 
 

@@ -22,7 +22,8 @@ from qfx.programs.words import Kind, Region, contiguous_strides
 class Run(NamedTuple):
     program: Program
     given: list[Region]
-    held: list[Any]  # the storages of its constants
+    held: list[Any]  # the storages of its constants and numbers
+    kinds: list[Kind]  # of each of them
     words: Tensor
     bytes: list[int]  # of each slot: its own memory, the constants, what is given
 

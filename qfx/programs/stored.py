@@ -21,11 +21,16 @@ Described = dict[str, Any]
 
 
 class Storing:
-    """Collects the tensors of several runners; what they share once."""
+    """Collects the tensors of several runners; what they share once. `made`: whether one of them is
+    neither of the `known` nor a number or words: it was computed of something."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[str, Tensor] | None = None) -> None:
+        """`known`: tensors whose memory whoever restores the runners will have by these names."""
         self.tensors: dict[str, Tensor] = {}
+        self.made = False
         self._names: dict[int, str] = {}  # by address
+        for name, tensor in (known or {}).items():
+            self._names.setdefault(tensor.untyped_storage().data_ptr(), name)
 
     def described(self, runner: Runner) -> Described:
         """ValueError where PyTorch runs parts of it."""
@@ -40,12 +45,16 @@ class Storing:
         return {
             "words": self._name(run.words),
             "bytes": run.bytes,
-            "constants": [self._name(_bytes_in(storage)) for storage in run.held],
+            "constants": [self._constant(*each) for each in zip(run.held, run.kinds, strict=True)],
             "given": [places[region] for region in run.given],
             "made": [region.bytes for region in runner.made],
             "inputs": [_kind_of(view) for view in runner.given],
             "results": [_described(view, places) for view in runner.results],
         }
+
+    def _constant(self, storage: Any, kind: Kind) -> str:
+        self.made |= storage.data_ptr() not in self._names and kind is not Kind.NUMBER
+        return self._name(bytes_in(storage))
 
     def _name(self, tensor: Tensor) -> str:
         key = tensor.data_ptr()
@@ -75,11 +84,13 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
         raise UserError("not a stored program: its memory has other sizes than its words say")
     addresses = [0, *(t.data_ptr() for t in kept), *(0 for _ in given)]
     held = [t.untyped_storage() for t in kept]
-    run = Run(Program(words.tolist(), sizes, addresses), given, held, words, sizes)
+    program, kinds = Program(words.tolist(), sizes, addresses), [Kind.CONSTANT for _ in held]
+    run = Run(program, given, held, kinds, words, sizes)
     return Runner([run], inputs, [_view(each, places) for each in described["results"]])
 
 
-def _bytes_in(storage: Any) -> Tensor:
+def bytes_in(storage: Any) -> Tensor:
+    """All of its memory."""
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 

@@ -35,7 +35,8 @@ class Kind(Enum):
     """Whose memory a region is."""
 
     OWN = "of the program, reused when nobody reads it any more"
-    CONSTANT = "a parameter, a buffer or a number"
+    CONSTANT = "a parameter or a buffer"
+    NUMBER = "a number of the graph"
     GIVEN = "an input"
     SHARED = "between two programs, or of what PyTorch runs between them"
     RESULT = "made anew at each run"
@@ -47,7 +48,7 @@ class Region:
 
     kind: Kind
     bytes: int
-    tensor: Tensor | None = None  # of a constant
+    tensor: Tensor | None = None  # of a constant or a number
     first: int = -1
     last: int = -1
 

@@ -3,6 +3,7 @@ of two activations. Frozen; what does not fit together is refused when a value i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,7 @@ class SiteRecipe:
             return "a factor, scale or zero point for a site that stays float"
         if self.factor is not None and len(self.factor) != self.k:
             return f"the factor has {len(self.factor)} elements for K={self.k}"
-        if not all(_is_number(f) and _SMALLEST <= f <= _LARGEST for f in self.factor or ()):
+        if not _are_factors(self.factor or ()):
             return "the factor has an element that is not positive and finite in float32"
         if scheme and scheme.w.axes == PER_COLUMN and self.factor is not None:
             return f"{scheme} takes its factor from the weight, not from a recipe"
@@ -158,6 +159,14 @@ def _is_number(value: Any) -> bool:
     if type(value) is int:
         return value in _SIZES or -value in _SIZES
     return isinstance(value, float) and value == value
+
+
+def _are_factors(values: tuple[Any, ...]) -> bool:
+    """Floats alone are looked at together: a model has some 100,000 of them."""
+    if values and {*map(type, values)} == {float}:
+        whole = not math.isnan(sum(values))
+        return whole and min(values) >= _SMALLEST and max(values) <= _LARGEST
+    return all(_is_number(f) and _SMALLEST <= f <= _LARGEST for f in values)
 
 
 def _is_positive(value: Any) -> bool:

@@ -1,0 +1,130 @@
+"""The key of a program: a digest of all that it is made of, besides the values of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from qfx.generate.code import told_code
+from qfx.generate.model_state import NOT_OWN, attention_of, hooks_on
+from qfx.generate.told import Teller, Unknown
+from qfx.host.modules import global_hooks
+from qfx.host.tensors import storage_id, watched
+from qfx.values.digest import digest
+
+SWITCH = "QFX_PROGRAM_CACHE"
+_ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")  # what libraries read
+_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+def key_of(
+    model: nn.Module, steps: Any, inputs: tuple[Tensor, ...], **others: Any
+) -> tuple[str, dict[str, Tensor]]:
+    """The key, and the model's parameters and buffers by the names that programs know them by.
+
+    `steps`: what is in the place of the model's forward. `inputs`: those of a step, whose sizes and
+    types count. Raises Unknown, with the reason, where something may count that cannot be told.
+    """
+    held = _held(model)
+    total = hashlib.sha256()
+    for part in _parts(model, steps, inputs, held, others):
+        total.update(part.encode("utf-8", "surrogatepass") + b"\n")
+    return total.hexdigest(), held
+
+
+def digest_of(held: Mapping[str, Tensor]) -> str:
+    """Of the values of parameters and buffers."""
+    total = hashlib.sha256()
+    for name, tensor in held.items():
+        plain = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        total.update(name.encode() + b"\0" + plain.numpy().data)
+    return total.hexdigest()
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """By every name, those that no state dict has too."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    buffers = model.named_buffers(remove_duplicate=False)
+    return dict(sorted([*parameters, *buffers], key=itemgetter(0)))
+
+
+def _parts(
+    model: nn.Module,
+    steps: Any,
+    inputs: tuple[Tensor, ...],
+    held: Mapping[str, Tensor],
+    others: dict[str, Any],
+) -> Iterator[str]:
+    if watched() or global_hooks():
+        raise Unknown("a mode or a hook that sees all modules")
+    modules = dict(model.named_modules())
+    names = {id(tensor): name for name, tensor in held.items()}
+    names |= {id(module): f"module {name!r}" for name, module in modules.items()}
+    tell = Teller(names | {id(steps): "programs"})
+    yield from _surroundings()
+    yield tell([(t.dtype, t.shape, t.stride()) for t in inputs])
+    yield tell(others)
+    yield from _tensors(held)
+    for name, module in modules.items():
+        yield f"{name!r} {_class(type(module))} {_module(module, tell)}"
+    kind = attention_of(model)
+    for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        yield f"{kind} {tell(table.get(kind, None))}"
+    classes = [type(module) for module in modules.values()]
+    homes = {base.__module__ for each in classes for base in each.__mro__}
+    yield from told_code(tell, homes | tell.homes, classes)
+
+
+def _surroundings() -> Iterator[str]:
+    yield f"qfx {digest()}"
+    yield f"torch {torch.__version__} {torch.version.git_version}"
+    yield f"transformers {transformers.__version__}"
+    yield f"{sys.version} {sys.flags.optimize} {platform.machine()}"
+    read = {n: v for n, v in os.environ.items() if n.startswith(_ENVIRONMENT) and n != SWITCH}
+    yield repr(sorted(read.items()))
+    cuda, backends = torch.backends.cuda, torch.backends
+    yield repr(
+        (
+            torch.get_default_dtype(), torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+            cuda.math_sdp_enabled(), cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(),
+            backends.mkldnn.enabled, backends.mha.get_fastpath_enabled(),
+        )
+    )  # fmt: skip
+
+
+def _tensors(held: Mapping[str, Tensor]) -> Iterator[str]:
+    """Which lie where in which memory."""
+    numbers: dict[int | None, int] = {}
+    for name, t in held.items():
+        if type(t) not in _TENSORS or t.layout != torch.strided or t.device.type != "cpu":
+            raise Unknown(f"{name} is a {type(t).__name__} on {t.device}")
+        memory = numbers.setdefault(storage_id(t), len(numbers)), t.untyped_storage().nbytes()
+        where = (t.shape, t.stride(), t.storage_offset(), memory)
+        yield f"{name} {t.dtype} {where} {t.requires_grad} {t.is_conj()} {t.is_neg()}"
+
+
+def _class(kind: type) -> str:
+    """Its code is told with that of all classes."""
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise Unknown(f"the class {kind.__qualname__} of {kind.__module__}")
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _module(module: nn.Module, tell: Callable[[Any], str]) -> str:
+    if hooks_on(module):
+        raise Unknown(f"a {type(module).__name__} has hooks")
+    own = {n: v for n, v in sorted(vars(module).items()) if n not in NOT_OWN}
+    missing = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is None]
+    return tell((module.training, own, module._modules, missing, sorted(module._buffers)))

@@ -1,0 +1,445 @@
+"""Programs on disk: another process runs what one has made, and nothing that was made of another
+model."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+import qfx
+from qfx.generate import program_cache, program_key, steps
+from qfx.generate.program_key import SWITCH, key_of
+from qfx.generate.told import Unknown
+from tests.conftest import same_bits
+from tests.lib.decoders import decoder, ids
+
+LENGTH = 64
+Change = Callable[[Any, pytest.MonkeyPatch], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(SWITCH, str(tmp_path / "programs"))
+    return tmp_path / "programs"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens a step each program has that was made, and not read."""
+    found: list[int] = []
+
+    def noted(model: Any, inputs: tuple[Tensor, ...], **others: Any) -> Any:
+        found.append(inputs[0].shape[1])
+        return step_graph(model, inputs=inputs, **others)
+
+    step_graph = steps.step_graph
+    monkeypatch.setattr(steps, "step_graph", noted)
+    return found
+
+
+def small(**others: Any) -> Any:
+    return decoder("llama", num_hidden_layers=1, **others)
+
+
+def compiled(model: Any = None, scheme: str = "w4a8", **how: Any) -> Any:
+    return qfx.compile_for_generate(model or small(), scheme, **{"max_length": LENGTH, **how})
+
+
+def logits(model: Any) -> Tensor:
+    """Of four steps."""
+    cache, found = transformers.DynamicCache(), []
+    with torch.no_grad():
+        for tokens in ids(4, 1)[:, None]:
+            found.append(model(input_ids=tokens, past_key_values=cache, use_cache=True).logits)
+    return torch.cat(found, 1)
+
+
+def drawn_anew(model: Any) -> Any:
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight + 0.1 * torch.randn_like(weight))
+    return model
+
+
+def uncached(model: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Tensor:
+    with monkeypatch.context() as patch:
+        patch.setenv(SWITCH, "0")
+        return logits(compiled(model, **how))
+
+
+def test_another_model_of_the_kind_makes_nothing(
+    folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits are those of what was made, of other weights too."""
+    first = logits(compiled())
+    assert made == [1] and len([*folder.iterdir()]) == 1
+    assert same_bits(logits(compiled()), first)
+    other = logits(compiled(drawn_anew(small())))
+    assert made == [1]
+    assert same_bits(uncached(small(), monkeypatch), first)
+    assert same_bits(uncached(drawn_anew(small()), monkeypatch), other)
+    assert not torch.equal(first, other)
+
+
+def test_a_changed_setting_is_not_served_from_before(
+    folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled() -> Any:
+        model = small()
+        model.model.layers[0].self_attn.scaling = 0.7
+        return model
+
+    first, other = logits(compiled()), logits(compiled(scaled()))
+    assert made == [1, 1] and not torch.equal(first, other)
+    assert same_bits(uncached(scaled(), monkeypatch), other)
+
+
+# --- keys ---
+
+
+def key(model: Any, **others: Any) -> str:
+    """Of the program of one token."""
+    placed, cache = model.forward, transformers.Cache(layers=model.forward._layers())
+    placed._begin(cache, others.pop("batch", 1))
+    asked = steps.Asked(ids(1, 1), cache, None, None, 0, 1)
+    how = {"forward": placed.inner, "windows": placed.spans, "one": False, **others}
+    return key_of(model, placed, placed._inputs(asked, 0, 1), **how)[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return compiled()
+
+
+def layer(model: Any) -> Any:
+    return model.model.layers[0]
+
+
+def doubled(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return 2 * x
+
+
+def turned(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return q, k
+
+
+class Added(LlamaMLP):
+    """Adds a tensor that is no parameter and no buffer."""
+
+    added: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x)
+        return y + self.added
+
+
+def with_added(model: Any, value: float) -> Any:
+    layer(model).mlp.__class__ = Added
+    layer(model).mlp.added = torch.full((64,), value)
+    return model
+
+
+def tied(model: Any, patch: pytest.MonkeyPatch) -> None:
+    layer(model).input_layernorm.weight = layer(model).post_attention_layernorm.weight
+
+
+def untied(model: Any, patch: pytest.MonkeyPatch) -> None:
+    """A copy that lies elsewhere in a larger memory."""
+    weight = layer(model).input_layernorm.weight
+    layer(model).input_layernorm.weight = nn.Parameter(torch.cat([weight, weight])[64:])
+
+
+def turned_weight(model: Any, patch: pytest.MonkeyPatch) -> None:
+    layer(model).mlp.register_buffer("more", torch.zeros(2, 3).t())
+
+
+CHANGES: dict[str, Change] = {
+    "a number of a module": lambda m, p: setattr(layer(m).self_attn, "scaling", 0.7),
+    "a flag of a module": lambda m, p: setattr(layer(m).self_attn, "is_causal", False),
+    "a None of a module": lambda m, p: setattr(layer(m).mlp, "window", None),
+    "1.0 and not 1": lambda m, p: setattr(layer(m).self_attn, "layer_idx", 0.0),
+    "-0.0 and not 0.0": lambda m, p: setattr(layer(m).self_attn, "attention_dropout", -0.0),
+    "a list of a module": lambda m, p: setattr(layer(m).mlp, "sizes", [1, (2, "3")]),
+    "a plain tensor": lambda m, p: setattr(layer(m).mlp, "shift", torch.ones(3)),
+    "a function of a module": lambda m, p: setattr(layer(m).mlp, "also", doubled),
+    "a module's forward": lambda m, p: setattr(layer(m).mlp, "forward", doubled),
+    "a module": lambda m, p: setattr(layer(m).mlp, "act_fn", nn.GELU()),
+    "a module that trains": lambda m, p: layer(m).mlp.train(),
+    "the configuration": lambda m, p: setattr(m.config, "rms_norm_eps", 0.1),
+    "a nested setting": lambda m, p: m.config.rope_parameters.update(factor=2.0),
+    "a class's method": lambda m, p: p.setattr(LlamaMLP, "forward", doubled),
+    "a class's number": lambda m, p: p.setattr(LlamaMLP, "scale", 2, raising=False),
+    "a function of its file": lambda m, p: p.setattr(
+        modeling_llama, "apply_rotary_pos_emb", turned
+    ),
+    "a function of torch": lambda m, p: p.setattr(F, "silu", doubled),
+    "what attends": lambda m, p: p.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", turned),
+    "two weights that are one": tied,
+    "a weight elsewhere": untied,
+    "one buffer more": turned_weight,
+    "a bias": lambda m, p: setattr(layer(m).mlp.up_proj, "bias", nn.Parameter(torch.ones(128))),
+    "of another type": lambda m, p: layer(m).mlp.register_buffer("more", torch.zeros(3)[None]),
+    "an environment variable": lambda m, p: p.setenv("TRANSFORMERS_SDPA_FORCE_GQA", "1"),
+    "the version of transformers": lambda m, p: p.setattr(transformers, "__version__", "6"),
+    "the version of torch": lambda m, p: p.setattr(torch, "__version__", "3"),
+    "qfx": lambda m, p: p.setattr(program_key, "digest", lambda: "other"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_the_key(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, seen = copy.deepcopy(model), key(model)
+    assert key(copy.deepcopy(model)) == seen
+    CHANGES[name](changed, monkeypatch)
+    assert key(changed) != seen
+
+
+def test_calls_that_differ_have_keys_of_their_own(model: Any) -> None:
+    others: list[dict[str, Any]] = [
+        {"max_length": 2 * LENGTH}, {"key_bits": 4}, {"value_bits": 4}, {"scheme": "w8a8"},
+    ]  # fmt: skip
+    keys = [key(compiled(**each)) for each in others]
+    keys += [key(model), key(model, batch=2), key(model, one=True), key(model, windows={"": 8})]
+    assert len({*keys}) == len(keys)
+
+
+def test_what_does_not_change_the_key(model: Any) -> None:
+    changed, seen = drawn_anew(copy.deepcopy(model)), key(model)
+    assert key(changed) == seen
+    logits(changed)
+    changed.generate(ids(1, 9), max_new_tokens=3)
+    with torch.no_grad():
+        changed(input_ids=ids(1, 9), output_hidden_states=True, use_cache=False)
+    assert key(changed) == seen
+
+
+class Seeing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def local_class(model: Any) -> None:
+    class Local(LlamaMLP):
+        pass
+
+    layer(model).mlp.__class__ = Local
+
+
+def of_main(model: Any) -> None:
+    def forward(x: Tensor) -> Tensor:
+        return x
+
+    names = {"__name__": "__main__"}
+    layer(model).mlp.forward = type(forward)(forward.__code__, names)
+
+
+UNKNOWN: dict[str, Callable[[Any], object]] = {
+    "a forward hook": lambda m: layer(m).mlp.register_forward_hook(doubled),
+    "a hook before": lambda m: layer(m).mlp.register_forward_pre_hook(doubled),
+    "a hook of gradients": lambda m: layer(m).mlp.register_full_backward_hook(doubled),
+    "a hook on the model": lambda m: m.register_forward_hook(doubled),
+    "a local class": local_class,
+    "a function of a notebook": of_main,
+    "a lock": lambda m: setattr(layer(m).mlp, "lock", threading.Lock()),
+    "another module": lambda m: setattr(layer(m).mlp, "others", [nn.Linear(2, 2)]),
+    "a large tensor": lambda m: setattr(layer(m).mlp, "table", torch.zeros(1 << 17)),
+    "a parameter of a class": lambda m: setattr(
+        layer(m).mlp, "p", nn.Parameter(torch.zeros(2).as_subclass(Odd))
+    ),
+}
+
+
+class Odd(Tensor):
+    pass
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_has_no_key(name: str, model: Any) -> None:
+    changed = copy.deepcopy(model)
+    UNKNOWN[name](changed)
+    with pytest.raises(Unknown):
+        key(changed)
+
+
+@contextmanager
+def global_hook() -> Iterator[None]:
+    handle = register_module_forward_hook(lambda *call: None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("seeing", [Seeing, global_hook])
+def test_what_sees_all_modules_leaves_no_key(seeing: Any, model: Any) -> None:
+    with seeing(), pytest.raises(Unknown):
+        key(model)
+
+
+def test_a_constant_that_was_computed_is_of_these_weights(
+    folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = logits(compiled(with_added(small(), 0.5)))
+    assert same_bits(logits(compiled(with_added(small(), 0.5))), first)
+    assert made == [1]
+    other = logits(compiled(with_added(drawn_anew(small()), 0.5)))
+    assert made == [1] * 2
+    third = logits(compiled(with_added(drawn_anew(small()), 0.25)))
+    assert made == [1] * 3
+    assert same_bits(uncached(with_added(drawn_anew(small()), 0.5), monkeypatch), other)
+    assert same_bits(uncached(with_added(drawn_anew(small()), 0.25), monkeypatch), third)
+
+
+# --- files ---
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda data: b"",
+    "half of it": lambda data: data[: len(data) // 2],
+    "one bit": flipped,
+    "something else": lambda data: b"\0" * len(data),
+    "more": lambda data: data + b"x",
+}
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_a_damaged_file_is_written_anew(
+    folder: Path, made: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled()
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(flipped(whole))
+    compiled()
+    assert made == [1, 1] and path.read_bytes() == whole
+    (told,) = warnings_in(caplog)
+    assert "cut off or damaged" in told and str(path) in told
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, str(tmp_path_factory.mktemp("programs")))
+        compiled()
+        (path,) = Path(os.environ[SWITCH]).iterdir()
+    return path
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damages(
+    name: str, model: Any, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, held = tmp_path / whole.name, program_key._held(model)
+    path.write_bytes(whole.read_bytes())
+    path.chmod(0o600)
+    assert program_cache._read(path, held) is not None and warnings_in(caplog) == []
+    path.write_bytes(DAMAGES[name](whole.read_bytes()))
+    assert program_cache._read(path, held) is None
+    assert "cut off or damaged" in warnings_in(caplog)[0]
+
+
+def test_files_that_are_not_read(
+    model: Any, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = program_key._held(model)
+    for name, mode in (("0" * 64, 0o600), (whole.name, 0o666)):
+        (tmp_path / name).write_bytes(whole.read_bytes())
+        (tmp_path / name).chmod(mode)
+        assert program_cache._read(tmp_path / name, held) is None
+    assert "another file" in warnings_in(caplog)[0] and "another user" in warnings_in(caplog)[1]
+
+
+def test_it_is_switched_off(
+    tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled()
+    compiled()
+    assert made == [1, 1] and [*tmp_path.rglob("*")] == []
+
+
+def test_it_lies_with_what_else_qfx_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert program_cache._folder() == tmp_path / "qfx/programs"
+
+
+def test_no_folder_is_no_error(
+    tmp_path: Path,
+    made: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file/programs", Path("/proc/programs")):
+        monkeypatch.setenv(SWITCH, str(place))
+        compiled()
+    assert made == [1, 1] and warnings_in(caplog) == []
+
+
+def test_those_that_were_not_read_for_longest_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_cache, "MOST", 2)
+    for age, name in enumerate("cab"):
+        (tmp_path / (name * 64)).touch()
+        os.utime(tmp_path / (name * 64), (100 - age, 100 - age))
+    (tmp_path / "of the user").touch()
+    program_cache._forget(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"c" * 64, "a" * 64, "of the user"}
+
+
+# --- processes ---
+
+SCRIPT = """
+import logging, torch, qfx
+from tests.lib.decoders import decoder, ids
+logging.basicConfig(format="%(message)s")
+logging.getLogger("qfx.generate").setLevel("INFO")
+model = decoder("gemma3", num_hidden_layers=1, layer_types=["sliding_attention"])
+qfx.compile_for_generate(model, "w4a8", max_length=64)
+print(model.generate(ids(1, 1), max_new_tokens=6, do_sample=False)[0].tolist())
+"""
+
+
+def process() -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=pipe, stderr=pipe, text=True)
+
+
+def test_processes(folder: Path) -> None:
+    """Two at once, which find nothing, and one more."""
+    first = [each.communicate() for each in [process(), process()]]
+    said, told = process().communicate()
+    assert said and {out for out, _ in first} == {said}
+    assert told.count("read from") == 1 and len([*folder.iterdir()]) == 1, told
