@@ -123,7 +123,8 @@ def key(model: Any, **others: Any) -> str:
     placed._begin(cache, others.pop("batch", 1))
     asked = steps.Asked(ids(1, 1), cache, None, None, 0, 1)
     how = {"forward": placed.inner, "windows": placed.spans, "one": False, **others}
-    return key_of(model, placed, placed._inputs(asked, 0, 1), **how)[0]
+    inputs = (*placed._inputs(asked, 0, 1), *placed._bound(asked.cache).tensors)
+    return key_of(model, placed, inputs, **how)[0]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,9 @@ CHANGES: dict[str, Change] = {
     "a bias": lambda m, p: setattr(layer(m).mlp.up_proj, "bias", nn.Parameter(torch.ones(128))),
     "of another type": lambda m, p: layer(m).mlp.register_buffer("more", torch.zeros(3)[None]),
     "an environment variable": lambda m, p: p.setenv("TRANSFORMERS_SDPA_FORCE_GQA", "1"),
-    "the version of transformers": lambda m, p: p.setattr(transformers, "__version__", "6"),
+    "the version of transformers": lambda m, p: p.setattr(
+        program_key.transformers, "__version__", "6"
+    ),
     "the version of torch": lambda m, p: p.setattr(torch, "__version__", "3"),
     "qfx": lambda m, p: p.setattr(program_key, "digest", lambda: "other"),
 }
