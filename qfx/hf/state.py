@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from qfx.hf.awaited import MARK
 from qfx.nn.kinds import stored_linears
 from qfx.nn.loading import Stored
-from qfx.nn.scheme_tensor import KEY, LENGTH
+from qfx.nn.scheme_tensor import LENGTH
 
 
 def marked_state(model: nn.Module) -> dict[str, Tensor]:
@@ -41,6 +41,6 @@ def scheme_numbers(
 
 
 def _numbers(linear: Stored) -> list[int]:
-    state: Any = linear.state_dict()[KEY].tolist()
+    state: Any = linear.saved_scheme().tolist()
     assert len(state) == LENGTH
     return state[: max(i for i, number in enumerate(state, 1) if number)]  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from qfx.nn.dtypes import casting_all_but
 from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared, values_of, with_values
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_from
 from qfx.nn.loading import Kind, State, Stored, placed, sent
-from qfx.nn.saved_values import SAVED, code_shapes, loaded_values, saved_values
+from qfx.nn.saved_values import SAVED, code_shapes, loaded_values, saved_scales, saved_values
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
 from qfx.nn.written import Earlier, Weight, check_written, written
 from qfx.ops.lowbit_packing import has_minimums
@@ -166,6 +166,11 @@ class Linear(Stored, nn.Linear):
         saved = saved_values(self._values, self.scheme)
         destination.update({prefix + name: tensor for name, tensor in saved.items()})
         destination[prefix + KEY] = scheme_tensor(self.scheme, {**self._buffers, **saved})
+
+    def saved_scheme(self) -> Tensor:
+        """See `Stored`."""
+        scales = saved_scales(self._values) if self.scheme.w.packed else {}
+        return scheme_tensor(self.scheme, {**self._buffers, **scales})
 
     def saved_parts(self) -> list[str]:
         """See `Stored`."""

@@ -42,6 +42,10 @@ class Stored(Checked):
         """Its scheme, in a word or two."""
         raise NotImplementedError
 
+    def saved_scheme(self) -> Tensor:
+        """What it saves of its scheme, without the codes."""
+        raise NotImplementedError
+
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> Any:
         """What the parts say of a weight [n, k], with its `token`; None where there is no part.

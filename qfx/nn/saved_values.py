@@ -84,17 +84,21 @@ def saved_kinds(
 
 def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
     """The tensors that say them."""
-    codes, scale, zero, minimum = values
     if not scheme.w.packed:
-        found = {"codes": codes, "scale": scale, "zero_point": zero}
+        found = {"codes": values.codes, "scale": values.scale, "zero_point": values.zero_point}
         return {name: t.contiguous() for name, t in found.items() if t is not None}
+    return {"codes": stream_of(values.codes, scheme.w.bits), **saved_scales(values)}
+
+
+def saved_scales(values: Values) -> dict[str, Tensor]:
+    """Of a packed weight: what is beside its codes."""
+    _, scale, zero, minimum = values
     known = has_values(scale)  # of those without any, as on the meta device, nothing is
     with_minimum = minimum is not None and known and bool((minimum != 0).any())
     half = half_type_of(scale, minimum if with_minimum else None) if known else torch.bfloat16
-    found = {"codes": stream_of(codes, scheme.w.bits), "scale": scale.to(half)}
     if minimum is not None and with_minimum:
-        return {**found, "minimum": minimum.to(half)}
-    return found if zero is None else {**found, "zero_point": zero.to(torch.int8)}
+        return {"scale": scale.to(half), "minimum": minimum.to(half)}
+    return {"scale": scale.to(half)} | ({} if zero is None else {"zero_point": zero.to(torch.int8)})
 
 
 def loaded_values(tensors: Mapping[str, Tensor], scheme: Scheme, k: int) -> Values:

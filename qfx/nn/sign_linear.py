@@ -133,7 +133,11 @@ class SignLinear(Stored):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "signs"] = self.signs
-        destination[prefix + KEY] = _scheme_tensor(self.shift is not None)
+        destination[prefix + KEY] = self.saved_scheme()
+
+    def saved_scheme(self) -> Tensor:
+        """See `Stored`."""
+        return _scheme_tensor(self.shift is not None)
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> SignState | None:

@@ -435,14 +435,33 @@ print(model.generate(ids(1, 1), max_new_tokens=6, do_sample=False)[0].tolist())
 """
 
 
-def process() -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=pipe, stderr=pipe, text=True)
+def process() -> tuple[str, str]:
+    """What a fresh one prints and logs."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    return done.stdout, done.stderr
 
 
-def test_processes(folder: Path) -> None:
-    """Two at once, which find nothing, and one more."""
-    first = [each.communicate() for each in [process(), process()]]
-    said, told = process().communicate()
-    assert said and {out for out, _ in first} == {said}
-    assert told.count("read from") == 1 and len([*folder.iterdir()]) == 1, told
+def test_a_second_process(folder: Path) -> None:
+    (said, told), (again, log) = process(), process()
+    assert said and said == again and "read from" not in told
+    assert log.count("read from") == 1 and len([*folder.iterdir()]) == 1, log
+
+
+def test_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find nothing and write the same file."""
+    model = compiled()
+    runner, held = model.forward.runners[1, 1], program_key._held(model)
+    (path,) = folder.iterdir()
+    whole, read = path.read_bytes(), []
+
+    def write() -> None:
+        for _ in range(20):
+            program_cache._write(path, runner, held)
+            read.append(path.read_bytes())
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read) == 80 and {*read} == {whole} and [*folder.iterdir()] == [path]
