@@ -14,7 +14,8 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from qfx.graph.bodies import calls, link
+from qfx.graph.bodies import link
+from qfx.graph.calls import calls
 from qfx.graph.capture import is_constant, module_path, parameter_name, value
 from qfx.graph.faults import at
 from qfx.graph.views import T, View, apply, constant_behind, then

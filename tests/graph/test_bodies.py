@@ -88,6 +88,26 @@ class Regions(_Two):
         return x
 
 
+@mark_compile_region
+def _remembering(x: Tensor, w: Tensor, b: Tensor, seen: Tensor) -> Tensor:
+    y = torch.tanh(F.linear(x, w, b))
+    seen.copy_(y)
+    return y
+
+
+class Remembering(_Two):
+    """A body that writes, as a decoder's layer does to its cache, and not to its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [torch.zeros(4, 8), torch.zeros(4, 8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, seen in zip((self.a, self.b), self.seen, strict=True):
+            x = _remembering(x, layer.weight, layer.bias, seen)
+        return x
+
+
 # model -> matmuls in its bodies, packed weights
 MODELS: dict[type[_Two], tuple[int, int]] = {
     Checkpointed: (2, 2),
@@ -97,8 +117,10 @@ MODELS: dict[type[_Two], tuple[int, int]] = {
     Looped: (2, 2),
     Mapped: (2, 2),
     Regions: (1, 2),
+    Remembering: (1, 2),
 }
-TRAINABLE: list[Any] = [m for m in MODELS if m not in (Looped, Scanned)]  # a while_loop has none
+UNTRAINED = (Looped, Scanned, Remembering)  # a while_loop has no gradient
+TRAINABLE: list[Any] = [m for m in MODELS if m not in UNTRAINED]
 TRAINABLE.append(pytest.param(Scanned, marks=trains_scans))
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -120,6 +142,13 @@ def test_inference(kind: type[_Two], inner: str) -> None:
         assert CACHE.packs == before + MODELS[kind][1]
         model.b.weight.mul_(3)
         assert 25 < sqnr(model(X), f(X)) < 80
+
+
+def test_what_a_body_writes_is_written() -> None:
+    model, twin = _model(Remembering), _model(Remembering)
+    with torch.no_grad():
+        compiled(model)(X), twin(X)
+    assert all(25 < sqnr(t, s) < 80 for t, s in zip(twin.seen, model.seen, strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", MODELS)
