@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,6 +172,54 @@ def test_training(kind: type[_Two]) -> None:
     f = compiled(model, inner="aot_eager")
     expected, found = _gradients(model, model), _gradients(f, model)
     assert 25 < sqnr(expected, found) < 80
+
+
+class Layers(nn.Module):
+    """Layers that one body serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = _layer(layer, x)
+        return x
+
+
+@mark_compile_region
+def _layer(layer: nn.Module, x: Tensor) -> Tensor:
+    return torch.tanh(layer(x))
+
+
+ALL = {"minimum_gain": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "quantized"),
+    [
+        ({}, 1),
+        ({"skip": ["layers.1"]}, 0),
+        ({"only": ["layers.0"]}, 0),
+        ({"only": ["layers.*"]}, 1),
+    ],
+)
+def test_layers_of_one_body_that_patterns_tell_apart_stay_float(
+    options: Any, quantized: int
+) -> None:
+    report = qfx.explain(Layers(), X, options={**ALL, **options})
+    assert (report.quantized, report.total) == (quantized, 1)
+    if not quantized:
+        assert "one graph serves it and layers.1" in report.rows[0].reason
+
+
+def test_a_recipe_serves_layers_of_one_body_that_it_treats_alike() -> None:
+    recipe = qfx.pin(Layers(), X, options=ALL)
+    assert [site.name for site in recipe.sites] == ["layers.0", "layers.1"]
+    assert qfx.explain(Layers(), X, options={"recipe": recipe}).quantized == 1
+    first, second = recipe.sites
+    apart = replace(recipe, sites=(first, replace(second, scheme=None)))
+    assert qfx.explain(Layers(), X, options={"recipe": apart}).quantized == 0
 
 
 def test_a_body_that_writes_its_weight_keeps_it_float() -> None:
