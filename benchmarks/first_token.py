@@ -28,6 +28,7 @@ from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_static import Case, Counted, Static, load
 from benchmarks.decode_ways import EAGER, Way
 from benchmarks.fresh import FailedError, in_a_process
+from benchmarks.regions import each_layer, nested
 
 CONTEXT, NEW, LENGTH = 128, 8, 1024  # tokens: of the prompt, new ones, of the cache
 EMPTY, FILLED = "empty", "filled"
@@ -54,6 +55,10 @@ WAYS: dict[str, Way] = {
     "qfx": decode_ways.WAYS["qfx"],
     "qfx w8a8": decode_ways.WAYS["qfx w8a8"],
     "qfx quantize_ by Inductor": decode_ways.WAYS["qfx quantize_ by Inductor"],
+    "float32 Inductor nested": Way(partial(nested, "inductor")),
+    "float32 Inductor each layer": Way(partial(each_layer, "inductor")),
+    "qfx w8a8 nested": Way(partial(nested, "qfx")),
+    "qfx w8a8 each layer": Way(partial(each_layer, "qfx")),
 }
 
 

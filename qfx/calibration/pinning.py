@@ -63,7 +63,11 @@ def pin(
 def _sites(plan: Plan) -> list[SiteRecipe]:
     entries = {entry.match.node: entry for entry in plan.entries}
     matches = [entry.match for entry in plan.entries]
-    return [_site(*key, site, entries[site.node]) for key, site in keyed_sites(matches)]
+    return [
+        _site(name, call, site, entries[site.node])
+        for (named, call), site in keyed_sites(matches)
+        for name in (named, *site.alike)
+    ]
 
 
 def _site(name: str, call: int, site: Site, entry: Entry) -> SiteRecipe:

@@ -1,4 +1,4 @@
-"""Bodies of higher-order operators: checkpoint, cond, scan and the like.
+"""Bodies of higher-order operators, which calls give what belongs to the model.
 
 A body is a graph of its own whose placeholders are the operands of the call. `link` tells them
 which of these are constants of the model.
@@ -6,88 +6,17 @@ which of these are constants of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import fx
 
-from qfx.graph.capture import OUTER, attribute, is_constant, value
+from qfx.graph.calls import Call, calls, inputs
+from qfx.graph.capture import OUTER, is_constant, value
 from qfx.graph.writes import written_roots
-from qfx.host.operators import HigherOrderOperator
 from qfx.host.tensors import tree_leaves
 
 RECORDS = "qfx_records"  # metadata of a body: gradients of its outputs are recorded outside
-
-
-class Convention(NamedTuple):
-    """How a higher-order operator is called.
-
-    `bodies`: where its bodies stand among the arguments. `first`: where the operands begin; when
-    `grouped` they stand in lists, and a new operand goes to the last list.
-    """
-
-    bodies: tuple[int, ...]
-    first: int
-    grouped: bool
-
-
-CONVENTIONS = {
-    "tag_activation_checkpoint": Convention((0,), 1, False),
-    "wrap_activation_checkpoint": Convention((0,), 1, False),
-    "wrap": Convention((0,), 1, False),
-    "invoke_subgraph": Convention((0,), 2, False),
-    "wrap_with_set_grad_enabled": Convention((1,), 2, False),
-    "wrap_with_autocast": Convention((4,), 5, False),
-    "cond": Convention((1, 2), 3, True),
-    "while_loop": Convention((0, 1), 2, True),
-    "scan": Convention((0,), 1, True),
-    "map_impl": Convention((0,), 1, True),
-}
-
-
-class Call(NamedTuple):
-    """One call of a higher-order operator with bodies that qfx may edit."""
-
-    node: fx.Node
-    convention: Convention
-    bodies: tuple[fx.GraphModule, ...]
-
-    @property
-    def operands(self) -> list[Any]:
-        given = list(self.node.args[self.convention.first :])
-        return [o for group in given for o in group] if self.convention.grouped else given  # type: ignore[union-attr]
-
-    def append(self, operand: fx.Node) -> None:
-        """Gives the bodies one more operand, after all others."""
-        *before, last = self.node.args
-        if self.convention.grouped:
-            assert isinstance(last, list | tuple)
-            self.node.args = (*before, type(last)([*last, operand]))
-        else:
-            self.node.args = (*self.node.args, operand)
-
-
-def calls(gm: fx.GraphModule) -> Iterator[Call]:
-    """The calls in `gm` of operators with a known convention whose operands fit their bodies."""
-    for node in gm.graph.nodes:
-        known = isinstance(node.target, HigherOrderOperator)
-        convention = CONVENTIONS.get(node.target.name()) if known else None
-        if convention is None:
-            continue
-        bodies = tuple(_body(node.args[i]) for i in convention.bodies)
-        found = Call(node, convention, bodies)  # type: ignore[arg-type]
-        if all(b is not None and len(inputs(b)) == len(found.operands) for b in bodies):
-            yield found
-
-
-def _body(argument: Any) -> fx.GraphModule | None:
-    module = attribute(argument) if isinstance(argument, fx.Node) else None
-    return module if isinstance(module, fx.GraphModule) else None
-
-
-def inputs(gm: fx.GraphModule) -> list[fx.Node]:
-    """The placeholders of a graph, in order."""
-    return [n for n in gm.graph.nodes if n.op == "placeholder"]
 
 
 class Given(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from qfx.graph.calls import call, inputs
 from qfx.graph.capture import attribute, value
 from qfx.host.autograd import SET_GRAD_ENABLED
 from qfx.host.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, overloads, schema
@@ -60,7 +61,7 @@ def _written_by_function(node: fx.Node) -> list[fx.Node]:
         schemas = map(schema, overloads(target))
         return [a for each in schemas for a in _written_by_schema(node, each)]
     if isinstance(target, HigherOrderOperator):
-        return node.all_input_nodes if _body_writes(node) else []
+        return _written_by_bodies(node)
     if not str(getattr(target, "__module__", None)).startswith(_KNOWN_MODULES):
         return node.all_input_nodes
     if _argument(node, "max_norm") is not None:  # embeddings renormalize their weight in place
@@ -86,6 +87,17 @@ def _argument(node: fx.Node, name: str) -> Any:
 
 def _leaves(value: Any) -> list[fx.Node]:
     return [a for a in tree_leaves(value) if isinstance(a, fx.Node)]
+
+
+def _written_by_bodies(node: fx.Node) -> list[fx.Node]:
+    """The operands that a body writes; where it is not known what its placeholders are given, all
+    inputs if it writes anything."""
+    found = call(node)
+    if found is None:
+        return node.all_input_nodes if _body_writes(node) else []
+    written = [[p in written_roots(body.graph) for p in inputs(body)] for body in found.bodies]
+    alike = zip(found.operands, *written, strict=True)
+    return _leaves([operand for operand, *by_bodies in alike if any(by_bodies)])
 
 
 def _body_writes(node: fx.Node) -> bool:

@@ -14,8 +14,9 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from qfx.graph.bodies import calls, link
-from qfx.graph.capture import is_constant, module_path, parameter_name, value
+from qfx.graph.bodies import link
+from qfx.graph.calls import calls
+from qfx.graph.capture import is_constant, module_path, parameter_name, roots, value
 from qfx.graph.faults import at
 from qfx.graph.views import T, View, apply, constant_behind, then
 from qfx.graph.writes import transformed, without_gradients, written_roots
@@ -132,6 +133,7 @@ def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Mat
         plain = parsed.w_view == (T,)
         return product(node, parsed.x, parsed.right, "", added=parsed.bias) if plain else found
     weight, view = found
+    first, *others = (parameter_name(root, prefixes) for root in roots(weight))
     return Site(
         node=node,
         x=parsed.x,
@@ -140,7 +142,8 @@ def _linear(node: fx.Node, parsed: Operands, prefixes: Mapping[str, str]) -> Mat
         bias=parsed.bias,
         out_dtype=getattr(value(node), "dtype", None),
         path=module_path(node, prefixes),
-        parameter=parameter_name(weight, prefixes),
+        parameter=first,
+        others=tuple(others),
         trains=trains(node),
         x_view=parsed.x_view,
         y_view=parsed.y_view,

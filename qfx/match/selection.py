@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 from torch import fx
 
@@ -38,6 +40,22 @@ def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool
     called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
     each = config.recipe is not None or config.guard is not None
     return each or any(left_out(config, candidates) != here for candidates in called)
+
+
+def why_apart(config: Config, site: Site) -> str | None:
+    """Why one body cannot serve all layers that call it, or None: the configuration decides on
+    their weights differently."""
+    numbers = {s.name: _numbers(s) for s in config.recipe.sites} if config.recipe else {}
+    left = left_out(config, site.names)
+    by_pattern = (o for o in site.others if left_out(config, (o, o.rpartition(".")[0])) != left)
+    by_recipe = (o for o in site.alike if numbers.get(o) != numbers.get(site.name))
+    other = next(chain(by_pattern, by_recipe), None)
+    return other and f"one graph serves it and {other}, which the configuration tells apart"
+
+
+def _numbers(recipe: SiteRecipe) -> SiteRecipe:
+    """Without what says where it belongs and how well it does."""
+    return replace(recipe, name="", call=0, sqnr_db=None, reason="", divergence=None)
 
 
 def _moved(candidates: Sequence[str], path: str, other: str) -> list[str]:

@@ -26,6 +26,7 @@ class Site(Match):
     n: int | None = None
     out_dtype: torch.dtype | None = None
     parameter: str = ""
+    others: tuple[str, ...] = ()  # the parameters that the body is given by its other calls
     x_view: View = ()  # of x, to [..., K]
     y_view: View = ()  # of the matmul's [..., N], to what the node returns
     end: fx.Node | None = None  # the last node of its epilogue, if it has one
@@ -39,6 +40,13 @@ class Site(Match):
         # a tied weight has one name, but is also what the calling module calls it
         called = f"{self.path}.{self.parameter.rpartition('.')[2]}" if self.path else ""
         return tuple(n for n in (self.path, self.parameter, called) if n)
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """Its names in the other calls of its body, where it is called as the module that holds its
+        weight is."""
+        owners = [p.rpartition(".")[0] for p in (self.parameter, *self.others)]
+        return tuple(owners[1:]) if owners[0] == self.path else ()
 
     @property
     def left(self) -> tuple[fx.Node, View]:

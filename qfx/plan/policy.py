@@ -20,7 +20,7 @@ from qfx.match.attention import Attention
 from qfx.match.base import Match, Unmatched
 from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
-from qfx.match.selection import pinned, recipes
+from qfx.match.selection import pinned, recipes, why_apart
 from qfx.match.site import Site
 from qfx.ops.forms import form_of, why_no_gradient, why_not_guarded
 from qfx.ops.guard_counts import Guard
@@ -89,8 +89,8 @@ def _(match: OwnCall, given: _Given) -> Entry:
 
 @_entry.register
 def _(match: Site, given: _Given) -> Entry:
-    if given.left:
-        return Entry(match, None, given.left)
+    if why_not := given.left or why_apart(given.config, match):
+        return Entry(match, None, why_not)
     if given.recipe:
         return _by_recipe(match, given.recipe)
     if given.pinned:

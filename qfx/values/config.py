@@ -113,14 +113,16 @@ class Config:
 def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:
     """Splits `options` into qfx's Config and the options of the inner compiler, Inductor.
 
-    A path stands for the recipe in its file. Raises ValueError for a name that neither knows, with
+    A path stands for the recipe in its file. A filter of guards is PyTorch's own option, which a
+    backend is not given. Raises ValueError for a name that neither knows, with
     the nearest names.
     """
     ours = {f.name for f in fields(Config)}
-    mine = {k: v for k, v in (options or {}).items() if k in ours}
+    options = {k: v for k, v in (options or {}).items() if k != "guard_filter_fn"}
+    mine = {k: v for k, v in options.items() if k in ours}
     if isinstance(mine.get("recipe"), str | Path):
         mine["recipe"] = Recipe.load(mine["recipe"])
-    rest = {k.replace("-", "_"): v for k, v in (options or {}).items() if k not in ours}
+    rest = {k.replace("-", "_"): v for k, v in options.items() if k not in ours}
     config = Config(**mine)
     known = known_options() if rest else {}
     for name in rest:

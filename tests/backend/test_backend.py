@@ -316,6 +316,20 @@ def test_mode_and_inductor_options_reach_inductor(monkeypatch: pytest.MonkeyPatc
     }.items()  # fmt: skip
 
 
+def test_a_filter_of_guards_reaches_dynamo_and_explain_takes_the_same_options() -> None:
+    kept: list[str] = []
+
+    def no_globals(entries: Any) -> list[bool]:
+        kept.extend(entry.guard_type for entry in entries if not entry.is_global)
+        return torch.compiler.skip_guard_on_globals_unsafe(entries)  # type: ignore[no-any-return]
+
+    options = {"minimum_gain": 0, "inner": "eager", "guard_filter_fn": no_globals}
+    assert qfx.explain(Block(), X, options=options).quantized
+    with torch.no_grad():
+        torch.compile(Block(), backend=compile_with_qfx, options=options)(X)
+    assert "TENSOR_MATCH" in kept
+
+
 def test_checkpoint_bodies_run_in_float() -> None:
     from torch.utils.checkpoint import checkpoint
 

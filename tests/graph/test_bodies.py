@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,26 @@ class Regions(_Two):
         return x
 
 
+@mark_compile_region
+def _remembering(x: Tensor, w: Tensor, b: Tensor, seen: Tensor) -> Tensor:
+    y = torch.tanh(F.linear(x, w, b))
+    seen.copy_(y)
+    return y
+
+
+class Remembering(_Two):
+    """A body that writes, as a decoder's layer does to its cache, and not to its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [torch.zeros(4, 8), torch.zeros(4, 8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, seen in zip((self.a, self.b), self.seen, strict=True):
+            x = _remembering(x, layer.weight, layer.bias, seen)
+        return x
+
+
 # model -> matmuls in its bodies, packed weights
 MODELS: dict[type[_Two], tuple[int, int]] = {
     Checkpointed: (2, 2),
@@ -97,8 +118,10 @@ MODELS: dict[type[_Two], tuple[int, int]] = {
     Looped: (2, 2),
     Mapped: (2, 2),
     Regions: (1, 2),
+    Remembering: (1, 2),
 }
-TRAINABLE: list[Any] = [m for m in MODELS if m not in (Looped, Scanned)]  # a while_loop has none
+UNTRAINED = (Looped, Scanned, Remembering)  # a while_loop has no gradient
+TRAINABLE: list[Any] = [m for m in MODELS if m not in UNTRAINED]
 TRAINABLE.append(pytest.param(Scanned, marks=trains_scans))
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -122,6 +145,13 @@ def test_inference(kind: type[_Two], inner: str) -> None:
         assert 25 < sqnr(model(X), f(X)) < 80
 
 
+def test_what_a_body_writes_is_written() -> None:
+    model, twin = _model(Remembering), _model(Remembering)
+    with torch.no_grad():
+        compiled(model)(X), twin(X)
+    assert all(25 < sqnr(t, s) < 80 for t, s in zip(twin.seen, model.seen, strict=True))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_explain(kind: type[_Two]) -> None:
     with torch.no_grad():
@@ -142,6 +172,54 @@ def test_training(kind: type[_Two]) -> None:
     f = compiled(model, inner="aot_eager")
     expected, found = _gradients(model, model), _gradients(f, model)
     assert 25 < sqnr(expected, found) < 80
+
+
+class Layers(nn.Module):
+    """Layers that one body serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = _layer(layer, x)
+        return x
+
+
+@mark_compile_region
+def _layer(layer: nn.Module, x: Tensor) -> Tensor:
+    return torch.tanh(layer(x))
+
+
+ALL = {"minimum_gain": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "quantized"),
+    [
+        ({}, 1),
+        ({"skip": ["layers.1"]}, 0),
+        ({"only": ["layers.0"]}, 0),
+        ({"only": ["layers.*"]}, 1),
+    ],
+)
+def test_layers_of_one_body_that_patterns_tell_apart_stay_float(
+    options: Any, quantized: int
+) -> None:
+    report = qfx.explain(Layers(), X, options={**ALL, **options})
+    assert (report.quantized, report.total) == (quantized, 1)
+    if not quantized:
+        assert "one graph serves it and layers.1" in report.rows[0].reason
+
+
+def test_a_recipe_serves_layers_of_one_body_that_it_treats_alike() -> None:
+    recipe = qfx.pin(Layers(), X, options=ALL)
+    assert [site.name for site in recipe.sites] == ["layers.0", "layers.1"]
+    assert qfx.explain(Layers(), X, options={"recipe": recipe}).quantized == 1
+    first, second = recipe.sites
+    apart = replace(recipe, sites=(first, replace(second, scheme=None)))
+    assert qfx.explain(Layers(), X, options={"recipe": apart}).quantized == 0
 
 
 def test_a_body_that_writes_its_weight_keeps_it_float() -> None:

@@ -66,6 +66,21 @@ def test_list_of_written_tensors() -> None:
     assert written_inputs(graph.call_function(torch._foreach_mul_, ([x, y], 2.0))) == [x, y]
 
 
+@pytest.mark.parametrize(("operands", "expected"), [("xyz", "y"), ("xy", "xy"), ("zyx", "y")])
+def test_operands_that_a_body_writes(operands: str, expected: str) -> None:
+    """All of them where they do not fit its placeholders."""
+    body, graph = fx.Graph(), fx.Graph()
+    a, b, _ = (body.placeholder(n) for n in "abc")
+    body.output((body.call_method("add_", (body.call_method("t", (b,)), a)),))
+    root = nn.Module()
+    root.body = fx.GraphModule(root, body)
+    inputs = {n: graph.placeholder(n) for n in "xyz"}
+    given = (graph.get_attr("body"), "body", *(inputs[n] for n in operands))
+    node = graph.call_function(torch.ops.higher_order.invoke_subgraph, given)
+    fx.GraphModule(root, graph)
+    assert {n.name for n in written_inputs(node) if n.name != "body"} == set(expected)
+
+
 def test_positional_inplace() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
