@@ -12,10 +12,10 @@ PROGRAMS = (
         tests=("test_the_default_stays_where_none_is_clearly_faster",),
     ),
     Mutant(
-        "an input that was changed is taken for what it was",
-        old="sizes != self._sizes or ",
+        "a cache whose tensors became others is read where they were",
+        old="known[0] == changes and ",
         new="",
-        tests=("test_an_input_that_was_changed_since_is_looked_at_again[fewer rows]",),
+        tests=("test_a_cache_whose_tensors_are_others[_other_tensors]",),
     ),
     Mutant(
         "neighbours' memory goes into huge pages",

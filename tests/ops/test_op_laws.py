@@ -165,7 +165,19 @@ def test_threads_change_nothing(row: Row, isa: str) -> None:
     for threads in (THREADS, 3):
         with on_threads(threads):
             shared = results(row.op, op, arguments)
-        assert all(same_bits(s, a) for s, a in zip(shared, alone, strict=True))
+        if row.op.endswith("_guarded"):
+            _same_but_for_float_rows(shared[0], alone[0], *arguments[:2])
+        else:
+            assert all(same_bits(s, a) for s, a in zip(shared, alone, strict=True))
+
+
+def _same_but_for_float_rows(shared: Tensor, alone: Tensor, x: Tensor, w: Tensor) -> None:
+    """Rows that a guard leaves float are PyTorch's product, whose BLAS adds up in another order on
+    other threads: each of two sums of K products is within K 2^-24 of their magnitudes' sum."""
+    moved = 2 * x.shape[-1] * 2.0**-24 * (x.double().abs() @ w.double().abs().t())
+    moved += 2.0**-23 * alone.double().abs()  # the bias
+    assert ((shared.double() - alone.double()).abs() <= moved).all()
+    assert (shared == alone).all(-1).any()  # those in int8
 
 
 @given(st.data(), ISAS, SEEDS)
