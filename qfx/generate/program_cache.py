@@ -49,9 +49,7 @@ def kept(
         return make()
     try:
         key, held = key_of(model, steps, inputs, **others)
-    except (
-        Exception
-    ) as why:  # Unknown, and what a model's own objects raise when they are looked at
+    except Exception as why:  # Unknown, and what objects of a model raise when they are looked at
         _log.info("the programs are not kept on disk: %s", why)
         return make()
     found = _read(folder / key, held)
