@@ -21,6 +21,7 @@ from qfx.generate.program_cache import kept
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for
 from qfx.generate.step_graph import step_graph
 from qfx.hf.kv_cache import KVLayer
+from qfx.nn.packed_together import packed_together
 from qfx.programs import Runner, build
 from qfx.programs.inputs import Bound
 
@@ -131,7 +132,9 @@ class Steps:
             if state == self.state:
                 return
             self.runners.clear()
-            self.state, self.tensors = state, tensors
+            packed_together(self.model)
+            self.state = values_of(tensors), settings_of(self.model)
+            self.tensors = tensors
             self._by_modules(why_none(self.model))
 
     def _by_modules(self, why: str | None) -> None:

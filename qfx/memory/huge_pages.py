@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ def into_huge_pages(blocks: Iterable[tuple[int, int]]) -> int:
 
 
 class Room:
-    """New memory for tensors that together take `count` bytes, one behind the other."""
+    """New memory for tensors that together take `count` bytes, one behind the other. It is there as
+    long as one of them is; each has a storage of its own, its part."""
 
     def __init__(self, count: int) -> None:
         size = huge_page_size()
@@ -59,8 +61,18 @@ class Room:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The next tensor, on lines of its own."""
         count = prod(shape) * dtype.itemsize
+        if count == 0:
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         begin, self._taken = self._taken, self._taken + _whole_lines(count)
-        return self._memory[begin : begin + count].view(dtype).view(tuple(shape))
+        part: Any = (ctypes.c_byte * count).from_address(self._memory.data_ptr() + begin)
+        part.room = self._memory
+        return torch.frombuffer(part, dtype=dtype).view(tuple(shape))
+
+
+def in_one_room(tensors: Sequence[Tensor]) -> bool:
+    """Whether each lies where a room would have it behind the one before."""
+    ends = [t.data_ptr() + _whole_lines(t.nbytes) for t in tensors]
+    return all(end == t.data_ptr() for end, t in zip(ends, tensors[1:], strict=False))
 
 
 def _whole_lines(count: int) -> int:

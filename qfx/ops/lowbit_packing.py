@@ -3,12 +3,12 @@
 One flat int8 tensor, P = ceil(N / 32) panels of G = ceil(K / group) groups behind a header:
     header 64 bytes: b"QFXB", u32 version, u32 bits, u32 kind, i64 N, i64 K, i64 group,
         u64 checksum of what is behind the header, u64 0, u64 checksum of the header, where it is 0
-    each panel, of columns n < 32, for each group, u = code + 2^(bits - 1):
+    each panel, of columns n < 32: padded to 64 bytes, by kind % 3,
+        0 nothing, 1 zero point uint8 [G][32] as u, 2 minimum uint16 [G][32]
+    and for each group, u = code + 2^(bits - 1):
         scale uint16 [32]                     bfloat16 or float16
         nibbles uint8 [group / 8][32][4]      low  u & 15 of k = 8 i + j, high of k = 8 i + 4 + j
         fifth uint8 [group / 8][2][32 * 4 / 8]  5 bits: u >> 4 of k = 8 i + 4 h + j at bit 4 n + j
-    and behind the groups, padded to 64 bytes, by kind % 3:
-        0 nothing, 1 zero point uint8 [G][32] as u, 2 minimum uint16 [G][32]
 Scales and minimums are bfloat16 where kind < 3, else float16. What lies beyond N and K is the zero
 point. (csrc/cpu/kernels/tables/lowbit.h)
 """
@@ -26,26 +26,28 @@ from qfx.host.tensors import has_values
 from qfx.ops.registry import fake, reference
 from qfx.ops.weight import HEADER_BYTES, PANEL, with_header
 
-MAGIC, VERSION = b"QFXB", 1
+MAGIC, VERSION = b"QFXB", 2
 GROUPS = (32, 64, 128)  # elements of K that may share a scale
 NONE, ZERO_POINTS, MINIMUMS = 0, 1, 2
 _KINDS = 3
 
 
 class Sizes(NamedTuple):
-    """Of a packed weight: panels, groups, and bytes of a group and of a panel."""
+    """Of a packed weight: panels, groups, and bytes of a group, before the groups of a panel, and
+    of a panel."""
 
     panels: int
     groups: int
     block: int
+    front: int
     panel: int
 
 
 def sizes_of(n: int, k: int, bits: int, group: int, shift: int) -> Sizes:
     groups = -(-k // group)
     block = PANEL * (2 + group // 2 + (group // 8 if bits == 5 else 0))
-    behind = -(-groups * PANEL * shift // 64) * 64
-    return Sizes(-(-n // PANEL), groups, block, groups * block + behind)
+    front = -(-groups * PANEL * shift // 64) * 64
+    return Sizes(-(-n // PANEL), groups, block, front, front + groups * block)
 
 
 def lowbit_size(n: int, k: int, bits: int, group: int, shift: int = NONE) -> int:
@@ -96,8 +98,8 @@ def pack_lowbit(
     if bits == 5:
         bytes_of = (u >> 4).reshape(*u.shape[:4], PANEL // 2, 8) << torch.arange(8, device=u.device)
         parts.append(bytes_of.sum(-1).to(torch.uint8).flatten(2))
-    behind = _behind(zero, minimum, sizes, shift, half)
-    contents = torch.cat([torch.cat(parts, -1).flatten(1), behind], 1).flatten()
+    front = _front(zero, minimum, sizes, shift, half)
+    contents = torch.cat([front, torch.cat(parts, -1).flatten(1)], 1).flatten()
     kind = shift + _KINDS * (half == torch.float16)
     fields = struct.pack("<4sIIIqqq", MAGIC, VERSION, bits, kind, n, k, group)
     return with_header(fields, contents.contiguous().view(torch.int8))
@@ -128,7 +130,7 @@ def _by_panel(values: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     return by_panel.transpose(1, 2).to(dtype).contiguous()
 
 
-def _behind(
+def _front(
     zero: Tensor, minimum: Tensor | None, sizes: Sizes, shift: int, half: torch.dtype
 ) -> Tensor:
     empty = zero.new_empty(sizes.panels, 0, dtype=torch.uint8)
@@ -136,7 +138,7 @@ def _behind(
         empty = _by_panel(zero, sizes, torch.uint8).flatten(1)
     elif minimum is not None:
         empty = _half_by_panel(minimum, sizes, half).flatten(1)
-    return F.pad(empty, (0, sizes.panel - sizes.groups * sizes.block - empty.shape[1]))
+    return F.pad(empty, (0, sizes.front - empty.shape[1]))
 
 
 @fake("pack_lowbit")
@@ -162,8 +164,7 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
     shift, half = kind % _KINDS, torch.float16 if kind >= _KINDS else torch.bfloat16
     sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
     panels = packed[HEADER_BYTES:].view(torch.uint8).reshape(sizes.panels, sizes.panel)
-    blocks = panels[:, : sizes.groups * sizes.block]
-    blocks = blocks.reshape(sizes.panels, sizes.groups, sizes.block)
+    blocks = panels[:, sizes.front :].reshape(sizes.panels, sizes.groups, sizes.block)
     scale = _of_halves(blocks[:, :, : 2 * PANEL], half, sizes, n)
     ends = (2 * PANEL, 2 * PANEL + PANEL * group // 2)
     nibbles = blocks[:, :, ends[0] : ends[1]].reshape(*blocks.shape[:2], group // 8, 1, PANEL, 4)
@@ -173,14 +174,13 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
         u |= (fifth >> torch.arange(8, device=u.device) & 1).reshape(u.shape) << 4
     u = u.permute(0, 4, 1, 2, 3, 5).reshape(sizes.panels * PANEL, sizes.groups * group)
     codes = (u[:n, :k] - middle).to(torch.int8).contiguous()
-    behind = panels[:, sizes.groups * sizes.block :]
-    behind = behind[:, : sizes.groups * PANEL * shift]
+    front = panels[:, : sizes.groups * PANEL * shift]
     zero, minimum = torch.zeros(2, n, sizes.groups, device=packed.device)
     if shift == ZERO_POINTS:
-        zero = _of_panels(behind.reshape(sizes.panels, sizes.groups, PANEL), n) - middle
+        zero = _of_panels(front.reshape(sizes.panels, sizes.groups, PANEL), n) - middle
     elif shift == MINIMUMS:
         zero = torch.full_like(zero, -middle)
-        minimum = _of_halves(behind, half, sizes, n)
+        minimum = _of_halves(front, half, sizes, n)
     return codes, scale, zero.int(), minimum
 
 

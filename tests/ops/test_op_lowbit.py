@@ -455,7 +455,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: OPS.int8_linear_groups(Q, *ONE, PACKED, torch.ones(6, 2), None, *TAIL),
         "does not start with the magic bytes QFXW",
     ),
-    "version": (lambda: linear(packed=with_field(4, "<I", 2)), "version 2, this build reads vers"),
+    "version": (lambda: linear(packed=with_field(4, "<I", 1)), "version 1, this build reads vers"),
     "header_bits": (lambda: linear(packed=with_field(8, "<I", 3)), "says 3 bits, expected 4 or 5"),
     "header_kind": (lambda: linear(packed=with_field(12, "<I", 6)), "its header says kind 6"),
     "header_group": (

@@ -13,7 +13,7 @@ namespace qfx::cpu {
 namespace {
 
 constexpr char kMagic[4] = {'Q', 'F', 'X', 'B'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kGroups[] = {32, 64, 128};
 constexpr int64_t kLine = kPanel * kGroup;  // codes of 4 k of a panel
 constexpr uint32_t kShifts = 3;             // of which there are
@@ -51,7 +51,7 @@ class PanelWriter {
   void write() const {
     std::memset(out_, 0, kind_.panel(groups_));
     for (int64_t g = 0; g < groups_; ++g) {
-      uint8_t* block = out_ + g * kind_.block();
+      uint8_t* block = out_ + kind_.front(groups_) + g * kind_.block();
       write_halves(from_.scale, g, block);
       for (int n = 0; n < kPanel; ++n) write_codes(block, n, g);
       write_shifts(g);
@@ -91,11 +91,10 @@ class PanelWriter {
   }
 
   void write_shifts(int64_t g) const {
-    uint8_t* behind = out_ + groups_ * kind_.block();
     if (kind_.shift == Shift::kMinimums) {
-      write_halves(from_.minimum, g, behind + g * kPanel * sizeof(uint16_t));
+      write_halves(from_.minimum, g, out_ + g * kPanel * sizeof(uint16_t));
     } else if (kind_.shift == Shift::kZeroPoints) {
-      for (int n = 0; n < kPanel; ++n) behind[g * kPanel + n] = zero(n, g);
+      for (int n = 0; n < kPanel; ++n) out_[g * kPanel + n] = zero(n, g);
     }
   }
 
@@ -136,14 +135,13 @@ std::string fault_of_kind(const PackedHeader& header, LowbitKind* kind) {
 
 }  // namespace
 
-int64_t LowbitKind::panel(int64_t groups) const {
+int64_t LowbitKind::front(int64_t groups) const {
   constexpr int64_t kBytes[] = {0, 1, 2};  // of a shift
-  const int64_t behind = groups * kPanel * kBytes[static_cast<int>(shift)];
-  return groups * block() + round_up(behind, 64);
+  return round_up(groups * kPanel * kBytes[static_cast<int>(shift)], 64);
 }
 
 const uint8_t* LowbitWeight::shifts(int64_t p) const {
-  return kind.shift == Shift::kNone ? nullptr : panel(p) + shape.groups() * kind.block();
+  return kind.shift == Shift::kNone ? nullptr : panel(p);
 }
 
 const uint8_t* LowbitWeight::zero(int64_t p, int64_t g) const {
@@ -238,7 +236,7 @@ std::string open_lowbit(const int8_t* data, int64_t size, LowbitWeight* weight) 
     return "it does not start with the magic bytes QFXB that pack_lowbit writes";
   }
   if (header.version != kVersion) {
-    return "it has version " + std::to_string(header.version) + ", this build reads version 1";
+    return "it has version " + std::to_string(header.version) + ", this build reads version " + std::to_string(kVersion);
   }
   const int64_t limit = int64_t{1} << 40;
   if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {

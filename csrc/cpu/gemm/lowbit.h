@@ -14,7 +14,7 @@
 
 namespace qfx::cpu {
 
-// What stands behind the groups of a panel.
+// What stands before the groups of a panel.
 enum class Shift : uint32_t { kNone, kZeroPoints, kMinimums };
 
 struct LowbitKind {
@@ -23,7 +23,8 @@ struct LowbitKind {
   Dtype scales;  // and minimums: bfloat16 or float16
 
   int64_t block() const { return kPanel * (2 + group / 2 + (bits == 5 ? group / 8 : 0)); }
-  int64_t panel(int64_t groups) const;
+  int64_t front(int64_t groups) const;  // bytes before the groups of a panel
+  int64_t panel(int64_t groups) const { return front(groups) + groups * block(); }
   uint8_t middle() const { return static_cast<uint8_t>(1 << (bits - 1)); }  // u of the code 0
 };
 
@@ -33,7 +34,9 @@ struct LowbitWeight {
   const uint8_t* panels;
 
   const uint8_t* panel(int64_t p) const { return panels + p * kind.panel(shape.groups()); }
-  const uint8_t* block(int64_t p, int64_t g) const { return panel(p) + g * kind.block(); }
+  const uint8_t* block(int64_t p, int64_t g) const {
+    return panel(p) + kind.front(shape.groups()) + g * kind.block();
+  }
   // uint8 [G][32] or uint16 [G][32], or null.
   const uint8_t* shifts(int64_t p) const;
   const uint8_t* zero(int64_t p, int64_t g) const;

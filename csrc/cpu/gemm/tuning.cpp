@@ -68,7 +68,7 @@ Tuning default_tuning(const Format& format) {
   if (made_by_amd()) {
     const bool zen5 = family() >= 26;  // else as measured on a Zen 4
     tuning.hint = zen5 ? kNta : kT1;
-    tuning.ahead = zen5 ? 4096 : 2048;
+    tuning.ahead = zen5 ? 4096 : 1024;
     tuning.stream_rows = std::min<int64_t>(tuning.stream_rows, 2);
     tuning.streams = 1;
   }

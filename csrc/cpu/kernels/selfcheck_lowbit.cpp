@@ -55,7 +55,6 @@ struct LowbitProblem {
             kOf,
             kPart,
             zeros ? zero[0] : nullptr,
-            0,
             zeros ? Dtype::kBFloat16 : Dtype::kFloat16,
             0,
             row_sum[0] + begin,

@@ -1,16 +1,16 @@
 // Weights whose codes take 4 or 5 bits, in groups of K: how a panel of them lies in memory, and
 // what reads it. (E4)
 //
-// A code c of b bits is stored as u = c + 2^(b-1), 0 <= u < 2^b. A panel of 32 columns holds, for
-// each group of `group` consecutive k,
+// A code c of b bits is stored as u = c + 2^(b-1), 0 <= u < 2^b. A panel of 32 columns begins with
+//     zero    uint8 [G][32]                u of the zero points of all groups, or
+//     minimum uint16 [G][32]               as the scales,    padded with zeros to 64 bytes
+// or nothing, so that it is read from its first line to its last. For each group of `group`
+// consecutive k follow
 //     scale   uint16 [32]                  bfloat16 or float16
 //     nibbles uint8 [group / 8][32][4]     of column n: k = 8 i + j low, k = 8 i + 4 + j high
 //     fifth   uint64 [group / 8][2][2]     of 5 bits only: [i][h][v] holds u >> 4 of
 //                                          k = 8 i + 4 h + j and column 16 v + n at bit 4 n + j
-// and behind all of its groups
-//     zero    uint8 [G][32]                u of the zero points, or
-//     minimum uint16 [G][32]               as the scales,    padded with zeros to 64 bytes
-// or nothing. The last group is as long as the others; what lies beyond K is the zero point.
+// The last group is as long as the others; what lies beyond K is the zero point.
 //
 // Files of an instruction set are compiled with its flags, so this header holds plain C types only:
 // an inline function shared with other files could carry wide instructions into them.
@@ -35,11 +35,10 @@ struct LowbitTile {
   int rows;
   const int8_t* q;
   int64_t ldq;
-  const uint8_t* b;                   // the panel
+  const uint8_t* b;                   // the groups of the panel
   int64_t block;                      // bytes of a group
   int64_t groups, depth, last_depth;  // of K, multiples of 32: of all groups but the last, and its
   const uint8_t* zero;                // or null: 2^(bits - 1)
-  int64_t next;                       // bytes to the next panel, whose zero is asked for too
   Dtype scales;
   int64_t ahead;  // bytes, of what is asked for; it need not be there
   const int32_t* row_sum;

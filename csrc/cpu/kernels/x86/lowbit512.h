@@ -138,11 +138,11 @@ void lowbit_tile(const LowbitTile& t) {
   float* sums = t.sums;
   const __m512 none = _mm512_setzero_ps();
   for (int i = 0; i < kRows * kPanel; i += 16) _mm512_storeu_ps(sums + i, none);
+  fetch_zeros(t);
   for (int64_t g = 0; g < t.groups; ++g, b += t.block) {
     const int64_t depth = g + 1 < t.groups ? t.depth : t.last_depth;
     const uint8_t *nibbles = b + kScaleBytes, *fifth = nibbles + t.depth / 2 * kPanel;
     fetch<kHint>(b + t.ahead);
-    if (zero != nullptr) fetch<kHint>(zero + t.next);
     LowbitSums<kBits, kRows> of_group;
     of_group.start(zero, row_sum);
     for (int64_t k = 0; k < depth; k += 32) {

@@ -1,0 +1,35 @@
+"""packed_together: the packed weights of a model, one behind the other in memory."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from qfx.host.tensors import has_values
+from qfx.memory.huge_pages import Room, in_one_room
+from qfx.memory.pages import trim
+from qfx.nn.kinds import stored_linears
+from qfx.nn.loading import Stored
+
+
+def packed_together(model: nn.Module) -> None:
+    """Moves them into new memory, in huge pages where the system has them, in the order of the
+    modules, which is about that in which a step reads them: a processor fetches what lies in order
+    before it is asked for. Those that are not on the CPU stay where they are.
+
+    A buffer `packed` becomes another tensor. The memory goes when the last of them does.
+    """
+    owners: dict[int, list[Stored]] = {}
+    for _, linear in stored_linears(model):
+        if linear.packed.device.type == "cpu" and has_values(linear.packed):
+            owners.setdefault(id(linear.packed), []).append(linear)
+    tensors = [linears[0].packed for linears in owners.values()]
+    if not tensors or in_one_room(tensors):
+        return
+    room = Room.of(t.nbytes for t in tensors)
+    while tensors:  # of which each is freed before the next is copied
+        former = tensors.pop(0)
+        new = room.empty(former.shape, former.dtype).copy_(former)
+        for linear in owners.pop(id(former)):
+            linear.packed = new
+        del former
+    trim()

@@ -1,0 +1,83 @@
+"""packed_together moves the packed weights of a model, and nothing that it computes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import qfx
+from qfx.nn.packed_together import packed_together
+
+
+def _model(scheme: str = "w8a8") -> nn.Sequential:
+    torch.manual_seed(0)
+    linears = [nn.Linear(128, n, bias=n < 100) for n in (128, 40, 128)]
+    model = nn.Sequential(linears[0], nn.ReLU(), linears[2], linears[0], linears[1]).eval()
+    qfx.quantize_(model, qfx.Config(scheme=scheme))
+    return model
+
+
+def _places(model: nn.Module) -> list[tuple[int, int]]:
+    """Where each packed weight begins, and the line behind it."""
+    tensors = {id(t): t for n, t in model.named_buffers() if n.endswith("packed")}
+    return [(t.data_ptr(), t.data_ptr() + -(-t.nbytes // 64) * 64) for t in tensors.values()]
+
+
+def _follow(places: list[tuple[int, int]]) -> bool:
+    return all(end == begin for (_, end), (begin, _) in itertools.pairwise(places))
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "w5a8"])
+def test_they_lie_in_order_and_give_the_same(scheme: str) -> None:
+    model, x = _model(scheme), torch.randn(3, 128)
+    before = model(x)
+    packed_together(model)
+    places = _places(model)
+    assert len(places) == 3 and _follow(places)
+    assert model[0].packed is model[3].packed  # one linear under two names
+    assert torch.equal(model(x), before)
+    packed_together(model)
+    assert _places(model) == places
+
+
+def test_each_has_memory_of_its_own() -> None:
+    model = _model()
+    packed_together(model)
+    for linear in (model[0], model[2]):
+        storage = linear.packed.untyped_storage()
+        assert storage.nbytes() == linear.packed.nbytes and linear.packed.storage_offset() == 0
+
+
+def test_a_weight_that_was_written_moves_again() -> None:
+    model, x = _model(), torch.randn(3, 128)
+    packed_together(model)
+    with torch.no_grad():
+        model[2].weight = torch.randn(128, 128)
+    assert not _follow(_places(model))
+    before = model(x)
+    packed_together(model)
+    assert _follow(_places(model)) and torch.equal(model(x), before)
+
+
+def test_a_linear_survives_its_model() -> None:
+    model, x = _model(), torch.randn(3, 128)
+    packed_together(model)
+    last, state = copy.deepcopy(model[4]), model.state_dict()
+    expected, linear = model[4](x), model[4]
+    del model
+    assert torch.equal(linear(x), expected) and torch.equal(last(x), expected)
+    fresh = _model()
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh[4](x), expected)
+
+
+def test_what_is_not_on_the_cpu_stays() -> None:
+    model = _model()
+    packed = model[2].to("meta").packed
+    packed_together(model)
+    assert model[2].packed is packed and packed.is_meta
+    packed_together(nn.Sequential())
