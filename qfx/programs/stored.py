@@ -28,7 +28,7 @@ class Storing:
         """`known`: tensors whose memory whoever restores the runners will have by these names."""
         self.tensors: dict[str, Tensor] = {}
         self.made = False
-        self._names: dict[int, str] = {}  # by address
+        self._names: dict[int, str] = {}  # by address; files have them in this order
         for name, tensor in (known or {}).items():
             self._names.setdefault(tensor.untyped_storage().data_ptr(), name)
 
@@ -59,7 +59,7 @@ class Storing:
     def _name(self, tensor: Tensor) -> str:
         key = tensor.data_ptr()
         if key not in self._names:
-            self._names[key] = f"tensor_{len(self._names)}"
+            self._names[key] = f"tensor_{len(self._names):06}"
             self.tensors[self._names[key]] = tensor
         return self._names[key]
 

@@ -19,6 +19,12 @@ int64_t most_of(const GroupedRows& rows, const Passage& how, const PanelReader& 
   return std::min(how.block, even_part(how.depth, rows.rows.tuning.block_depth, kKMultiple));
 }
 
+constexpr FloatPanel plain_panel() {
+  FloatPanel panel = {};
+  for (float& scale : panel.scale) scale = 1;
+  return panel;
+}
+
 }  // namespace
 
 GroupedPanel::GroupedPanel(const Kernels& kernels, const GroupedRows& rows, const RowBlock& block,
@@ -144,12 +150,17 @@ void GroupedPanel::add_raw(TileFn tile, int64_t m, int count, int64_t begin, int
 void finish_sums(const Kernels& kernels, const FinishedPanel& of, const FloatOutput& to,
                  const float* sums) {
   static constexpr float kScaled = 1;  // by their groups
+  // Not made anew for each panel: the kernel would wait for what was just stored in small parts.
+  static constexpr FloatPanel kPlain = plain_panel();
   const int64_t n = of.w.n;
   const int columns = columns_of(of.w, of.p), rows = static_cast<int>(of.rows);
-  FloatPanel panel = {};
-  panel.has_bias = to.bias != nullptr;
-  if (panel.has_bias) std::copy_n(to.bias + of.p * kPanel, columns, panel.bias);
-  std::fill_n(panel.scale, kPanel, 1.f);
+  FloatPanel with_bias;
+  if (to.bias != nullptr) {
+    with_bias = kPlain;
+    with_bias.has_bias = true;
+    std::copy_n(to.bias + of.p * kPanel, columns, with_bias.bias);
+  }
+  const FloatPanel& panel = to.bias == nullptr ? kPlain : with_bias;
   char* out = to.data + (of.first * n + of.p * kPanel) * to.element();
   const bool past = of.past_caches && columns == kPanel;
   const FloatEpilogueArgs args = {sums,          rows,     columns, &kScaled, 0,   &panel,
