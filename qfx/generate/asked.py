@@ -26,6 +26,8 @@ class Asked(NamedTuple):
     def part(self, begin: int, end: int) -> Asked:
         """Some of its tokens, the last ones that are looked at."""
         assert self.tokens is not None
+        if (begin, end) == (0, self.length):
+            return self
         tokens, positions = self.tokens[:, begin:end], self.positions
         if positions is not None:
             positions = positions[:, begin:end]

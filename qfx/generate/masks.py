@@ -34,16 +34,16 @@ def step_masks(
     first + 1, ... `seen`: bool [B, n], which places hold no padding, or None."""
     batch, count, length = shape
     keys = torch.arange(length)
-    queries = torch.arange(first, first + count)[:, None]
-    visible = (keys <= queries).expand(batch, 1, count, length)
-    if seen is not None:
+    queries: Any = first if count == 1 else torch.arange(first, first + count)[:, None]
+    visible = keys <= queries
+    if seen is not None and not bool(seen.all()):
         padding = torch.ones(batch, length, dtype=torch.bool)
         padding[:, : seen.shape[1]] = seen
         visible = visible & padding[:, None, None]
     found = []
     for window in windows.values():
         own = visible if window is None else visible & (keys > queries - window)
-        found.append(own.contiguous())
+        found.append(own.expand(batch, 1, count, length).contiguous())
     return found
 
 

@@ -19,7 +19,7 @@ def rows_for(count: int, room: int, among: Sequence[int] = ROWS) -> int:
 
 
 def filled(values: Tensor, rows: int) -> Tensor:
-    """[B, T] -> [B, rows], by zeros."""
+    """[B, T] -> [B, rows], by zeros, contiguous."""
     if values.shape[1] == rows:
-        return values.clone(memory_format=torch.contiguous_format)
+        return values.contiguous()
     return torch.nn.functional.pad(values, (0, rows - values.shape[1]))

@@ -83,8 +83,8 @@ class Steps:
             cache = Cache(layers=self._layers())
             self._begin(cache, batch)
             asked = Asked(tokens, cache, None, None, 1, rows)
-            inputs = (*self._inputs(asked, 0, rows), *self._bound(cache).tensors)
-            runner = self._runner((batch, rows), inputs)
+            inputs = self._inputs(asked, 0, rows)
+            runner = self._runner((batch, rows), inputs, self._bound(cache))
             if runner is None:
                 raise ValueError(f"no program can be made of the model: {self.why_none}")
             found[rows] = runner
@@ -179,11 +179,11 @@ class Steps:
         inputs = self._inputs(asked, first, rows)
         assert asked.tokens is not None
         bound = self._bound(asked.cache)
-        runner = self._runner((asked.tokens.shape[0], rows), (*inputs, *bound.tensors))
+        runner = self._runner((asked.tokens.shape[0], rows), inputs, bound)
         if runner is None:
             return None
         logits: Tensor = runner(*inputs, bound=bound)[0]
-        return logits if rows > MOST_ROWS else logits[:, : asked.length]
+        return logits if logits.shape[1] <= asked.length else logits[:, : asked.length]
 
     def _check_room(self, count: int, first: int) -> None:
         if first + count > self.length:
@@ -192,10 +192,13 @@ class Steps:
                 "for: compile_for_generate(model, max_length=...) says how many"
             )
 
-    def _runner(self, key: tuple[int, int], inputs: tuple[Tensor, ...]) -> Runner | None:
+    def _runner(
+        self, key: tuple[int, int], inputs: tuple[Tensor, ...], bound: Bound
+    ) -> Runner | None:
         with self.lock:
             if key not in self.runners and self.why_none is None:
-                self._build(key, inputs)
+                alone = (t.clone() for t in inputs)  # not views of what a caller has
+                self._build(key, (*alone, *bound.tensors))
             return self.runners.get(key)
 
     def _build(self, key: tuple[int, int], inputs: tuple[Tensor, ...]) -> None:
@@ -241,4 +244,6 @@ class Steps:
 
 def _kept(logits: Tensor, keep: int | Tensor) -> Tensor:
     """As transformers' logits_to_keep says."""
+    if isinstance(keep, int) and (keep == 0 or keep >= logits.shape[1]):
+        return logits
     return logits[:, slice(-keep, None) if isinstance(keep, int) else keep]
