@@ -209,7 +209,7 @@ template <class Product, int kBits, int kRows, int kHint>
 void lowbit_tile(const LowbitTile& t) {
   constexpr int kVectors = kRows <= Product::kPairRows ? 2 : 1;
   for (int i = 0; i < kRows * kPanel; i += 8) _mm256_storeu_ps(t.sums + i, _mm256_setzero_ps());
-  fetch_zeros(t);
+  touch_zeros(t);
   for (int64_t g = 0; g < t.groups; ++g) {
     const uint8_t* ahead = t.b + g * t.block + t.ahead;
     fetch<kHint>(ahead);

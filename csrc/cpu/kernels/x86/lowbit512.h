@@ -138,7 +138,7 @@ void lowbit_tile(const LowbitTile& t) {
   float* sums = t.sums;
   const __m512 none = _mm512_setzero_ps();
   for (int i = 0; i < kRows * kPanel; i += 16) _mm512_storeu_ps(sums + i, none);
-  fetch_zeros(t);
+  touch_zeros(t);
   for (int64_t g = 0; g < t.groups; ++g, b += t.block) {
     const int64_t depth = g + 1 < t.groups ? t.depth : t.last_depth;
     const uint8_t *nibbles = b + kScaleBytes, *fifth = nibbles + t.depth / 2 * kPanel;

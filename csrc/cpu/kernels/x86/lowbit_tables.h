@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "cpu/kernels/rows/fetch.h"
 #include "cpu/kernels/rows/lowbit.h"
 #include "cpu/kernels/rows/offset.h"
 #include "cpu/kernels/tables/lowbit.h"
@@ -15,11 +14,12 @@ namespace {  // internal linkage: each instruction set compiles its own
 constexpr int64_t kScaleBytes = kPanel * sizeof(uint16_t);  // of a group
 constexpr int kLowbitRows = 8;                              // of the tallest tile
 
-// All at once, in front of the groups: read one by one between these they would be a second stream,
-// beside which the first comes half as fast.
-inline __attribute__((always_inline)) void fetch_zeros(const LowbitTile& t) {
+// Reads all of them at once, in front of the groups: one by one between these they would be a second
+// stream, beside which the first comes half as fast. To prefetch them is not enough where there are
+// more lines than a processor asks for at a time.
+inline __attribute__((always_inline)) void touch_zeros(const LowbitTile& t) {
   if (t.zero == nullptr) return;
-  for (int64_t i = 0; i < t.groups * kPanel; i += 64) fetch<kT0>(t.zero + i);
+  for (int64_t i = 0; i < t.groups * kPanel; i += 64) asm volatile("" ::"r"(t.zero[i]));
 }
 
 // Tiles::tile<bits, rows, hint> of every kind.
