@@ -236,7 +236,8 @@ std::string open_lowbit(const int8_t* data, int64_t size, LowbitWeight* weight) 
     return "it does not start with the magic bytes QFXB that pack_lowbit writes";
   }
   if (header.version != kVersion) {
-    return "it has version " + std::to_string(header.version) + ", this build reads version " + std::to_string(kVersion);
+    return "it has version " + std::to_string(header.version) + ", this build reads version " +
+           std::to_string(kVersion);
   }
   const int64_t limit = int64_t{1} << 40;
   if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
