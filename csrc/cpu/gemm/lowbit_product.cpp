@@ -86,9 +86,11 @@ class LowbitLinear final : public PanelWork {
 
   void run(const RowBlock& block, int64_t p) const override {
     thread_local PanelMemory memory;
-    float* sums = rows_.rows.format == kernels_.lowbit->rows ? as_they_lie(block, p, memory)
-                                                             : unpacked(block, p, memory);
+    const bool few = rows_.rows.format == kernels_.lowbit->rows;
+    float* const place = few ? place_of(block, p) : nullptr;
+    float* sums = few ? as_they_lie(block, p, place, memory) : unpacked(block, p, memory);
     if (w_.kind.shift == Shift::kMinimums) add_minimums(block, p, sums);
+    if (place != nullptr) return;
     const bool past = past_caches(to_, w_.shape, rows_.rows.tuning);
     finish_sums(kernels_, {w_.shape, first_ + block.begin, block.rows(), p, past}, to_, sums);
   }
@@ -119,9 +121,19 @@ class LowbitLinear final : public PanelWork {
     return none;
   }
 
-  float* as_they_lie(const RowBlock& block, int64_t p, PanelMemory& memory) const {
+  // Where in the output the sums of one row are what it shall hold, or null. What else finishing a
+  // panel takes is a tenth of the time in which its weights come from memory.
+  float* place_of(const RowBlock& block, int64_t p) const {
+    const bool plain = block.rows() == 1 && to_.bias == nullptr && to_.dtype == Dtype::kFloat32 &&
+                       to_.activation == Activation::kNone && columns_of(w_.shape, p) == kPanel;
+    const int64_t at = (first_ + block.begin) * w_.shape.n + p * kPanel;
+    return plain ? reinterpret_cast<float*>(to_.data) + at : nullptr;
+  }
+
+  // In `place`, if there is one.
+  float* as_they_lie(const RowBlock& block, int64_t p, float* place, PanelMemory& memory) const {
     const int64_t groups = w_.shape.groups(), m = block.begin;
-    float* sums = memory.sums.get<float>(block.rows() * kPanel);
+    float* sums = place != nullptr ? place : memory.sums.get<float>(block.rows() * kPanel);
     const LowbitTile tile = {static_cast<int>(block.rows()),
                              reinterpret_cast<const int8_t*>(rows_.rows.a) + m * rows_.rows.stride,
                              rows_.rows.stride,
