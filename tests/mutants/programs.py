@@ -53,4 +53,28 @@ PROGRAMS = (
         new="    expect(k.size(1)",
         tests=("test_what_is_refused[values of other heads]",),
     ),
+    Mutant(
+        "weights are moved without what they hold",
+        old="new = room.empty(former.shape, former.dtype).copy_(former)",
+        new="new = room.empty(former.shape, former.dtype)",
+        tests=("test_they_lie_in_order_and_give_the_same",),
+    ),
+    Mutant(
+        "a linear that shares a weight keeps the former one",
+        old="for linear in owners.pop(id(former)):",
+        new="for linear in owners.pop(id(former))[:1]:",
+        tests=("test_they_lie_in_order_and_give_the_same",),
+    ),
+    Mutant(
+        "sums of one row and few bits stand for the output of a linear that has a bias",
+        old="block.rows() == 1 && to_.bias == nullptr && ",
+        new="block.rows() == 1 && ",
+        tests=("test_is_int8_linear_groups_of_the_same_codes",),
+    ),
+    Mutant(
+        "the last columns of few bits are written behind the output",
+        old=" &&\n                       to_.activation == Activation::kNone && columns_of(w_.shape, p) == kPanel;",
+        new=" &&\n                       to_.activation == Activation::kNone;",
+        tests=("test_is_int8_linear_groups_of_the_same_codes",),
+    ),
 )
