@@ -31,7 +31,7 @@ class Way(NamedTuple):
 DEFAULT = Way("")
 WAYS = (
     DEFAULT,
-    *(Way("t1", ahead, streams) for streams in (1, 2) for ahead in (1024, 8192)),
+    *(Way("t1", ahead, streams) for streams in (1, 2) for ahead in (1024, 4096)),
     Way("t0", 1024),
     Way("t0", 4096),
     *(Way("nta", 4096, streams) for streams in (1, 2)),
