@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
 from qfx.memory.huge_pages import Room, in_one_room
@@ -14,13 +14,14 @@ from qfx.nn.loading import Stored
 def packed_together(model: nn.Module) -> None:
     """Moves them into new memory, in huge pages where the system has them, in the order of the
     modules, which is about that in which a step reads them: a processor fetches what lies in order
-    before it is asked for. Those that are not on the CPU stay where they are.
+    before it is asked for. Those that are not on the CPU, or that processes share, stay where
+    they are.
 
     A buffer `packed` becomes another tensor. The memory goes when the last of them does.
     """
     owners: dict[int, list[Stored]] = {}
     for _, linear in stored_linears(model):
-        if linear.packed.device.type == "cpu" and has_values(linear.packed):
+        if _may_move(linear.packed):
             owners.setdefault(id(linear.packed), []).append(linear)
     tensors = [linears[0].packed for linears in owners.values()]
     if not tensors or in_one_room(tensors):
@@ -33,3 +34,7 @@ def packed_together(model: nn.Module) -> None:
             linear.packed = new
         del former
     trim()
+
+
+def _may_move(packed: Tensor) -> bool:
+    return packed.device.type == "cpu" and has_values(packed) and not packed.is_shared()

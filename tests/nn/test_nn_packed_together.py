@@ -77,6 +77,12 @@ def test_a_linear_survives_its_model() -> None:
     assert torch.equal(fresh[4](x), expected)
 
 
+def test_what_processes_share_stays() -> None:
+    model = _model().share_memory()
+    packed_together(model)
+    assert model[0].packed.is_shared() and model[2].packed.is_shared()
+
+
 def test_what_is_not_on_the_cpu_stays() -> None:
     model = _model()
     packed = model[2].to("meta").packed
