@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
@@ -26,13 +27,14 @@ def packed_together(model: nn.Module) -> None:
     tensors = [linears[0].packed for linears in owners.values()]
     if not tensors or in_one_room(tensors):
         return
-    room = Room.of(t.nbytes for t in tensors)
-    while tensors:  # of which each is freed before the next is copied
-        former = tensors.pop(0)
-        new = room.empty(former.shape, former.dtype).copy_(former)
-        for linear in owners.pop(id(former)):
-            linear.packed = new
-        del former
+    with torch.inference_mode(False), torch.no_grad():  # whoever generates first may train later
+        room = Room.of(t.nbytes for t in tensors)
+        while tensors:  # of which each is freed before the next is copied
+            former = tensors.pop(0)
+            new = room.empty(former.shape, former.dtype).copy_(former)
+            for linear in owners.pop(id(former)):
+                linear.packed = new
+            del former
     trim()
 
 

@@ -77,6 +77,15 @@ def test_a_linear_survives_its_model() -> None:
     assert torch.equal(fresh[4](x), expected)
 
 
+def test_who_generates_in_inference_mode_may_train_later() -> None:
+    model = _model()
+    with torch.inference_mode():
+        packed_together(model)
+    x = torch.randn(3, 128, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None and bool(x.grad.any())
+
+
 def test_what_processes_share_stays() -> None:
     model = _model().share_memory()
     packed_together(model)
