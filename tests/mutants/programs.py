@@ -67,14 +67,14 @@ PROGRAMS = (
     ),
     Mutant(
         "sums of one row and few bits stand for the output of a linear that has a bias",
-        old="block.rows() == 1 && to_.bias == nullptr && ",
-        new="block.rows() == 1 && ",
-        tests=("test_is_int8_linear_groups_of_the_same_codes",),
+        old="w_.kind.shift != Shift::kMinimums && to_.bias == nullptr &&",
+        new="w_.kind.shift != Shift::kMinimums &&",
+        tests=("test_what_is_done_to_the_sums_of_many_panels",),
     ),
     Mutant(
         "the last columns of few bits are written behind the output",
-        old="Activation::kNone && columns_of(w_.shape, p) == kPanel;",
-        new="Activation::kNone;",
-        tests=("test_is_int8_linear_groups_of_the_same_codes",),
+        old="whole = std::min(end, w_.shape.n / kPanel); is_output",
+        new="whole = end; is_output",
+        tests=("test_what_is_done_to_the_sums_of_many_panels",),
     ),
 )

@@ -187,7 +187,7 @@ class TileTest {
     float* found = sums_.get<float>(rows * kPanel, place);
     table_.few[panel.bits - kFewestBits][hint][rows - 1](
         {rows, q_.copy(q, place), ldq, bytes_.copy(panel.bytes, place), panel.block, panel.groups,
-         panel.group, of.last_depth, panel.has_zero ? zero_.copy(panel.zero, place) : nullptr,
+         panel.group, of.last_depth, panel.has_zero ? zero_.copy(panel.zero, place) : nullptr, 1, 0,
          of.dtype, 1 << 12,  // what lies ahead faults
          sum_.copy(sum, place), scale_.copy(scale, place), of.row_step, found});
     subject_.same(found, of.expected.data(), rows * kPanel);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from collections.abc import Callable
@@ -177,6 +178,24 @@ def test_is_int8_linear_groups_of_the_same_codes(
         int8 = OPS.pack_weight(parts.codes, parts.group)
         same = OPS.int8_linear_groups(*codes, int8, parts.scale, parts.zero, *TAIL)
     assert same_bits(found, same)
+
+
+@pytest.mark.parametrize("shift", [NONE, ZERO_POINTS, MINIMUMS])
+@pytest.mark.parametrize("n", [31, 32, 65, 544, 1089])
+@pytest.mark.parametrize("m", [1, 3])
+def test_what_is_done_to_the_sums_of_many_panels(m: int, n: int, shift: int) -> None:
+    """Panels are multiplied some at a time, and their sums may be the output itself. (E1)"""
+    parts = parts_of(n, 96, (4, 32, shift), seed=n)
+    g = torch.Generator().manual_seed(n)
+    codes = OPS.quantize(torch.randn(m, 96, generator=g), [1], 8, True)
+    weight, biases = parts.pack(), (None, torch.randn(n, generator=g))
+    ends = itertools.product(biases, ("none", "silu"), (torch.float32, torch.bfloat16))
+    for end in ends:
+        with on_isa("ref"):
+            expected = OPS.lowbit_linear(*codes, *weight, *end)
+        for isa in _C.isas():
+            with on_isa(isa):
+                assert same_bits(OPS.lowbit_linear(*codes, *weight, *end), expected), (isa, end)
 
 
 @given(

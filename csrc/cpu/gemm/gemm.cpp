@@ -107,7 +107,7 @@ void run_task(const Task& task, bool pairs, const PanelWork& work) {
   int64_t p = task.panel_begin;
   const int64_t half = pairs ? (task.panel_end - p) / 2 : 0, second = p + half;
   for (int64_t i = 0; i < half; ++i) work.run_pair(task.block, p + i, second + i);
-  for (p += 2 * half; p < task.panel_end; ++p) work.run(task.block, p);
+  work.run_all(task.block, p + 2 * half, task.panel_end);
   work.finish();
 }
 

@@ -88,6 +88,10 @@ class PanelWork {
  public:
   virtual ~PanelWork() = default;
   virtual void run(const RowBlock& block, int64_t p) const = 0;
+  // The same for panels p, p + 1, ... that lie one behind the other.
+  virtual void run_all(const RowBlock& block, int64_t p, int64_t end) const {
+    for (; p < end; ++p) run(block, p);
+  }
   // The same for two panels, whose weights may pass by side by side.
   virtual void run_pair(const RowBlock& block, int64_t p, int64_t q) const {
     run(block, p);

@@ -84,18 +84,44 @@ class LowbitLinear final : public PanelWork {
         tuning_(
             with_streaming(streaming(tuning_of(format_for(kernels, Operands::kWide, 1))), how)) {}
 
-  void run(const RowBlock& block, int64_t p) const override {
+  void run(const RowBlock& block, int64_t p) const override { run_all(block, p, p + 1); }
+
+  // Panels that are read as they lie follow each other without anything between them that takes as
+  // long as it takes to ask for weights.
+  void run_all(const RowBlock& block, int64_t p, int64_t end) const override {
     thread_local PanelMemory memory;
-    const bool few = rows_.rows.format == kernels_.lowbit->rows;
-    float* const place = few ? place_of(block, p) : nullptr;
-    float* sums = few ? as_they_lie(block, p, place, memory) : unpacked(block, p, memory);
+    if (rows_.rows.format != kernels_.lowbit->rows) {
+      for (; p < end; ++p) store(block, p, unpacked(block, p, memory));
+      return;
+    }
+    if (const int64_t whole = std::min(end, w_.shape.n / kPanel); is_output(block) && p < whole) {
+      const int64_t at = (first_ + block.begin) * w_.shape.n + p * kPanel;
+      multiply(block, p, whole - p, w_.zero(p, 0), reinterpret_cast<float*>(to_.data) + at);
+      p = whole;
+    }
+    constexpr int64_t kMost = 16;  // whose sums stay in the first cache
+    const int64_t size = block.rows() * kPanel;
+    for (int64_t next; p < end; p = next) {
+      next = w_.kind.shift == Shift::kMinimums ? p + 1 : std::min(p + kMost, end);
+      float* sums = memory.sums.get<float>((next - p) * size);
+      multiply(block, p, next - p, zeros(p, memory), sums);
+      for (int64_t q = p; q < next; ++q, sums += size) store(block, q, sums);
+    }
+  }
+
+ private:
+  // Whether nothing is to be done to the sums of its one row.
+  bool is_output(const RowBlock& block) const {
+    return block.rows() == 1 && w_.kind.shift != Shift::kMinimums && to_.bias == nullptr &&
+           to_.activation == Activation::kNone && to_.dtype == Dtype::kFloat32;
+  }
+
+  void store(const RowBlock& block, int64_t p, float* sums) const {
     if (w_.kind.shift == Shift::kMinimums) add_minimums(block, p, sums);
-    if (place != nullptr) return;
     const bool past = past_caches(to_, w_.shape, rows_.rows.tuning);
     finish_sums(kernels_, {w_.shape, first_ + block.begin, block.rows(), p, past}, to_, sums);
   }
 
- private:
   void add_minimums(const RowBlock& block, int64_t p, float* sums) const {
     const Minimums minimums = {kernels_, w_, p};
     for (int64_t g = 0; g < w_.shape.groups(); ++g) {
@@ -121,19 +147,10 @@ class LowbitLinear final : public PanelWork {
     return none;
   }
 
-  // Where in the output the sums of one row are what it shall hold, or null. What else finishing a
-  // panel takes is a tenth of the time in which its weights come from memory.
-  float* place_of(const RowBlock& block, int64_t p) const {
-    const bool plain = block.rows() == 1 && to_.bias == nullptr && to_.dtype == Dtype::kFloat32 &&
-                       to_.activation == Activation::kNone && columns_of(w_.shape, p) == kPanel;
-    const int64_t at = (first_ + block.begin) * w_.shape.n + p * kPanel;
-    return plain ? reinterpret_cast<float*>(to_.data) + at : nullptr;
-  }
-
-  // In `place`, if there is one.
-  float* as_they_lie(const RowBlock& block, int64_t p, float* place, PanelMemory& memory) const {
+  // Sums [panels][rows][32] of panels p, p + 1, ...
+  void multiply(const RowBlock& block, int64_t p, int64_t panels, const uint8_t* zero,
+                float* sums) const {
     const int64_t groups = w_.shape.groups(), m = block.begin;
-    float* sums = place != nullptr ? place : memory.sums.get<float>(block.rows() * kPanel);
     const LowbitTile tile = {static_cast<int>(block.rows()),
                              reinterpret_cast<const int8_t*>(rows_.rows.a) + m * rows_.rows.stride,
                              rows_.rows.stride,
@@ -142,7 +159,9 @@ class LowbitLinear final : public PanelWork {
                              groups,
                              w_.kind.group,
                              groups == 0 ? 0 : w_.depth(groups - 1),
-                             zeros(p, memory),
+                             zero,
+                             panels,
+                             w_.kind.panel(groups),
                              w_.kind.scales,
                              tuning_.ahead,
                              rows_.sum + m,
@@ -151,7 +170,6 @@ class LowbitLinear final : public PanelWork {
                              sums};
     const auto* tiles = kernels_.lowbit->few[width_of(w_)][hint_for(tuning_, block.rows())];
     tiles[block.rows() - 1](tile);
-    return sums;
   }
 
   const Kernels& kernels_;

@@ -55,6 +55,8 @@ struct LowbitProblem {
             kOf,
             kPart,
             zeros ? zero[0] : nullptr,
+            1,
+            0,
             zeros ? Dtype::kBFloat16 : Dtype::kFloat16,
             0,
             row_sum[0] + begin,

@@ -27,7 +27,7 @@ namespace qfx::cpu {
 
 inline constexpr int kFewestBits = 4, kBitWidths = 2;  // 4 and 5
 
-// Few rows of codes times one panel, whose codes become bytes in registers:
+// Few rows of codes times panels, whose codes become bytes in registers:
 //     sums[m][n] = fma(float(sum_k q[m][k] u[k][n] - row_sum zero[n]), row_scale scale[n], ...)
 // from 0, group by group. q are symmetric codes, as they are. Values of rows lie at
 // [g * row_step + m].
@@ -35,16 +35,17 @@ struct LowbitTile {
   int rows;
   const int8_t* q;
   int64_t ldq;
-  const uint8_t* b;                   // the groups of the panel
+  const uint8_t* b;                   // the groups of the first panel
   int64_t block;                      // bytes of a group
   int64_t groups, depth, last_depth;  // of K, multiples of 32: of all groups but the last, and its
   const uint8_t* zero;                // or null: 2^(bits - 1)
+  int64_t panels, next;               // how many, and bytes from one to the next
   Dtype scales;
   int64_t ahead;  // bytes, of what is asked for; it need not be there
   const int32_t* row_sum;
   const float* row_scale;
   int64_t row_step;
-  float* sums;  // [rows][32]
+  float* sums;  // [panels][rows][32]
 };
 
 using LowbitTileFn = void (*)(const LowbitTile&);

@@ -206,7 +206,7 @@ QFX_INLINE void lowbit_strip(const LowbitTile& t, int64_t g, int first, const ui
 
 // A group of a panel is in the first cache when its other columns follow.
 template <class Product, int kBits, int kRows, int kHint>
-void lowbit_tile(const LowbitTile& t) {
+QFX_INLINE void lowbit_panel(const LowbitTile& t) {
   constexpr int kVectors = kRows <= Product::kPairRows ? 2 : 1;
   for (int i = 0; i < kRows * kPanel; i += 8) _mm256_storeu_ps(t.sums + i, _mm256_setzero_ps());
   touch_zeros(t);
@@ -223,7 +223,10 @@ void lowbit_tile(const LowbitTile& t) {
 template <class Product>
 struct LowbitTiles {
   template <int kBits, int kRows, int kHint>
-  static constexpr LowbitTileFn tile = lowbit_tile<Product, kBits, kRows, kHint>;
+  static void tile(const LowbitTile& t) {
+    for_each_panel_of<kRows>(
+        t, [](const LowbitTile& p) { lowbit_panel<Product, kBits, kRows, kHint>(p); });
+  }
 };
 
 template <int kBits>

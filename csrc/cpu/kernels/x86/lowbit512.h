@@ -130,7 +130,7 @@ struct LowbitSums {
 };
 
 template <int kBits, int kRows, int kHint>
-void lowbit_tile(const LowbitTile& t) {
+QFX_INLINE void lowbit_panel(const LowbitTile& t) {
   const uint8_t *b = t.b, *zero = t.zero;
   const int8_t* q = t.q;
   const int32_t* row_sum = t.row_sum;
@@ -177,7 +177,9 @@ void lowbit_tile(const LowbitTile& t) {
 
 struct LowbitTiles {
   template <int kBits, int kRows, int kHint>
-  static constexpr LowbitTileFn tile = lowbit_tile<kBits, kRows, kHint>;
+  static void tile(const LowbitTile& t) {
+    for_each_panel_of<kRows>(t, [](const LowbitTile& p) { lowbit_panel<kBits, kRows, kHint>(p); });
+  }
 };
 
 template <int kBits>

@@ -22,6 +22,18 @@ inline __attribute__((always_inline)) void touch_zeros(const LowbitTile& t) {
   for (int64_t i = 0; i < t.groups * kPanel; i += 64) asm volatile("" ::"r"(t.zero[i]));
 }
 
+// f of the tile of each panel.
+template <int kRows, typename F>
+inline __attribute__((always_inline)) void for_each_panel_of(const LowbitTile& t, const F& f) {
+  LowbitTile here = t;
+  for (int64_t p = 0; p < t.panels; ++p) {
+    f(here);
+    here.b += t.next;
+    if (t.zero != nullptr) here.zero += t.next;
+    here.sums += kRows * kPanel;
+  }
+}
+
 // Tiles::tile<bits, rows, hint> of every kind.
 template <class Tiles, int kBits, int kHint, int... kLess>
 constexpr std::array<LowbitTileFn, sizeof...(kLess)> lowbit_tiles_of(
