@@ -220,13 +220,16 @@ QFX_INLINE void lowbit_panel(const LowbitTile& t) {
   }
 }
 
+template <class Product, int kBits, int kRows, int kHint>
+void lowbit_tile(const LowbitTile& t) {
+  for_each_panel_of<kRows>(
+      t, [](const LowbitTile& p) { lowbit_panel<Product, kBits, kRows, kHint>(p); });
+}
+
 template <class Product>
 struct LowbitTiles {
   template <int kBits, int kRows, int kHint>
-  static void tile(const LowbitTile& t) {
-    for_each_panel_of<kRows>(
-        t, [](const LowbitTile& p) { lowbit_panel<Product, kBits, kRows, kHint>(p); });
-  }
+  static constexpr LowbitTileFn tile = lowbit_tile<Product, kBits, kRows, kHint>;
 };
 
 template <int kBits>

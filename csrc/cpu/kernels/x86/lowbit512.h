@@ -175,11 +175,14 @@ QFX_INLINE void lowbit_panel(const LowbitTile& t) {
   }
 }
 
+template <int kBits, int kRows, int kHint>
+void lowbit_tile(const LowbitTile& t) {
+  for_each_panel_of<kRows>(t, [](const LowbitTile& p) { lowbit_panel<kBits, kRows, kHint>(p); });
+}
+
 struct LowbitTiles {
   template <int kBits, int kRows, int kHint>
-  static void tile(const LowbitTile& t) {
-    for_each_panel_of<kRows>(t, [](const LowbitTile& p) { lowbit_panel<kBits, kRows, kHint>(p); });
-  }
+  static constexpr LowbitTileFn tile = lowbit_tile<kBits, kRows, kHint>;
 };
 
 template <int kBits>
