@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
-from qfx.memory.huge_pages import Room, in_one_room
+from qfx.memory.huge_pages import Room, lie_apart
 from qfx.memory.pages import trim
 from qfx.nn.kinds import stored_linears
 from qfx.nn.loading import Stored
@@ -16,7 +16,8 @@ def packed_together(model: nn.Module) -> None:
     """Moves them into new memory, in huge pages where the system has them, in the order of the
     modules, which is about that in which a step reads them: a processor fetches what lies in order
     before it is asked for. Those that are not on the CPU, or that processes share, stay where
-    they are.
+    they are; so do all where most lie so already, as of two models that share layers, which
+    would else take them from each other.
 
     A buffer `packed` becomes another tensor. The memory goes when the last of them does.
     """
@@ -25,7 +26,7 @@ def packed_together(model: nn.Module) -> None:
         if _may_move(linear.packed):
             owners.setdefault(id(linear.packed), []).append(linear)
     tensors = [linears[0].packed for linears in owners.values()]
-    if not tensors or in_one_room(tensors):
+    if not lie_apart(tensors):
         return
     with torch.inference_mode(False), torch.no_grad():  # whoever generates first may train later
         room = Room.of(t.nbytes for t in tensors)

@@ -90,6 +90,17 @@ def test_parameters_change_no_bit(
     assert [name for name in expected if not same_bits(found[name], expected[name])] == []
 
 
+@pytest.mark.parametrize("isa", _C.isas())
+@pytest.mark.parametrize("m", [1, 2, 5, 17, 32])
+def test_few_rows_of_many_panels(m: int, isa: str) -> None:
+    """They are multiplied some at a time, where the weights pass by in one stream."""
+    with on_isa("ref"):
+        expected = results(m, 65, 1089, seed=m)
+    with on_isa(isa), tuned(isa, {"stream_rows": 64, "streams": 1}):
+        found = results(m, 65, 1089, seed=m)
+    assert [name for name in expected if not same_bits(found[name], expected[name])] == []
+
+
 def test_what_is_set_is_in_use_and_the_rest_stays() -> None:
     for isa in _C.isas():
         before = _C.tuning(isa)

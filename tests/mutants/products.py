@@ -30,6 +30,12 @@ MATMULS = (
         tests=("test_parameters_change_no_bit",),
     ),
     Mutant(
+        "panels of few rows have their sums in one place",
+        old="multiply_few(rows_, w_, block, q, how, sums + (q - p) * size);",
+        new="multiply_few(rows_, w_, block, q, how, sums);",
+        tests=("test_few_rows_of_many_panels",),
+    ),
+    Mutant(
         "a panel that has no partner is left out",
         old="work.run_all(task.block, p + 2 * half, task.panel_end);",
         new="if (half == 0) work.run_all(task.block, p + 2 * half, task.panel_end);",

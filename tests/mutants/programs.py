@@ -60,6 +60,12 @@ PROGRAMS = (
         tests=("test_they_lie_in_order_and_give_the_same",),
     ),
     Mutant(
+        "models that share layers take their weights from each other",
+        old="return 2 * sum(follow) < len(follow)",
+        new="return not all(follow)",
+        tests=("test_models_that_share_layers_do_not_take_them_from_each_other",),
+    ),
+    Mutant(
         "a linear that shares a weight keeps the former one",
         old="for linear in owners.pop(id(former)):",
         new="for linear in owners.pop(id(former))[:1]:",

@@ -170,13 +170,14 @@ class TileTest {
   explicit TileTest(const Kernels& kernels)
       : table_(*kernels.lowbit), subject_(std::string("lowbit__") + kernels.isa) {}
 
-  void run(const Product& of, int hint, int rows, Place place) {
+  // Two panels are one and the same, each behind its zero points as in a weight.
+  void run(const Product& of, int hint, int rows, Place place, int panels) {
     const CodePanel& panel = of.panel;
     subject_.begin(std::to_string(panel.bits) + " bits, " + std::to_string(panel.groups) +
                    " groups of " + std::to_string(panel.group) + ", the last of " +
                    std::to_string(of.last_depth) + ", " + std::to_string(rows) + " rows, hint " +
-                   std::to_string(hint) + (panel.has_zero ? ", zero points" : "") + ", operands " +
-                   name_of(place));
+                   std::to_string(hint) + (panel.has_zero ? ", zero points" : "") + ", " +
+                   std::to_string(panels) + " panels, operands " + name_of(place));
     const int64_t ldq = of.depth + 5;
     std::vector<int8_t> q(static_cast<size_t>((rows - 1) * ldq + of.depth));
     for (int m = 0; m < rows; ++m)
@@ -184,20 +185,32 @@ class TileTest {
     const auto of_rows = static_cast<size_t>((panel.groups - 1) * of.row_step + rows);
     const std::vector<int32_t> sum(of.row_sum.begin(), of.row_sum.begin() + of_rows);
     const std::vector<float> scale(of.row_scale.begin(), of.row_scale.begin() + of_rows);
-    float* found = sums_.get<float>(rows * kPanel, place);
+    const size_t front = panel.has_zero ? (panel.zero.size() + 63) / 64 * 64 : 0;
+    std::vector<uint8_t> bytes;
+    for (int p = 0; p < panels; ++p) {
+      if (panel.has_zero) bytes.insert(bytes.end(), panel.zero.begin(), panel.zero.end());
+      bytes.resize(p * (front + panel.bytes.size()) + front);
+      bytes.insert(bytes.end(), panel.bytes.begin(), panel.bytes.end());
+    }
+    const uint8_t* data = bytes_.copy(bytes, place);
+    const int64_t size = rows * kPanel;
+    float* found = sums_.get<float>(panels * size, place);
     table_.few[panel.bits - kFewestBits][hint][rows - 1](
-        {rows, q_.copy(q, place), ldq, bytes_.copy(panel.bytes, place), panel.block, panel.groups,
-         panel.group, of.last_depth, panel.has_zero ? zero_.copy(panel.zero, place) : nullptr, 1, 0,
-         of.dtype, 1 << 12,  // what lies ahead faults
+        {rows, q_.copy(q, place), ldq, data + front, panel.block, panel.groups, panel.group,
+         of.last_depth, panel.has_zero ? data : nullptr, panels,
+         static_cast<int64_t>(front + panel.bytes.size()), of.dtype,
+         1 << 12,  // what lies ahead faults
          sum_.copy(sum, place), scale_.copy(scale, place), of.row_step, found});
-    subject_.same(found, of.expected.data(), rows * kPanel);
+    for (int p = 0; p < panels; ++p) subject_.same(found + p * size, of.expected.data(), size);
   }
 
   // Every tile of every hint.
   void run(const Product& of) {
     for (int hint = 0; hint < kHints; ++hint) {
       for (int rows = 1; rows <= table_.rows->few.rows; ++rows) {
-        for (Place place : kPlaces) run(of, hint, rows, place);
+        for (Place place : kPlaces) {
+          for (int panels : {1, 2}) run(of, hint, rows, place, panels);
+        }
       }
     }
   }
@@ -207,7 +220,7 @@ class TileTest {
  private:
   const LowbitKernels& table_;
   Subject subject_;
-  Pages q_, bytes_, zero_, sum_, scale_, sums_;
+  Pages q_, bytes_, sum_, scale_, sums_;
 };
 
 void check_tiles_of(TileTest& tiles, const CodePanel& panel, int64_t rows) {

@@ -46,6 +46,15 @@ def test_they_lie_in_order_and_give_the_same(scheme: str) -> None:
     assert _places(model) == places
 
 
+def test_models_that_share_layers_do_not_take_them_from_each_other() -> None:
+    layers = [*_model(), *_model()]
+    whole, part = nn.Sequential(*layers), nn.Sequential(*layers[:5], _model()[4])
+    packed_together(whole)
+    places = _places(whole)
+    packed_together(part)
+    assert _places(whole) == places and len(places) == 6
+
+
 def test_each_has_memory_of_its_own() -> None:
     model = _model()
     packed_together(model)

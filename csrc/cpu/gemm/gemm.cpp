@@ -73,17 +73,14 @@ class Products final : public PanelWork {
     run_panel(rows_, w_, block, p, sums, sink_);
   }
 
-  // Few rows: the weights of some panels pass by before their sums are finished, which takes a
-  // tenth of that time and asks for none.
   void run_all(const RowBlock& block, int64_t p, int64_t end) const override {
     const Passage how = passage_of(rows_, w_, block.rows());
     const bool few = strips_ == nullptr && how.streams && block.rows() <= how.height;
     if (!few) return PanelWork::run_all(block, p, end);
-    constexpr int64_t kMost = 16;  // whose sums stay in the first cache
-    const int64_t size = block.rows() * kPanel;
+    const int64_t most = panels_at_once(block.rows()), size = block.rows() * kPanel;
     for (int64_t next; p < end; p = next) {
-      next = std::min(p + kMost, end);
-      int32_t* sums = sums_for(kMost * block.rows() + kMaxTileRows);
+      next = std::min(p + most, end);
+      int32_t* sums = sums_for(most * block.rows());
       for (int64_t q = p; q < next; ++q) {
         multiply_few(rows_, w_, block, q, how, sums + (q - p) * size);
       }

@@ -1,6 +1,7 @@
 // The integer GEMM: acc[m][n] = sum_k (q[m][k] - z[m]) w[n][k], handed on tile by tile. (G1)
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -82,6 +83,10 @@ struct Passage {
 int64_t hint_for(const Tuning& tuning, int64_t rows);
 
 Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count);
+
+// Of few rows some panels are multiplied before their sums are finished: no weights are asked for
+// meanwhile. So many, whose sums take 8 KB at most and stay in the first cache.
+inline int64_t panels_at_once(int64_t rows) { return std::clamp<int64_t>(64 / rows, 1, 16); }
 
 // What is to be done with a block of rows and panel p, by several threads at once.
 class PanelWork {

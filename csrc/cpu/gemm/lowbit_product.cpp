@@ -86,8 +86,6 @@ class LowbitLinear final : public PanelWork {
 
   void run(const RowBlock& block, int64_t p) const override { run_all(block, p, p + 1); }
 
-  // Panels that are read as they lie follow each other without anything between them that takes as
-  // long as it takes to ask for weights.
   void run_all(const RowBlock& block, int64_t p, int64_t end) const override {
     thread_local PanelMemory memory;
     if (rows_.rows.format != kernels_.lowbit->rows) {
@@ -99,10 +97,11 @@ class LowbitLinear final : public PanelWork {
       multiply(block, p, whole - p, w_.zero(p, 0), reinterpret_cast<float*>(to_.data) + at);
       p = whole;
     }
-    constexpr int64_t kMost = 16;  // whose sums stay in the first cache
+    // Each panel is given the same zeros where it has minimums.
+    const int64_t most = w_.kind.shift == Shift::kMinimums ? 1 : panels_at_once(block.rows());
     const int64_t size = block.rows() * kPanel;
     for (int64_t next; p < end; p = next) {
-      next = w_.kind.shift == Shift::kMinimums ? p + 1 : std::min(p + kMost, end);
+      next = std::min(p + most, end);
       float* sums = memory.sums.get<float>((next - p) * size);
       multiply(block, p, next - p, zeros(p, memory), sums);
       for (int64_t q = p; q < next; ++q, sums += size) store(block, q, sums);
