@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qfx.files.tensor_file import safetensors, table_of, tensors_together
-from qfx.generate.masks import step_masks
+from qfx.generate.masks import Places
 from qfx.generate.rows import MOST_ROWS, filled, rows_for
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
@@ -50,7 +50,7 @@ class Decoder:
 
     def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.length, self.batch = int(told["length"]), int(told["batch"])
-        self._windows = dict(told["windows"])
+        self._places = Places(dict(told["windows"]), self.length)
         self._runners: dict[int, Runner] = {
             int(rows): restored(each, tensors) for rows, each in told["programs"].items()
         }
@@ -65,7 +65,8 @@ class Decoder:
     def reset(self) -> None:
         """Forgets what was read."""
         self.seen = 0
-        self._kept = torch.zeros(self.batch, self.length, dtype=torch.bool)
+        self._kept = torch.ones(self.batch, self.length, dtype=torch.bool)
+        self._padded = False
 
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Tokens [batch, T] behind those before -> logits [batch, V] of what follows the last one.
@@ -74,10 +75,10 @@ class Decoder:
         ValueError for another number of texts, and where there is no room.
         """
         count = self._checked(tokens, attention_mask)
-        kept = torch.ones_like(tokens) if attention_mask is None else attention_mask
-        self._kept[:, self.seen : self.seen + count] = kept.bool()
-        positions = (self._kept[:, : self.seen + count].long().cumsum(1) - 1).clamp(min=0)
-        positions, begin, logits = positions[:, self.seen :], 0, tokens.new_empty(0)
+        if attention_mask is not None:
+            self._kept[:, self.seen : self.seen + count] = attention_mask.bool()
+            self._padded = True
+        positions, begin, logits = self._positions(count), 0, tokens.new_empty(0)
         while begin < count:
             rows = rows_for(count - begin, self.length - self.seen, self._rows)
             end = min(begin + rows, count)
@@ -104,14 +105,21 @@ class Decoder:
 
     def _step(self, tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
         count = tokens.shape[1]
-        shape = (self.batch, rows, self.length)
-        masks = step_masks(self._windows, self._kept, self.seen, shape)
-        places = torch.arange(self.seen, self.seen + rows)
+        kept = self._kept if self._padded else None
+        masks = self._places.masks(kept, self.seen, self.batch, rows)
+        places = self._places.numbers(self.seen, rows)
         last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
         given = (filled(tokens, rows), filled(positions, rows), places, *last, *masks)
         logits: Tensor = self._runners[rows](*given, bound=self._cache)[0]
         self.seen += count
         return logits[:, -1 if rows > MOST_ROWS else count - 1]
+
+    def _positions(self, count: int) -> Tensor:
+        """Of the next tokens in their texts, of which padding is no part: [batch, T]."""
+        if not self._padded:
+            return self._places.numbers(self.seen, count).expand(self.batch, count)
+        positions = (self._kept[:, : self.seen + count].long().cumsum(1) - 1).clamp(min=0)
+        return positions[:, self.seen :]
 
     def _checked(self, tokens: Tensor, mask: Tensor | None) -> int:
         """How many tokens of each text there are."""

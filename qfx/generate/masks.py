@@ -27,24 +27,40 @@ def windows(config: Any) -> dict[str, int | None]:
     return {kind: size if kind == _SLIDING else None for kind in sorted(set(kinds))}
 
 
-def step_masks(
-    windows: Mapping[str, int | None], seen: Tensor | None, first: int, shape: tuple[int, int, int]
-) -> list[Tensor]:
-    """One for each kind, bool [B, 1, T, L] of `shape` (B, T, L): queries at the places first,
-    first + 1, ... `seen`: bool [B, n], which places hold no padding, or None."""
-    batch, count, length = shape
-    keys = torch.arange(length)
-    queries: Any = first if count == 1 else torch.arange(first, first + count)[:, None]
-    visible = keys <= queries
-    if seen is not None and not bool(seen.all()):
-        padding = torch.ones(batch, length, dtype=torch.bool)
-        padding[:, : seen.shape[1]] = seen
-        visible = visible & padding[:, None, None]
-    found = []
-    for window in windows.values():
-        own = visible if window is None else visible & (keys > queries - window)
-        found.append(own.expand(batch, 1, count, length).contiguous())
-    return found
+class Places:
+    """What steps are told of the places of a cache that has `length` of them, mostly as parts of
+    tables: to compute so little each time takes as long as a layer does."""
+
+    def __init__(self, windows: Mapping[str, int | None], length: int) -> None:
+        self._length = length
+        self._numbers = torch.arange(length)
+        self._visible = [_table(length, min(w or length, length)) for w in windows.values()]
+
+    def numbers(self, first: int, count: int) -> Tensor:
+        """first, first + 1, ...: int64 [T], not to be written to."""
+        return self._numbers[first : first + count]
+
+    def masks(self, seen: Tensor | None, first: int, batch: int, count: int) -> list[Tensor]:
+        """One for each kind, bool [B, 1, T, L]: queries at the places first, first + 1, ... `seen`:
+        bool [B, n], which places hold no padding, or None. Not to be written to."""
+        padding = None
+        if seen is not None and not bool(seen.all()):
+            padding = torch.ones(batch, 1, 1, self._length, dtype=torch.bool)
+            padding[:, 0, 0, : seen.shape[1]] = seen
+        found = []
+        for visible in self._visible:
+            last = len(visible) - 1 - first
+            own = visible[last : last + 1] if count == 1 else visible[last - self.numbers(0, count)]
+            own = own if padding is None else own & padding
+            found.append(own.expand(batch, 1, count, self._length).contiguous())
+        return found
+
+
+def _table(length: int, window: int) -> Tensor:
+    """bool [L, L], row i what a query at the place L - 1 - i sees of the keys: a view of few."""
+    ones = torch.zeros(2 * length - 1, dtype=torch.bool)
+    ones[length - window : length] = True
+    return ones.unfold(0, length, 1)
 
 
 def named(windows: Mapping[str, int | None], masks: list[Tensor]) -> Any:

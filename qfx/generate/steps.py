@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes
-from qfx.generate.masks import step_masks
+from qfx.generate.masks import Places
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for
@@ -42,6 +42,7 @@ class Steps:
         self.model, self.inner, self.spans = model, inner, spans
         self.length, self.bits = layers[0].capacity or 0, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
+        self.places = Places(spans, self.length)
         self.keeps = "logits_to_keep" in self.__signature__.parameters
         self.told: set[str] = set()
         self._forget()
@@ -78,7 +79,7 @@ class Steps:
         """Of each number of rows. ValueError where no program can be made."""
         self._look()
         found = {}
-        for rows in ROWS:
+        for rows in (r for r in ROWS if r <= self.length):
             tokens = torch.zeros(batch, rows, dtype=torch.int64)
             cache = Cache(layers=self._layers())
             self._begin(cache, batch)
@@ -172,7 +173,7 @@ class Steps:
         for layer in asked.cache.layers:
             layer.seen = first + count  # type: ignore[union-attr]
         whole = found[-1] if asked.keep == 1 else torch.cat(found, 1)
-        return CausalLMOutputWithPast(logits=_kept(whole, asked.keep), past_key_values=asked.cache)
+        return _output(_kept(whole, asked.keep), asked.cache)
 
     def _step(self, asked: Asked, first: int, rows: int) -> Tensor | None:
         """Logits [B, T, V], or of the last token alone."""
@@ -234,12 +235,19 @@ class Steps:
         batch, count = asked.tokens.shape
         positions = asked.positions
         if positions is None:
-            positions = torch.arange(first, first + count)[None]
-        masks = step_masks(self.spans, asked.seen, first, (batch, rows, self.length))
-        places = torch.arange(first, first + rows)
+            positions = self.places.numbers(first, count)[None]
+        masks = self.places.masks(asked.seen, first, batch, rows)
+        places = self.places.numbers(first, rows)
         last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
         told = (filled(asked.tokens, rows), filled(positions.expand(batch, count), rows))
         return (*told, places, *last, *masks)
+
+
+def _output(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:
+    """As its class makes it, which looks at all of its fields several times: as long as a layer."""
+    found = CausalLMOutputWithPast.__new__(CausalLMOutputWithPast)
+    found["logits"], found["past_key_values"] = logits, cache
+    return found
 
 
 def _kept(logits: Tensor, keep: int | Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,23 +21,15 @@ from qfx._C import Program
 from qfx.graph.capture import clone
 from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key, tree_leaves
-from qfx.programs.emitting import EMIT, Emitter, Outside, argument
+from qfx.programs.emitting import EMIT, Emitter, Outside, Step, argument
 from qfx.programs.inputs import View
+from qfx.programs.joining import joined
 from qfx.programs.memory import lay_out
 from qfx.programs.running import Call, Part, Run, Runner
 from qfx.programs.shapes import Shapes
 from qfx.programs.words import Instruction, Kind, Operand, Region, encode
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "_assert")
-
-
-@dataclass
-class _Step:
-    """A node and what becomes of it: instructions, or None where PyTorch runs it."""
-
-    node: fx.Node
-    instructions: list[Instruction] | None
-    regions: list[Region] = field(default_factory=list)
 
 
 def build(gm: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
@@ -115,6 +106,7 @@ class _Builder:
 
     def runner(self) -> Runner:
         steps = self._needed([s for n in self.gm.graph.nodes for s in self._steps(n)])
+        steps = joined(steps, [region for _, region in self.emitter.writes])
         for number, step in enumerate(steps):
             for region in step.regions:
                 region.used_at(number)
@@ -125,7 +117,7 @@ class _Builder:
         found = found if isinstance(found, tuple | list) else (found,)
         return Runner(self._parts(steps), given, list(fx.map_arg(tuple(found), self._argument)))
 
-    def _steps(self, node: fx.Node) -> list[_Step]:
+    def _steps(self, node: fx.Node) -> list[Step]:
         done = node in self.emitter.ends.values()
         called = node.op in ("call_function", "call_module")
         known = isinstance(self.values.get(node), int | float)
@@ -133,7 +125,7 @@ class _Builder:
             return []
         instructions = self._instructions(node)
         self.emitter.write(node, [r for n in _written(node) for r in self._regions(n)])
-        step = _Step(self.emitter.ends.get(node, node), instructions)
+        step = Step(self.emitter.ends.get(node, node), instructions)
         if instructions is None:
             for each in (node, *node.all_input_nodes):
                 step.regions += self._regions(each)
@@ -165,7 +157,7 @@ class _Builder:
     def _read(self, node: fx.Node) -> set[Region]:
         return {r for n in node.all_input_nodes for r in self._regions(n)}
 
-    def _needed(self, steps: list[_Step]) -> list[_Step]:
+    def _needed(self, steps: list[Step]) -> list[Step]:
         """Without those whose results nobody reads, as of the codes of a linear that quantizes."""
         read = {r for n in self.output.all_input_nodes for r in self._regions(n)}
         kept = []
@@ -177,8 +169,8 @@ class _Builder:
 
     # --- steps to parts ---
 
-    def _parts(self, steps: list[_Step]) -> list[Part]:
-        groups: list[list[_Step]] = []
+    def _parts(self, steps: list[Step]) -> list[Part]:
+        groups: list[list[Step]] = []
         for step in steps:
             joins = groups and step.instructions is not None
             if joins and groups[-1][-1].instructions is not None:
@@ -195,7 +187,7 @@ class _Builder:
                 region.tensor = torch.empty(region.bytes, dtype=torch.uint8, device="cpu")
         return [self._part(group) for group in groups]
 
-    def _part(self, group: list[_Step]) -> Part:
+    def _part(self, group: list[Step]) -> Part:
         if group[0].instructions is None:
             return self._call(group[0].node)
         regions = list(dict.fromkeys(r for step in group for r in step.regions))

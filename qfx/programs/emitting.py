@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +32,15 @@ from qfx.programs.words import (
 
 class Outside(Exception):
     """Programs have no instruction for this."""
+
+
+@dataclass
+class Step:
+    """A node and what becomes of it: instructions, or None where PyTorch runs it."""
+
+    node: fx.Node
+    instructions: list[Instruction] | None
+    regions: list[Region] = field(default_factory=list)
 
 
 class Emitter:

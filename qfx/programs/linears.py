@@ -42,16 +42,22 @@ def quantization(e: Emitter, node: fx.Node) -> dict[str, Any]:
     return how
 
 
-def _told(e: Emitter, node: fx.Node, how: dict[str, Any], given: dict[str, Any]) -> tuple[Any, ...]:
-    """What both kinds are told first: csrc/cpu/program/linears.cpp."""
-    axes, (end, activation) = how.get("axes", [1]), _activated(node, given["activation"])
+def _quantized(e: Emitter, how: dict[str, Any]) -> tuple[Any, ...]:
+    """What an instruction is told first: `Quantized` in csrc/cpu/program/linears.cpp."""
+    axes, factor = how.get("axes", [1]), how["factor"]
+    parts = [e.whole(how["x"]), *([0] if factor is None else [1, e.whole(factor)])]
+    group = how.get("group", 0)
+    return (*parts, how["bits"], how["symmetric"], list(axes) == [0, 1], group, how["rotation"])
+
+
+def _told(e: Emitter, node: fx.Node, given: dict[str, Any]) -> tuple[Any, ...]:
+    """Of one weight: `Told`."""
+    end, activation = _activated(node, given["activation"])
     if end is not node:
         e.ends[node] = end
-    parts: list[Any] = [e.whole(how["x"]), e.of(end)]
-    for optional in (given["bias"], how["factor"]):
-        parts += [0] if optional is None else [1, e.whole(optional)]
-    parts += [how["bits"], how["symmetric"], list(axes) == [0, 1], how.get("group", 0)]
-    return (*parts, list(ACTIVATIONS).index(activation), how["rotation"])
+    bias = [0] if given["bias"] is None else [1, e.whole(given["bias"])]
+    packed = _constant(e, given["packed"], torch.int8)
+    return (e.of(end), *bias, list(ACTIVATIONS).index(activation), packed)
 
 
 def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
@@ -76,15 +82,14 @@ def _constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
 def _linear(e: Emitter, node: fx.Node) -> None:
     given = arguments(node)
     how = quantization(e, node) if "q" in given else given
-    packed = _constant(e, given["packed"], torch.int8)
-    e("linear", *_told(e, node, how, given), packed, e.whole(given["w_scale"]))
+    rows, told = _quantized(e, how), _told(e, node, given)
+    e("linear", *rows, 1, *told, e.whole(given["w_scale"]))
 
 
 def _lowbit_linear(e: Emitter, node: fx.Node) -> None:
     given = arguments(node)
     how = quantization(e, node) if "q" in given else given
-    packed = _constant(e, given["packed"], torch.int8)
-    e("lowbit_linear", *_told(e, node, how, given), packed)
+    e("lowbit_linear", *_quantized(e, how), 1, *_told(e, node, given))
 
 
 EMIT |= {

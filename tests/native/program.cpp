@@ -58,15 +58,26 @@ std::vector<Sequence> programs() {
   const Sequence cache[] = {operand(6, {1, 2, 1, 8, 16}, Element::kByte), operand(7, {1, 2, 16, 1}),
                             operand(8, {1, 2, 16, 8}, Element::kByte), operand(9, {1, 2, 16, 1})};
   const Sequence k = operand(1, {1, 2, kRows, 8}), v = operand(2, {1, 2, kRows, 8});
-  const Sequence told = {0, 0, 8, 1, 0, 0, 0, 0};
+  const Sequence quantized = {0, 8, 1, 0, 0, 0}, none = {0, 0};
+  const Sequence weight = operand(4, {packed_size(16, 16, 0)}, Element::kByte);
+  const Sequence scales = operand(5, {16});
   return {
       said(Operation::kCopy, {a, b}),
       said(Operation::kUnary, {{5}, a, b}),
       said(Operation::kBinary, {{2}, a, b, operand(0, {kRows, kColumns})}),
       said(Operation::kMean, {operand(0, {kRows, 1}), b}),
       said(Operation::kEmbedding, {a, places, operand(0, {kWords, kColumns})}),
-      said(Operation::kLinear,
-           {a, b, told, operand(4, {packed_size(16, 16, 0)}, Element::kByte), operand(5, {16})}),
+      said(Operation::kLinear, {a,
+                                quantized,
+                                {2},
+                                b,
+                                none,
+                                weight,
+                                scales,
+                                operand(0, {kRows, kColumns}),
+                                none,
+                                weight,
+                                scales}),
       said(Operation::kKvWrite, {cache[0], cache[1], cache[2], cache[3], k, v, places}),
       said(Operation::kKvAttention, {cache[0], cache[1], cache[2], cache[3], k, v, {0, 0, 9}}),
   };

@@ -161,15 +161,20 @@ REFUSED: dict[str, tuple[str, list[int], str]] = {
         "different heads",
     ),
 }
+_X, _OUT = len(floats(1, 2, 16)), len(floats(2, 2, 32))
 LINEAR = {
-    "bits": (2, 9),
-    "bits of another number": (2, 2**32 + 8),
-    "activation": (6, 5),
-    "another activation": (6, 2**32),
-    "rotation": (7, 64),
-    "a rotation": (7, 8),
-    "group": (5, 32),
-    "a bias": (0, 1),
+    "a factor": (0, 1),
+    "bits": (1, 9),
+    "bits of another number": (1, 2**32 + 8),
+    "group": (4, 32),
+    "rotation": (5, 64),
+    "a rotation": (5, 8),
+    "no weights": (6, 0),
+    "fewer weights": (6, 1),
+    "more weights": (6, 3),
+    "a bias": (7 + _OUT, 1),
+    "activation": (8 + _OUT, 5),
+    "another activation": (8 + _OUT, 2**32),
 }
 
 
@@ -186,7 +191,7 @@ def test_linears_that_are_refused(name: str) -> None:
     given_ = PROGRAMS["linear"]()
     place, number = LINEAR[name]
     words = list(given_.words)
-    words[2 + len(floats(1, 2, 16)) + len(floats(2, 2, 32)) + place] = number
+    words[2 + _X + place] = number
     with pytest.raises(ValueError, match="not a program of this build"):
         given_.program(words)
 

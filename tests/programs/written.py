@@ -43,16 +43,8 @@ FEW = ops.pack_lowbit.default(
     torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 1), None, None, 4, 32
 )
 KEYS, KEY_SCALE, VALUES, VALUE_SCALE = kv_empty(1, 2, 16, 8)
-TOLD = [
-    0,
-    0,
-    8,
-    1,
-    0,
-    0,
-    0,
-    0,
-]  # bias, factor, bits, symmetric, per_tensor, group, activation, rotation
+QUANTIZED = [0, 8, 1, 0, 0, 0]  # factor, bits, symmetric, per_tensor, group, rotation
+PLAIN = [0, 0]  # bias, activation
 CACHE = [
     *operand(1, tuple(KEYS.shape), torch.int8),
     *floats(2, *KEY_SCALE.shape),
@@ -109,22 +101,23 @@ PROGRAMS: dict[str, Callable[[], Given]] = {
         say(
             "linear",
             floats(1, 2, 16),
-            floats(2, 2, 32),
-            TOLD,
-            operand(3, (W.numel(),), torch.int8),
-            floats(4, 32),
+            QUANTIZED,
+            2,
+            *(floats(2, 2, 32), PLAIN, operand(3, (W.numel(),), torch.int8), floats(4, 32)),
+            *(floats(5, 2, 32), PLAIN, operand(3, (W.numel(),), torch.int8), floats(4, 32)),
         ),
-        [128, 256, W, 128],
+        [128, 256, W, 128, 256],
     ),
     "lowbit_linear": lambda: Given(
         say(
             "lowbit_linear",
             floats(1, 2, 32),
-            floats(2, 2, 32),
-            TOLD,
-            operand(3, (FEW.numel(),), torch.int8),
+            QUANTIZED,
+            2,
+            *(floats(2, 2, 32), PLAIN, operand(3, (FEW.numel(),), torch.int8)),
+            *(floats(4, 2, 32), PLAIN, operand(3, (FEW.numel(),), torch.int8)),
         ),
-        [256, 256, FEW],
+        [256, 256, FEW, 256],
     ),
     "kv_write": lambda: Given(
         say("kv_write", CACHE, floats(5, 1, 2, 3, 8), floats(6, 1, 2, 3, 8), operand(7, (3,), I64)),

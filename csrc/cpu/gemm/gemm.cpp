@@ -81,6 +81,7 @@ class Products final : public PanelWork {
     for (int64_t next; p < end; p = next) {
       next = std::min(p + most, end);
       int32_t* sums = sums_for(most * block.rows());
+      sink_.fetch_panels(p, next);
       for (int64_t q = p; q < next; ++q) {
         multiply_few(rows_, w_, block, q, how, sums + (q - p) * size);
       }
@@ -134,6 +135,17 @@ void run_task(const Task& task, bool pairs, const PanelWork& work) {
   for (int64_t i = 0; i < half; ++i) work.run_pair(task.block, p + i, second + i);
   work.run_all(task.block, p + 2 * half, task.panel_end);
   work.finish();
+}
+
+// A task whose panels are those of the weights in their order.
+void run_task(const Task& task, bool pairs, std::span<const Columns> all) {
+  int64_t first = 0;
+  for (const Columns& each : all) {
+    const int64_t begin = std::max<int64_t>(task.panel_begin - first, 0);
+    const int64_t end = std::min(task.panel_end - first, each.w.panels());
+    if (begin < end) run_task({task.product, task.block, begin, end}, pairs, each.work);
+    first += each.w.panels();
+  }
 }
 
 // Rows that a thread fills at a time: few enough that each of them gets some.
@@ -209,26 +221,40 @@ void arrange_row(const PackedWeight& w, const int8_t* q, int32_t zero_point, int
                                      static_cast<uint32_t>(format.mul_offset));
 }
 
-void for_each_panel(const RowSource& from, const PackedWeight& w, const PanelWork& work) {
+void for_each_panel(const RowSource& from, std::span<const Columns> all) {
   const Rows& rows = from.rows;
-  if (rows.count == 0 || w.n == 0) return;
-  const int64_t products = rows.count * w.n * std::max<int64_t>(w.k, 1);
+  int64_t n = 0, panels = 0;
+  for (const Columns& each : all) n += each.w.n, panels += each.w.panels();
+  if (rows.count == 0 || n == 0) return;
+  const int64_t products = rows.count * n * std::max<int64_t>(all[0].w.k, 1);
   const int64_t threads = threads_for(from.work() + work_of(rows.tuning, products));
-  const Extent extent = {1, rows.count, w.panels(), rows.format->tile_rows, rows.tuning.block_rows};
+  const Extent extent = {1, rows.count, panels, rows.format->tile_rows, rows.tuning.block_rows};
   const Grid grid = grid_of(extent, threads);
   in_two_steps(
       threads, rows.count, rows_of_part(rows.count, threads),
       [&](int64_t begin, int64_t end) { from.fill(begin, end); },
       [&](int64_t share) {
         grid.for_each_task(share, [&](const Task& task) {
-          run_task(task, in_pairs(rows, task.block.rows()), work);
+          run_task(task, in_pairs(rows, task.block.rows()), all);
         });
         release(*rows.format);
       });
 }
 
 void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink) {
-  for_each_panel(from, w, Products(from.rows, w, sink));
+  const Products work(from.rows, w, sink);
+  const Columns all[] = {{w, work}};
+  for_each_panel(from, all);
+}
+
+void gemm(const RowSource& from, std::span<const Product> products) {
+  std::vector<Products> works;
+  std::vector<Columns> all;
+  works.reserve(products.size());
+  for (const Product& each : products) {
+    all.push_back({each.w, works.emplace_back(from.rows, each.w, each.sink)});
+  }
+  for_each_panel(from, all);
 }
 
 void gemm(const std::vector<Pairing>& batch, int64_t threads) {

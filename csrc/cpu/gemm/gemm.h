@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cpu/core/scratch.h"
@@ -106,8 +107,15 @@ class PanelWork {
   virtual void finish() const {}
 };
 
-// Fills the rows, then runs the work: on one team of threads, each with an equal share of it.
-void for_each_panel(const RowSource& from, const PackedWeight& w, const PanelWork& work);
+// A weight, and what is to be done with its panels.
+struct Columns {
+  const PackedWeight& w;
+  const PanelWork& work;
+};
+
+// Fills the rows, then runs the work of all weights, which have one K: on one team of threads, each
+// with an equal share of it.
+void for_each_panel(const RowSource& from, std::span<const Columns> all);
 
 // Receives finished tiles; called from several threads at once for different tiles.
 class TileSink {
@@ -115,6 +123,8 @@ class TileSink {
   virtual ~TileSink() = default;
   // Column parameters of panel p, read once before its tiles.
   virtual void load_panel(int64_t p, Panel* panel) const = 0;
+  // Asks the memory for those of panels p, p + 1, ... ahead of time.
+  virtual void fetch_panels(int64_t, int64_t) const {}
   // Raw sums [rows][32] of rows m.. and panel p; see cpu/kernels/tables/tiles.h for the row
   // constants.
   virtual void tile(const int32_t* raw, int64_t m, int rows, int64_t p,
@@ -131,6 +141,13 @@ class TileSink {
 int64_t tile_rows_for(const Format& format, int64_t rows);
 
 void gemm(const RowSource& from, const PackedWeight& w, const TileSink& sink);
+
+// Several weights of one K, by the same rows.
+struct Product {
+  const PackedWeight& w;
+  const TileSink& sink;
+};
+void gemm(const RowSource& from, std::span<const Product> products);
 
 // A product of two operands that both are to be made ready.
 struct Pairing {

@@ -88,7 +88,9 @@ class GroupedLinear final : public PanelWork {
 
 void grouped_linear(const Kernels& kernels, const GroupedRows& rows, const GroupedWeight& weight,
                     const FloatOutput& to, int64_t first) {
-  for_each_panel(rows, weight.w, GroupedLinear(kernels, rows, weight, to, first));
+  const GroupedLinear work(kernels, rows, weight, to, first);
+  const Columns all[] = {{weight.w, work}};
+  for_each_panel(rows, all);
 }
 
 }  // namespace qfx::cpu

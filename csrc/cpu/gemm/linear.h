@@ -1,19 +1,27 @@
 // Linears of float rows, which are quantized as they come, as operators and programs run them.
 #pragma once
 
-#include "cpu/gemm/lowbit.h"
+#include <span>
+
+#include "cpu/gemm/lowbit_product.h"
 #include "cpu/gemm/product.h"
 
 namespace qfx::cpu {
 
-// to.data[m][n] of x's rows; the scales of these go to scales[m]. `how`: or null for what is set.
-void linear_of_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                    const PackedWeight& w, const FloatOutput& to, float* scales,
-                    const Streaming* how = nullptr);
+// A weight, and where the products by it go.
+struct Linear {
+  const PackedWeight& w;
+  FloatOutput to;
+};
 
-// The same with a weight of few bits. `group`: of x, or 0.
-void lowbit_linear_of_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                           int64_t group, const LowbitWeight& w, const FloatOutput& to,
-                           const Streaming* how = nullptr);
+// to.data[m][n] of x's rows for each, which have one K; the scales of these go to scales[m]. `how`:
+// or null for what is set.
+void linears_of_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                     std::span<const Linear> all, float* scales, const Streaming* how = nullptr);
+
+// The same with weights of few bits. `group`: of x, or 0.
+void lowbit_linears_of_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
+                            int64_t group, std::span<const LowbitLinear> all,
+                            const Streaming* how = nullptr);
 
 }  // namespace qfx::cpu

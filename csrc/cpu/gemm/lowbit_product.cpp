@@ -1,6 +1,7 @@
 #include "cpu/gemm/lowbit_product.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "cpu/core/parallel.h"
 #include "cpu/gemm/group_panel.h"
@@ -72,10 +73,10 @@ Tuning streaming(Tuning tuning) {
   return tuning;
 }
 
-class LowbitLinear final : public PanelWork {
+class LowbitProduct final : public PanelWork {
  public:
-  LowbitLinear(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
-               const FloatOutput& to, int64_t first, const Streaming* how)
+  LowbitProduct(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
+                const FloatOutput& to, int64_t first, const Streaming* how)
       : kernels_(kernels),
         rows_(rows),
         w_(w),
@@ -260,9 +261,15 @@ bool needs_sums(const Kernels& kernels, const LowbitWeight& w, const Format& for
   return &format == kernels.lowbit->rows || w.kind.shift == Shift::kMinimums;
 }
 
-void lowbit_linear(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
-                   const FloatOutput& to, int64_t first, const Streaming* how) {
-  for_each_panel(rows, w.shape, LowbitLinear(kernels, rows, w, to, first, how));
+void lowbit_linears(const Kernels& kernels, const GroupedRows& rows,
+                    std::span<const LowbitLinear> all, int64_t first, const Streaming* how) {
+  std::vector<LowbitProduct> works;
+  std::vector<Columns> columns;
+  works.reserve(all.size());
+  for (const auto& [w, to] : all) {
+    columns.push_back({w.shape, works.emplace_back(kernels, rows, w, to, first, how)});
+  }
+  for_each_panel(rows, columns);
 }
 
 void lowbit_weight_linear(const Kernels& kernels, const FloatRowsInMemory& x, const LowbitWeight& w,

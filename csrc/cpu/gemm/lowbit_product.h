@@ -14,9 +14,17 @@ const Format& lowbit_format_for(const Kernels& kernels, const LowbitWeight& w, b
 // Whether rows need the sums of their codes.
 bool needs_sums(const Kernels& kernels, const LowbitWeight& w, const Format& format);
 
-// to.data[first + m][n] = act(sum_g ... + bias[n]) of rows in that format.
-void lowbit_linear(const Kernels& kernels, const GroupedRows& rows, const LowbitWeight& w,
-                   const FloatOutput& to, int64_t first, const Streaming* how = nullptr);
+// A weight, and where the products by it go.
+struct LowbitLinear {
+  const LowbitWeight& w;
+  FloatOutput to;
+};
+
+// to.data[first + m][n] = act(sum_g ... + bias[n]) of rows in that format, for each: weights of one
+// K, and of groups of one length and kind.
+void lowbit_linears(const Kernels& kernels, const GroupedRows& rows,
+                    std::span<const LowbitLinear> all, int64_t first,
+                    const Streaming* how = nullptr);
 
 // The same of float rows x [rows][stride], zero padded to whole groups, the first the output row 0.
 struct FloatRowsInMemory {

@@ -72,6 +72,16 @@ void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel
 
 void FloatSink::load_panel(int64_t p, Panel* panel) const { load_columns(w, to, p, panel); }
 
+void FloatSink::fetch_panels(int64_t p, int64_t end) const {
+  constexpr int64_t kLine = 16;  // numbers
+  const int64_t last = std::min(end * kPanel, w.n);
+  for (int64_t n = p * kPanel; n < last; n += kLine) {
+    __builtin_prefetch(w.colsum + n);
+    __builtin_prefetch(to.w_scale + n);
+    if (to.bias != nullptr) __builtin_prefetch(to.bias + n);
+  }
+}
+
 void FloatSink::tile(const int32_t* raw, int64_t m, int count, int64_t p,
                      const Panel& panel) const {
   EpilogueArgs args;

@@ -59,6 +59,7 @@ struct FloatSink final : TileSink {
         first(first) {}
 
   void load_panel(int64_t p, Panel* panel) const override;
+  void fetch_panels(int64_t p, int64_t end) const override;
   void tile(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel) const override;
   bool epilogue_of(const int32_t* raw, int64_t m, int count, int64_t p, const Panel& panel,
                    EpilogueArgs* args) const override;

@@ -125,7 +125,8 @@ Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear
   to.bytes = y.numel() * to.element();
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, how.rotation);
   if (y.numel() == 0) return y;
-  linear_of_rows(kernels_of(current_isa()), matrix, how.spec, w, to, scales);
+  const Linear all[] = {{w, to}};
+  linears_of_rows(kernels_of(current_isa()), matrix, how.spec, all, scales);
   return y;
 }
 

@@ -183,7 +183,8 @@ Tensor lowbit_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, i
     const Format& format = lowbit_format_for(kernels, w, some, count);
     const GroupedCodes rows(format, w.shape, bytes_of(q) + first * w.shape.k, scales.from(first),
                             zeros_here, count, needs_sums(kernels, w, format));
-    lowbit_linear(kernels, rows, w, to, first);
+    const LowbitLinear all[] = {{w, to}};
+    lowbit_linears(kernels, rows, all, first);
   });
   return y;
 }
@@ -209,7 +210,8 @@ Tensor lowbit_linear_dynamic(Tensor x, Tensor packed, int64_t n, int64_t w_bits,
   if (y.numel() == 0) return y;
   to.data = static_cast<char*>(y.mutable_data_ptr());
   to.bytes = y.numel() * to.element();
-  lowbit_linear_of_rows(kernels_of(current_isa()), matrix, spec, group, w, to);
+  const LowbitLinear all[] = {{w, to}};
+  lowbit_linears_of_rows(kernels_of(current_isa()), matrix, spec, group, all);
   return y;
 }
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "cpu/gemm/tuning.h"
 #include "cpu/kernels/tables/kernels.h"
@@ -20,7 +21,8 @@ class Instruction {
  public:
   virtual ~Instruction() = default;
   virtual void run(const Kernels& kernels, char* const* slots) const = 0;
-  virtual std::optional<Streamed> streamed() const { return {}; }
+  // Its weights, behind those found before.
+  virtual void streamed(char* const*, std::vector<Streamed>*) const {}
 };
 
 using Made = std::unique_ptr<const Instruction>;
@@ -32,7 +34,7 @@ enum class Operation : int64_t {
   kBinary,     // which, out, a, b
   kMean,       // out [.., 1], x [.., n]
   kEmbedding,  // out [.., d], indices, table [v, d]
-  kLinear,
+  kLinear,     // x and how it is quantized; how many weights, out and what else of each
   kLowbitLinear,
   kKvWrite,      // keys, values: codes, scales of each; k, v, places
   kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length

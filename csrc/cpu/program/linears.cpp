@@ -10,47 +10,58 @@ namespace {
 uint64_t contents_of(const PackedWeight& w) { return w.contents; }
 uint64_t contents_of(const LowbitWeight& w) { return w.shape.contents; }
 
-// What both forms are told, in this order.
-struct Told {
-  Operand x, out;
-  bool has_bias, has_factor;
-  Operand bias = {}, factor = {};
+// Floats that are quantized once, for all weights that they meet.
+struct Quantized {
+  Operand x;
+  bool has_factor;
+  Operand factor = {};
   CodeSpec spec;
   int64_t group;
-  Activation activation;
   int rotation;
 
-  explicit Told(Words& words)
-      : x(words.matrix(Element::kFloat)), out(words.matrix(Element::kFloat)) {
-    has_bias = words.take() != 0;
-    if (has_bias) bias = words.matrix(Element::kFloat);
-    has_factor = words.take() != 0;
+  explicit Quantized(Words& words)
+      : x(words.matrix(Element::kFloat)), has_factor(words.take() != 0) {
     if (has_factor) factor = words.matrix(Element::kFloat);
     spec.bits = words.take_int();
     spec.symmetric = words.take() != 0;
     spec.per_tensor = words.take() != 0;
     group = words.take();
-    activation = static_cast<Activation>(words.take_int());
     rotation = words.take_int();
+    const bool rotates =
+        rotation == 0 || ((rotation == 16 || rotation == 64) && k() % rotation == 0);
+    expect(k() > 0 && (!has_factor || factor.elements() == k()), "a factor of another size");
+    expect(spec.bits >= 2 && spec.bits <= 8 && rotates, "a linear of unknown kind");
   }
 
-  void check(int64_t n, int64_t k) const {
-    const bool rotates = rotation == 0 || ((rotation == 16 || rotation == 64) && k % rotation == 0);
-    const int64_t act = static_cast<int64_t>(activation);
-    expect(x.size(-1) == k && out.size(-1) == n && k > 0 && n > 0, "a linear of other sizes");
-    expect(out.elements() / n == x.elements() / k, "a linear of other rows");
-    expect(!has_bias || bias.elements() == n, "a bias of another size");
-    expect(!has_factor || factor.elements() == k, "a factor of another size");
-    expect(spec.bits >= 2 && spec.bits <= 8 && act >= 0 && act * kDtypes < kOutputs && rotates,
-           "a linear of unknown kind");
-  }
-
-  int64_t rows() const { return x.elements() / x.size(-1); }
+  int64_t k() const { return x.size(-1); }
+  int64_t rows() const { return x.elements() / k(); }
 
   FloatMatrix matrix(char* const* slots) const {
-    const int64_t k = x.size(-1);
     const Transform transform = {has_factor ? factor.in<float>(slots) : nullptr, rotation};
-    return {x.in<float>(slots), Dtype::kFloat32, rows(), k, k, transform};
+    return {x.in<float>(slots), Dtype::kFloat32, rows(), k(), k(), transform};
+  }
+};
+
+// Where the products by a weight go, and the weight as it lies.
+struct Told {
+  Operand out;
+  bool has_bias;
+  Operand bias = {};
+  Activation activation;
+  Operand packed;
+
+  explicit Told(Words& words) : out(words.matrix(Element::kFloat)), has_bias(words.take() != 0) {
+    if (has_bias) bias = words.matrix(Element::kFloat);
+    activation = static_cast<Activation>(words.take_int());
+    packed = words.matrix(Element::kByte);
+  }
+
+  void check(const Quantized& from, int64_t n, int64_t k) const {
+    const int64_t act = static_cast<int64_t>(activation);
+    expect(from.k() == k && out.size(-1) == n && n > 0, "a linear of other sizes");
+    expect(out.elements() / n == from.rows(), "a linear of other rows");
+    expect(!has_bias || bias.elements() == n, "a bias of another size");
+    expect(act >= 0 && act * kDtypes < kOutputs, "a linear of unknown kind");
   }
 
   FloatOutput output(char* const* slots) const {
@@ -58,47 +69,6 @@ struct Told {
                       Dtype::kFloat32, out.in<char>(slots)};
     to.bytes = out.elements() * to.element();
     return to;
-  }
-};
-
-struct Common {
-  Told told;
-  Streamed weight;
-  const std::optional<Streaming>& how;
-
-  const Streaming* streaming() const { return how ? &*how : nullptr; }
-};
-
-struct AnyLinear : Instruction, Common {
-  explicit AnyLinear(const Common& of) : Common(of) {}
-
-  std::optional<Streamed> streamed() const override { return weight; }
-};
-
-struct Linear final : AnyLinear {
-  Operand w_scale;
-  PackedWeight w;
-
-  Linear(const Common& of, const Operand& w_scale, const PackedWeight& w)
-      : AnyLinear(of), w_scale(w_scale), w(w) {}
-
-  void run(const Kernels& kernels, char* const* slots) const override {
-    FloatOutput to = told.output(slots);
-    to.w_scale = w_scale.in<float>(slots);
-    thread_local Scratch scratch;
-    const FloatMatrix x = told.matrix(slots);
-    linear_of_rows(kernels, x, told.spec, w, to, scratch.get<float>(x.rows), streaming());
-  }
-};
-
-struct LowbitLinear final : AnyLinear {
-  LowbitWeight w;
-
-  LowbitLinear(const Common& of, const LowbitWeight& w) : AnyLinear(of), w(w) {}
-
-  void run(const Kernels& kernels, char* const* slots) const override {
-    lowbit_linear_of_rows(kernels, told.matrix(slots), told.spec, told.group, w, told.output(slots),
-                          streaming());
   }
 };
 
@@ -115,30 +85,84 @@ Weight opened(char* const* slots, const Operand& packed,
   return w;
 }
 
-Streamed streamed_of(char* const* slots, const Operand& packed, const Told& told) {
-  return {packed.in<int8_t>(slots), packed.elements(), told.rows()};
+// One of int8.
+struct WholeTold : Told {
+  Operand w_scale;
+  PackedWeight w;
+
+  WholeTold(Words& words, char* const* slots, const Quantized& from)
+      : Told(words), w_scale(words.matrix(Element::kFloat)), w(opened(slots, packed, open_packed)) {
+    check(from, w.n, w.k);
+    expect(w_scale.elements() == w.n && from.group == 0, "a linear of unknown kind");
+  }
+
+  Linear in(char* const* slots) const {
+    Linear made = {w, output(slots)};
+    made.to.w_scale = w_scale.in<float>(slots);
+    return made;
+  }
+};
+
+// One of few bits.
+struct LowbitTold : Told {
+  LowbitWeight w;
+
+  LowbitTold(Words& words, char* const* slots, const Quantized& from)
+      : Told(words), w(opened(slots, packed, open_lowbit)) {
+    check(from, w.shape.n, w.shape.k);
+    expect(from.group == 0 || from.group == w.kind.group, "groups of another size");
+  }
+
+  LowbitLinear in(char* const* slots) const { return {w, output(slots)}; }
+};
+
+void multiply(const Kernels& kernels, const FloatMatrix& x, const Quantized& from,
+              std::span<const Linear> all, const Streaming* how) {
+  thread_local Scratch scratch;
+  linears_of_rows(kernels, x, from.spec, all, scratch.get<float>(x.rows), how);
 }
+
+void multiply(const Kernels& kernels, const FloatMatrix& x, const Quantized& from,
+              std::span<const LowbitLinear> all, const Streaming* how) {
+  lowbit_linears_of_rows(kernels, x, from.spec, from.group, all, how);
+}
+
+template <typename Each>
+struct Linears final : Instruction {
+  Quantized from;
+  std::vector<Each> all;
+  const std::optional<Streaming>& how;
+
+  Linears(Words& words, char* const* slots, const std::optional<Streaming>& how)
+      : from(words), how(how) {
+    const int64_t count = words.take();
+    expect(count > 0, "a linear without weights");
+    for (int64_t i = 0; i < count; ++i) all.emplace_back(words, slots, from);
+  }
+
+  void streamed(char* const* slots, std::vector<Streamed>* found) const override {
+    for (const Each& each : all) {
+      const Operand& packed = each.packed;
+      found->push_back({packed.in<int8_t>(slots), packed.elements(), from.rows()});
+    }
+  }
+
+  void run(const Kernels& kernels, char* const* slots) const override {
+    std::vector<decltype(all[0].in(slots))> linears;
+    linears.reserve(all.size());
+    for (const Each& each : all) linears.push_back(each.in(slots));
+    multiply(kernels, from.matrix(slots), from, linears, how ? &*how : nullptr);
+  }
+};
 
 }  // namespace
 
 Made linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how) {
-  const Told told(words);
-  const Operand packed = words.matrix(Element::kByte), w_scale = words.matrix(Element::kFloat);
-  const PackedWeight w = opened(slots, packed, open_packed);
-  told.check(w.n, w.k);
-  expect(w_scale.elements() == w.n && told.group == 0, "a linear of unknown kind");
-  const Common common = {told, streamed_of(slots, packed, told), how};
-  return std::make_unique<Linear>(common, w_scale, w);
+  return std::make_unique<Linears<WholeTold>>(words, slots, how);
 }
 
 Made lowbit_linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how) {
-  const Told told(words);
-  const Operand packed = words.matrix(Element::kByte);
-  const LowbitWeight w = opened(slots, packed, open_lowbit);
-  told.check(w.shape.n, w.shape.k);
-  expect(told.group == 0 || told.group == w.kind.group, "groups of another size");
-  const Common common = {told, streamed_of(slots, packed, told), how};
-  return std::make_unique<LowbitLinear>(common, w);
+  return std::make_unique<Linears<LowbitTold>>(words, slots, how);
 }
 
 }  // namespace qfx::cpu

@@ -70,9 +70,7 @@ Program::Program(std::span<const int64_t> words, std::vector<int64_t> bytes,
 
 std::vector<Streamed> Program::streamed() const {
   std::vector<Streamed> found;
-  for (const Made& each : instructions_) {
-    if (const auto weight = each->streamed()) found.push_back(*weight);
-  }
+  for (const Made& each : instructions_) each->streamed(slots_.data(), &found);
   return found;
 }
 

@@ -1,0 +1,183 @@
+"""Linears of the same floats are one instruction, and give the bits of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import qfx._C as _C
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qfx.programs import Runner
+from qfx.programs.running import Run
+from qfx.programs.words import OPERATIONS
+from tests.conftest import on_threads
+from tests.programs.traced import aten, built, same_bits
+
+ops = torch.ops.qfx
+F32 = torch.float32
+LINEARS = [OPERATIONS.index(name) for name in ("linear", "lowbit_linear")]
+
+
+@pytest.fixture(autouse=True)
+def _isa() -> Iterator[None]:
+    before = _C.isa()
+    yield
+    _C.set_isa(before)
+
+
+def weights_of(runner: Runner) -> list[int]:
+    """How many each linear instruction of its programs has."""
+    found = []
+    for part in runner.parts:
+        words = part.words.tolist() if isinstance(part, Run) else []
+        while words:
+            own, words = words[1 : 1 + words[0]], words[1 + words[0] :]
+            if own[0] in LINEARS:
+                behind_x = 1 + 4 + 2 * own[4]
+                factor = 4 + 2 * own[behind_x + 4] if own[behind_x] else 0
+                found.append(own[behind_x + 1 + factor + 5])
+    return found
+
+
+class Weights:
+    """Random ones of `k` columns; `g`: their generator."""
+
+    def __init__(self, seed: int, k: int) -> None:
+        self.g, self.k = torch.Generator().manual_seed(seed), k
+
+    def int8(self, n: int, most: int = 127) -> tuple[Tensor, Tensor]:
+        codes = torch.randint(-most, most + 1, (n, self.k), generator=self.g, dtype=torch.int8)
+        return ops.pack_weight.default(codes), torch.rand(n, generator=self.g)
+
+    def four_bits(self, n: int, group: int, shift: str) -> tuple[Tensor, int, int]:
+        groups = -(-self.k // group)
+        codes = torch.randint(-8, 8, (n, self.k), generator=self.g, dtype=torch.int8)
+        scale = torch.rand(n, groups, generator=self.g).bfloat16().float()
+        zero = torch.randint(-8, 8, (n, groups), generator=self.g).int()
+        minimum = torch.rand(n, groups, generator=self.g).bfloat16().float()
+        shifts = (zero if shift == "zero" else None, minimum if shift == "minimum" else None)
+        return ops.pack_lowbit.default(codes, scale, *shifts, 4, group), n, group
+
+
+def linear(x: Any, w: tuple[Tensor, Tensor], bias: Any = None, **how: Any) -> Any:
+    told: Any = how.pop("axes", [1]), how.pop("bits", 8), how.pop("symmetric", True)
+    return ops.int8_linear_dynamic.default(x, *w, bias, *told, how.pop("act", "none"), F32, **how)
+
+
+def lowbit(x: Any, w: tuple[Tensor, int, int], group: int = 0) -> Any:
+    packed, n, w_group = w
+    how: Any = 4, w_group, None, [1], group, 8, True, "none", F32
+    return ops.lowbit_linear_dynamic.default(x, packed, n, *how)
+
+
+@settings(max_examples=max(settings().max_examples // 2, 10))
+@given(data=st.data())
+def test_they_give_the_bits_of_several(data: st.DataObject) -> None:
+    """Narrow and wide weights, few bits and kinds of shift, which need rows of other kinds."""
+    draw = data.draw
+    k = draw(st.sampled_from([1, 20, 64, 192]))
+    of = Weights(draw(st.integers(0, 99)), k)
+    how = {
+        "axes": draw(st.sampled_from([[1], [0, 1]])),
+        "bits": draw(st.integers(2, 8)),
+        "symmetric": draw(st.booleans()),
+        "rotation": 64 if k % 64 == 0 and draw(st.booleans()) else 0,
+        "factor": torch.rand(k) + 0.5 if draw(st.booleans()) else None,
+    }
+    n = st.sampled_from([1, 31, 32, 70])
+    calls: list[Callable[[Any], Any]] = []
+    for _ in range(draw(st.integers(2, 5))):
+        kind = draw(st.sampled_from(["int8", "narrow", "none", "zero", "minimum"]))
+        if kind in ("int8", "narrow"):
+            w = of.int8(draw(n), 127 if kind == "int8" else 63)
+            bias = torch.randn(len(w[1])) if draw(st.booleans()) else None
+            act = draw(st.sampled_from(["none", "relu", "silu"]))
+            calls.append(lambda x, w=w, b=bias, a=act: linear(x, w, b, act=a, **how))
+        else:
+            packed = of.four_bits(draw(n), draw(st.sampled_from([32, 64])), kind)
+            group = draw(st.sampled_from([0, packed[2]]))
+            calls.append(lambda x, w=packed, g=group: lowbit(x, w, g))
+    f = lambda x: [call(x) for call in calls]  # noqa: E731
+    x = torch.randn(draw(st.sampled_from([1, 3, 8, 40])), k, generator=of.g)
+    runner = built(f, (x,))
+    assert sum(weights_of(runner)) == len(calls)
+    for isa in _C.isas():
+        _C.set_isa(isa)
+        with on_threads(draw(st.sampled_from([1, 2]))):
+            assert all(map(same_bits, runner(x), f(x))), isa
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_pairs_of_panels_are_of_one_weight(streams: int) -> None:
+    of = Weights(0, 64)
+    three = [of.int8(n) for n in (96, 32, 160)]
+    f = lambda x: [linear(x, w) for w in three]  # noqa: E731
+    x = torch.randn(1, 64)
+    runner = built(f, (x,))
+    assert weights_of(runner) == [3]
+    (part,) = runner.parts
+    assert isinstance(part, Run) and len(part.program.weights) == 3
+    part.program.stream("t1", 1024, streams)
+    assert all(map(same_bits, runner(x), f(x)))
+
+
+def _two(x: Any, y: Any, one: Any, two: Any, between: str) -> Any:
+    """What is between two linears of one input, or differs."""
+    source = aten.neg.default(x)
+    found = [linear(source, one)]
+    if between == "a change of it":
+        aten.add_.Tensor(source, 1.0)
+    if between == "a change of a bias":
+        aten.add_.Tensor(y, 1.0)
+    if between == "what PyTorch runs":
+        found.append(aten.cumsum.default(source, 0))
+    if between == "a function":
+        found.append(aten.exp.default(found[0]))
+    bias = {"a bias": aten.neg.default(y), "a change of a bias": y}.get(between)
+    other = aten.neg.default(x) if between == "another input" else source
+    how = {"bits": 7} if between == "fewer bits" else {}
+    return [*found, linear(other, two, bias, **how)]
+
+
+@pytest.mark.parametrize(
+    ("between", "joined"),
+    [
+        ("nothing", True),
+        ("a function", True),
+        ("a change of it", False),
+        ("a bias", False),
+        ("a change of a bias", False),
+        ("what PyTorch runs", False),
+        ("another input", False),
+        ("fewer bits", False),
+    ],
+)
+def test_what_keeps_them_apart(between: str, joined: bool) -> None:
+    of = Weights(0, 64)
+    one, two = of.int8(32), of.int8(48)
+    x, y = torch.randn(2, 64), torch.randn(48)
+    f = lambda x, y: _two(x, y, one, two, between)  # noqa: E731
+    runner = built(f, (x, y))
+    assert weights_of(runner) == ([2] if joined else [1, 1])
+    expected, found = f(x, y.clone()), runner(x, y.clone())
+    assert all(map(same_bits, found, expected))
+
+
+def test_one_whose_result_alone_is_read() -> None:
+    """The first of them is nobody's, and takes no place from the second."""
+    of = Weights(0, 64)
+    one, two = of.int8(32), of.int8(48)
+
+    def f(x: Any) -> Any:
+        linear(x, one)
+        return [linear(x, two)]
+
+    x = torch.randn(2, 64)
+    runner = built(f, (x,))
+    assert weights_of(runner) == [1]
+    assert same_bits(runner(x)[0], f(x)[0])
