@@ -19,7 +19,7 @@ from qfx.programs.stored import restored
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 
-FORMAT = 1
+FORMAT = 2
 KEY = "qfx_programs"  # metadata of the file
 
 

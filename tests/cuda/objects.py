@@ -13,7 +13,7 @@ from pathlib import Path
 import pybind11
 import pytest
 
-from tests.lib.builds import one_process
+from tests.lib.builds import one_process, with_cpu_objects
 
 ROOT = Path(__file__).resolve().parents[2]
 _TABLE = (ROOT / "csrc" / "cuda" / "sm90" / "kernels.inc").read_text()
@@ -42,12 +42,12 @@ def build() -> Path:
         "QFX_CUDA": "ON",
         # The sources differ between 7.5 and later alone; 9.0 has the code of 8.0 and Hopper's.
         "QFX_CUDA_ARCHITECTURES": "75-real;80",
-        "CMAKE_CXX_FLAGS_RELEASE": "-O0",  # of the CPU's part, which is tested elsewhere
+        "CMAKE_CXX_FLAGS_RELEASE": "-O0",  # of what is C++, which is tested elsewhere
         "CMAKE_CUDA_FLAGS": "-Werror=all-warnings",
         "Python_EXECUTABLE": sys.executable,
         "pybind11_DIR": pybind11.get_cmake_dir(),
     }
-    given = [f"-D{name}={value}" for name, value in options.items()]
+    given = [f"-D{name}={value}" for name, value in options.items()] + with_cpu_objects()
     with one_process(BUILD):
         _run("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *given)
         _run("cmake", "--build", str(BUILD))

@@ -89,19 +89,19 @@ def _run(*command: str, **environment: str) -> str:
 
 def _build(folder: Path, target: str, *options: str, **environment: str) -> Path:
     """The program, in a folder that is kept, so that only what changed is compiled again."""
-    source = str(ROOT / "tests" / "native")
-    _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", *options, **environment)
+    source, own = str(ROOT / "tests" / "native"), "-DQFX_CPU_OBJECTS="  # unless options say others
+    _run("cmake", "-S", source, "-B", str(folder), "-G", "Ninja", own, *options, **environment)
     _run("cmake", "--build", str(folder), "--target", target)
     return folder / target
 
 
-def build_native() -> Path:
-    return _build(NATIVE, "native_tests")
+def build_native(*options: str) -> Path:
+    return _build(NATIVE, "native_tests", *options)
 
 
-def build_emulated() -> Path:
+def build_emulated(*options: str) -> Path:
     """In the folder of the one above, with which it shares most object files."""
-    return _build(NATIVE, "emulated_tests")
+    return _build(NATIVE, "emulated_tests", *options)
 
 
 def build_aarch64() -> Path:

@@ -41,7 +41,9 @@ class Objects:
 
 @pytest.fixture(scope="module")
 def objects() -> Objects:
-    trees = sorted(ROOT.glob("build/cp*/CMakeFiles/_C.dir"), key=lambda path: path.stat().st_mtime)
+    trees = sorted(
+        ROOT.glob("build/cp*/CMakeFiles/qfx_cpu.dir"), key=lambda path: path.stat().st_mtime
+    )
     if not trees:
         pytest.skip("qfx was not built in this folder, so its object files are not here")
     commands = json.loads((trees[-1].parent.parent / "compile_commands.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 import qfx._C as _C
 
 from tests.kernels import emulation
-from tests.lib.builds import one_process
+from tests.lib.builds import one_process, with_cpu_objects
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def emulated() -> str:
     if missing := emulation.missing_on_x86_64():
         pytest.skip(missing)
     with one_process(emulation.NATIVE):
-        program = emulation.build_emulated()
+        program = emulation.build_emulated(*with_cpu_objects())
     return emulation.run(program)
 
 

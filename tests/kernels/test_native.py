@@ -9,7 +9,7 @@ import pytest
 import qfx._C as _C
 
 from tests.kernels import emulation
-from tests.lib.builds import one_process
+from tests.lib.builds import one_process, with_cpu_objects
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def program() -> Path:
     if missing := emulation.missing_to_build():
         pytest.skip(missing)
     with one_process(emulation.NATIVE):
-        return emulation.build_native()
+        return emulation.build_native(*with_cpu_objects())
 
 
 def test_kernels_agree_with_their_definition_between_pages_that_fault(program: Path) -> None:

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 from pathlib import Path
 
 from filelock import FileLock
+
+BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 def one_process(folder: Path) -> FileLock:
     """Held by the process that builds in `folder`; the others wait and find it built."""
     folder.parent.mkdir(exist_ok=True)
     return FileLock(folder.with_suffix(".lock"))
+
+
+@functools.cache
+def cpu_objects() -> Path | None:
+    """Where the objects of csrc/cpu lie that the extension was linked from, up to date; None where
+    it was not built in this folder, or cannot be here."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}-*"
+    for objects in BUILD.glob(f"{tag}/CMakeFiles/qfx_cpu.dir/csrc/cpu"):
+        folder = objects.parents[3]
+        with one_process(folder):
+            command = ["cmake", "--build", str(folder), "--target", "qfx_cpu"]
+            if subprocess.run(command, capture_output=True, timeout=1800).returncode == 0:
+                return objects
+    return None
+
+
+def with_cpu_objects() -> list[str]:
+    """For CMake."""
+    return [f"-DQFX_CPU_OBJECTS={cpu_objects() or ''}"]

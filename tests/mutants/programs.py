@@ -6,6 +6,36 @@ from tests.mutants.mutant import Mutant
 
 PROGRAMS = (
     Mutant(
+        "linears are one although their floats changed in between",
+        old="        if quantized and not any(r in changing for r in _regions(quantized)):\n",
+        new="        if quantized:\n",
+        tests=("test_what_keeps_them_apart[a change of it-False]",),
+    ),
+    Mutant(
+        "linears are one although a bias is not yet known",
+        old="all(r.kind in _KNOWN and r not in changing for r in read)",
+        new="all(r not in changing for r in read)",
+        tests=("test_what_keeps_them_apart[a bias-False]",),
+    ),
+    Mutant(
+        "a thread begins each weight where it begins the first",
+        old="std::max<int64_t>(task.panel_begin - first, 0)",
+        new="std::max<int64_t>(task.panel_begin, 0)",
+        tests=("test_threads_share_the_panels_of_all",),
+    ),
+    Mutant(
+        "rows of one kind of weight are those of another",
+        old="return a.w.narrow == b.w.narrow;",
+        new="(void)a, (void)b;\n      return true;",
+        tests=("test_they_give_the_bits_of_several",),
+    ),
+    Mutant(
+        "a query sees a place too few",
+        old="ones[length - window : length] = True",
+        new="ones[length - window + 1 : length] = True",
+        tests=("test_masks_say_what_each_query_sees",),
+    ),
+    Mutant(
         "the default gives way to what is hardly faster",
         old="self._cost(DEFAULT) <= (1 + CLOSE) * self._cost(best)",
         new="self._cost(DEFAULT) <= self._cost(best)",

@@ -126,6 +126,22 @@ def test_pairs_of_panels_are_of_one_weight(streams: int) -> None:
     assert all(map(same_bits, runner(x), f(x)))
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_threads_share_the_panels_of_all(rows: int) -> None:
+    """So much work that a second thread begins within a weight."""
+    of = Weights(0, 512)
+    three = [of.int8(n) for n in (1000, 96, 3000)]
+    four = [of.four_bits(n, 64, "zero") for n in (1000, 96, 3000)]
+    f = lambda x: [*(linear(x, w) for w in three), *(lowbit(x, w) for w in four)]  # noqa: E731
+    x = torch.randn(rows, 512)
+    runner = built(f, (x,))
+    assert weights_of(runner) == [3, 3]
+    with on_threads(2):
+        found = runner(x)
+    with on_threads(1):
+        assert all(map(same_bits, found, f(x)))
+
+
 def _two(x: Any, y: Any, one: Any, two: Any, between: str) -> Any:
     """What is between two linears of one input, or differs."""
     source = aten.neg.default(x)
