@@ -14,8 +14,12 @@ _KNOWN = (Kind.CONSTANT, Kind.NUMBER)
 
 
 def joined(steps: Sequence[Step], written: Iterable[Region]) -> list[Step]:
-    """`written`: regions that some node writes to; what reads these stays where it is."""
+    """`written`: regions that some node writes to; what reads these stays where it is, and what
+    reads an input where one is written to: two may share their memory."""
     changing = set(written)
+    if any(region.kind is Kind.GIVEN for region in changing):
+        every = (r for step in steps for r in step.regions)
+        changing.update(r for r in every if r.kind is Kind.GIVEN)
     found: list[Step] = []
     firsts: dict[Instruction, Step] = {}
     for step in steps:

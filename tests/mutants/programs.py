@@ -9,7 +9,7 @@ PROGRAMS = (
         "linears are one although their floats changed in between",
         old="        if quantized and not any(r in changing for r in _regions(quantized)):\n",
         new="        if quantized:\n",
-        tests=("test_what_keeps_them_apart[a change of it-False]",),
+        tests=("test_a_cache_that_is_written_between[True]",),
     ),
     Mutant(
         "linears are one although a bias is not yet known",

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
 from qfx.programs.running import Run
 from qfx.programs.words import OPERATIONS
@@ -153,7 +154,7 @@ def _two(x: Any, y: Any, one: Any, two: Any, between: str) -> Any:
     if between == "what PyTorch runs":
         found.append(aten.cumsum.default(source, 0))
     if between == "a function":
-        found.append(aten.exp.default(found[0]))
+        found.append(aten.neg.default(found[0]))
     bias = {"a bias": aten.neg.default(y), "a change of a bias": y}.get(between)
     other = aten.neg.default(x) if between == "another input" else source
     how = {"bits": 7} if between == "fewer bits" else {}
@@ -182,6 +183,28 @@ def test_what_keeps_them_apart(between: str, joined: bool) -> None:
     assert weights_of(runner) == ([2] if joined else [1, 1])
     expected, found = f(x, y.clone()), runner(x, y.clone())
     assert all(map(same_bits, found, expected))
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_cache_that_is_written_between(written: bool) -> None:
+    """Its scales, which both linears read, of one text or another."""
+    of = Weights(0, 16)
+    one, two = of.int8(32), of.int8(48)
+    at = torch.tensor([3])
+
+    def f(x: Any, codes: Any, scales: Any, values: Any, others: Any) -> Any:
+        read = aten.view.default(scales if written else x, [2, 16])
+        found = linear(read, one)
+        new = aten.view.default(x, [1, 2, 1, 16])
+        ops.kv_write.default(codes, scales, values, others, new, new, at)
+        return [found, linear(read, two)]
+
+    def given_anew() -> list[Tensor]:
+        return [torch.ones(2, 16), *(part.clone() for part in kv_empty(1, 2, 16, 16))]
+
+    runner = built(f, given_anew())
+    assert runner.outside == [] and weights_of(runner) == [1, 1]
+    assert all(map(same_bits, runner(*given_anew()), f(*given_anew())))
 
 
 def test_one_whose_result_alone_is_read() -> None:
