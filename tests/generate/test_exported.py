@@ -122,7 +122,7 @@ def _elsewhere(told: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]] = {
-    "another format": lambda told, _: told.update(format=2),
+    "another format": lambda told, _: told.update(format=1),
     "no programs": lambda told, _: told.pop("programs"),
     "a number": lambda told, _: told.update(length="long"),
     "no such weight": lambda told, _: told["programs"]["1"]["constants"].__setitem__(0, "none"),

@@ -118,13 +118,16 @@ def test_a_stream(model: Any) -> None:
     assert streamed == said(model, ids(1, 9))[0].tolist()
 
 
-def test_another_conversation_makes_nothing_new(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said(model, ids(1, 9))
+def test_another_conversation_makes_nothing_new(monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
+    """Of other lengths, whose prompts are read by as many rows as some before."""
+    model = qfx.compile_for_generate(decoder("llama", num_hidden_layers=1), max_length=LENGTH)
+    for length in (3, 9, 40):
+        said(model, ids(1, length))
     monkeypatch.setattr("torch.export.export", None)
-    for length in (3, 20, 40):
+    for length in (4, 20, 37):
+        ran.clear()
         assert said(model, ids(1, length)).shape == (1, length + 10)
+        assert len(ran) == 9  # behind the prompt, by programs
 
 
 @pytest.mark.parametrize("more", [1, 5, 20])

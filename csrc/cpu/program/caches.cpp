@@ -6,6 +6,7 @@
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
 #include "cpu/program/instruction.h"
+#include "cpu/program/loops.h"
 
 namespace qfx::cpu {
 namespace {
@@ -103,10 +104,14 @@ struct Write final : Instruction {
     }
     const CachePart key_part = keys.in(slots), value_part = values.in(slots);
     const TokenVectors k_tokens = vectors_in(slots, k), v_tokens = vectors_in(slots, v);
-    for (int64_t i = 0; i < key_part.batch * key_part.heads; ++i) {
-      write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, at, i);
-      write_cache(kernels, CacheKind::kValues, value_part, v_tokens, at, i);
-    }
+    const int64_t heads = key_part.batch * key_part.heads;
+    const int64_t work = work_of_elements(k.elements()) + work_of_elements(v.elements());
+    parallel(heads, work, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) {
+        write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, at, i);
+        write_cache(kernels, CacheKind::kValues, value_part, v_tokens, at, i);
+      }
+    });
   }
 };
 

@@ -48,7 +48,9 @@ struct Means final : Instruction {
     float* to = out.in<float>(slots);
     const float* from = x.in<float>(slots);
     const int64_t n = x.size(-1), rows = out.elements();
-    for (int64_t m = 0; m < rows; ++m) to[m] = sum_of(from + m * n, n) / static_cast<float>(n);
+    parallel(rows, work_of_elements(x.elements()), [&](int64_t m, int64_t end) {
+      for (; m < end; ++m) to[m] = sum_of(from + m * n, n) / static_cast<float>(n);
+    });
   }
 };
 
