@@ -50,6 +50,8 @@ class Decoder:
 
     def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.length, self.batch = int(told["length"]), int(told["batch"])
+        if min(self.length, self.batch) < 1:
+            raise ValueError(f"{self.batch} texts of {self.length} tokens")
         self._places = Places(dict(told["windows"]), self.length)
         self._runners: dict[int, Runner] = {
             int(rows): restored(each, tensors) for rows, each in told["programs"].items()

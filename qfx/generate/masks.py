@@ -33,7 +33,7 @@ class Places:
 
     def __init__(self, windows: Mapping[str, int | None], length: int) -> None:
         self._length = length
-        self._numbers = torch.arange(length)
+        self._numbers = torch.arange(length, device="cpu")
         self._visible = [_table(length, min(w or length, length)) for w in windows.values()]
 
     def numbers(self, first: int, count: int) -> Tensor:
@@ -45,7 +45,7 @@ class Places:
         bool [B, n], which places hold no padding, or None. Not to be written to."""
         padding = None
         if seen is not None and not bool(seen.all()):
-            padding = torch.ones(batch, 1, 1, self._length, dtype=torch.bool)
+            padding = torch.ones(batch, 1, 1, self._length, dtype=torch.bool, device="cpu")
             padding[:, 0, 0, : seen.shape[1]] = seen
         found = []
         for visible in self._visible:
@@ -58,7 +58,7 @@ class Places:
 
 def _table(length: int, window: int) -> Tensor:
     """bool [L, L], row i what a query at the place L - 1 - i sees of the keys: a view of few."""
-    ones = torch.zeros(2 * length - 1, dtype=torch.bool)
+    ones = torch.zeros(2 * length - 1, dtype=torch.bool, device="cpu")
     ones[length - window : length] = True
     return ones.unfold(0, length, 1)
 

@@ -125,6 +125,8 @@ DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]] = {
     "another format": lambda told, _: told.update(format=1),
     "no programs": lambda told, _: told.pop("programs"),
     "a number": lambda told, _: told.update(length="long"),
+    "no length": lambda told, _: told.update(length=0),
+    "no texts": lambda told, _: told.update(batch=-1),
     "no such weight": lambda told, _: told["programs"]["1"]["constants"].__setitem__(0, "none"),
     "a weight of another size": lambda told, t: t.update(
         {told["programs"]["1"]["constants"][0]: torch.zeros(3, dtype=torch.uint8)}
