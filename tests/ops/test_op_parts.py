@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -223,10 +224,16 @@ def _size(row: Row) -> int:
 
 
 # One row of each kind, the first; none so large that it is there for its size alone. What traces
-# with dynamic shapes takes ten times as long as the rest, and is asked of a few of each operator.
+# with dynamic shapes takes ten times as long as the rest: the long profile asks it of all, the
+# quick one of a few of each operator.
 SMALL = [row for row in ROWS if _size(row) < 1 << 20]
 KINDS = list({_kind(row): row for row in reversed(SMALL)}.values())[::-1]
-TRACED = [row for op in OPS for row in [r for r in KINDS if r.op == op and _size(r) > 0][:4]]
+MOST = None if os.environ.get("QFX_TEST_PROFILE") == "long" else 4
+TRACED = {
+    row
+    for op in OPS
+    for row in sorted((r for r in KINDS if r.op == op), key=lambda r: _size(r) == 0)[:MOST]
+}
 QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
