@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.host.tensors import version
 
+PROGRAMS = {torch.float32, torch.bfloat16, torch.float16}  # types of parameters
 _PLAIN = (bool, int, float, str)
 _CAPTURES = "transformers.utils.output_capturing"
 NOT_OWN = frozenset(vars(nn.Module()))
@@ -50,13 +51,15 @@ def _plain(value: Any) -> Any:
 
 def why_none(model: Any) -> str | None:
     """Why a model can have no programs; None if nothing is known that prevents it."""
-    kinds = {t.dtype for t in model.parameters() if t.is_floating_point()} - {torch.float32}
+    kinds = {t.dtype for t in model.parameters() if t.is_floating_point()} - PROGRAMS
     devices = {t.device.type for t in tensors_of(model)} - {"cpu"}
     if model.training:
         return "it is in training mode: call model.eval()"
     if kinds or devices:
         found = ", ".join(sorted(map(str, {*kinds, *devices})))
-        return f"some of it is {found}, and programs are of float32 on the CPU"
+        return (
+            f"some of it is {found}, and programs are of float32, bfloat16 and float16 on the CPU"
+        )
     hooked = [n for n, m in model.named_modules() if n and _hooks(m)]
     if hooked:
         return f"{hooked[0]} has hooks, which only modules call"

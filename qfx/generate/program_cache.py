@@ -40,10 +40,11 @@ def kept(
     steps: Any,
     inputs: tuple[Tensor, ...],
     make: Callable[[], Runner],
+    vectors: Mapping[str, Tensor],
     **others: Any,
 ) -> Runner:
     """The runner for these inputs from disk, or made now and kept there. `steps`, `others`: see
-    `key_of`."""
+    `key_of`. `vectors`: float32 copies of parameters and buffers, which programs read too."""
     folder = _folder()
     if folder is None:
         return make()
@@ -52,6 +53,7 @@ def kept(
     except Exception as why:  # Unknown, and what objects of a model raise when they are looked at
         _log.info("the programs are not kept on disk: %s", why)
         return make()
+    held |= {f"{name} as float32": tensor for name, tensor in vectors.items()}
     found = _read(folder / key, held)
     if found is not None:
         _log.info("read from %s", folder / key)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from transformers.cache_utils import Cache
 
+from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.masks import named
 from qfx.hf.kv_cache import NAMES, KVLayer
 from qfx.pipeline import rewrite
@@ -53,7 +54,7 @@ class _Step(nn.Module):
         one: bool,
     ) -> None:
         super().__init__()
-        self.model, self.run, self.windows, self.one = model, forward, windows, one
+        self.inner, self.windows, self.one = InFloat32(model, forward), windows, one
 
     def forward(self, tokens: Tensor, positions: Tensor, places: Tensor, *rest: Tensor) -> Tensor:
         more: dict[str, Any] = {}
@@ -64,7 +65,7 @@ class _Step(nn.Module):
             _GivenLayer(tensors[i : i + len(NAMES)], places)
             for i in range(0, len(tensors), len(NAMES))
         ]
-        found = self.run(
+        found = self.inner.call(
             input_ids=tokens,
             attention_mask=named(self.windows, list(masks)),
             position_ids=positions,
@@ -81,10 +82,13 @@ def step_graph(
     forward: Callable[..., Any],
     windows: Mapping[str, int | None],
     one: bool,
+    vectors: Mapping[str, Tensor],
     inputs: tuple[Tensor, ...],
 ) -> fx.GraphModule:
-    """`forward`: of the model, as its class has it. `one`: logits of one token are asked for.
-    `inputs`: those of a step, whose sizes count.
+    """The graph of a step, which computes in float32.
+
+    `forward`: of the model, as its class has it. `one`: logits of one token are asked for.
+    `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count.
     ValueError where an attention would make floats of all that the cache has room for."""
     known: dict[Any, Any] = {}
     twin = _twin(model, known)
@@ -93,7 +97,9 @@ def step_graph(
     with torch.inference_mode(False), torch.no_grad():
         plain = tuple(t.clone() if t.is_inference() else t for t in inputs)
         exported = torch.export.export(_Step(twin, forward, windows, one), plain)
-        graph = rewrite(exported.module(), _KEEP)[0]  # type: ignore[arg-type]
+        graph: Any = exported.module()
+        keep_halves(graph, vectors, "inner.model.")
+        graph = rewrite(graph, _KEEP)[0]
     if any(node.target in _READS for node in graph.graph.nodes):
         raise ValueError("its attention does not read an int8 cache")
     return graph

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes
+from qfx.generate.float32_steps import float32_vectors
 from qfx.generate.masks import Places
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
@@ -53,12 +54,13 @@ class Steps:
         self.why_none: str | None = None
         self.state: Any = None
         self.tensors: tuple[Tensor, ...] = ()
+        self.vectors: dict[str, Tensor] = {}
         self.bound: WeakKeyDictionary[Cache, tuple[int, list[Any], Bound]] = WeakKeyDictionary()
         self.lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy of the model has: programs are made of its own weights."""
-        made = ("runners", "why_none", "state", "tensors", "bound", "lock")
+        made = ("runners", "why_none", "state", "tensors", "vectors", "bound", "lock")
         return {name: value for name, value in vars(self).items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -136,6 +138,7 @@ class Steps:
             packed_together(self.model)
             self.state = values_of(tensors), settings_of(self.model)
             self.tensors = tensors
+            self.vectors = float32_vectors(self.model)
             self._by_modules(why_none(self.model))
 
     def _by_modules(self, why: str | None) -> None:
@@ -183,7 +186,7 @@ class Steps:
         runner = self._runner((asked.tokens.shape[0], rows), inputs, bound)
         if runner is None:
             return None
-        logits: Tensor = runner(*inputs, bound=bound)[0]
+        logits: Tensor = runner(*inputs, bound=bound)[0].to(self.model.dtype)
         return logits if logits.shape[1] <= asked.length else logits[:, : asked.length]
 
     def _check_room(self, count: int, first: int) -> None:
@@ -226,9 +229,10 @@ class Steps:
         how: dict[str, Any] = {"forward": self.inner, "windows": self.spans, "one": one}
 
         def make() -> Runner:
-            return build(step_graph(self.model, inputs=inputs, **how), inputs)
+            graph = step_graph(self.model, vectors=self.vectors, inputs=inputs, **how)
+            return build(graph, inputs)
 
-        return kept(self.model, self, inputs, make, **how)
+        return kept(self.model, self, inputs, make, self.vectors, **how)
 
     def _inputs(self, asked: Asked, first: int, rows: int) -> tuple[Tensor, ...]:
         assert asked.tokens is not None

@@ -13,11 +13,12 @@ from qfx.programs.emitting import EMIT, Emitter, Outside, argument
 from qfx.programs.words import MOST_AXES, Operand
 
 aten = torch.ops.aten
+_CONVERSIONS = {(torch.float32, given) for given in (torch.int64, torch.bfloat16, torch.float16)}
 
 
 def _copy(e: Emitter, node: fx.Node) -> None:
     source, out = e.of(node.args[0], None), e.of(node, None)
-    if out.dtype != source.dtype and (out.dtype, source.dtype) != (torch.float32, torch.int64):
+    if out.dtype != source.dtype and (out.dtype, source.dtype) not in _CONVERSIONS:
         raise Outside
     if out.sizes != source.sizes:
         out = out.viewed(source.sizes)
@@ -71,8 +72,9 @@ def _interleave(e: Emitter, node: fx.Node) -> None:
 
 
 def _embedding(e: Emitter, node: fx.Node) -> None:
-    table, indices = e.whole(node.args[0]), e.whole(node.args[1], torch.int64)
-    e("embedding", e.of(node), indices.viewed((math.prod(indices.sizes),)), table)
+    out = e.of(node, None)
+    table, indices = e.whole(node.args[0], out.dtype), e.whole(node.args[1], torch.int64)
+    e("embedding", out, indices.viewed((math.prod(indices.sizes),)), table)
 
 
 def _index(e: Emitter, node: fx.Node) -> None:

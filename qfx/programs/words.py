@@ -18,6 +18,8 @@ ELEMENTS = {
     torch.int8: 3,
     torch.uint8: 3,
     torch.bool: 3,
+    torch.bfloat16: 4,
+    torch.float16: 5,
 }
 # In the order of csrc/cpu/program/instruction.h and floats.cpp.
 OPERATIONS = (

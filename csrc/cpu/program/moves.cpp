@@ -1,11 +1,21 @@
 // Copies, means along the last axis, and rows looked up in a table.
+#include <bit>
 #include <cstring>
 
 #include "cpu/program/instruction.h"
 #include "cpu/program/loops.h"
+#include "half.h"
 
 namespace qfx::cpu {
 namespace {
+
+struct BFloat16 {
+  uint16_t bits;
+
+  explicit operator float() const {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+};
 
 template <typename To, typename From>
 struct Copies final : Instruction {
@@ -61,15 +71,15 @@ struct Lookups final : Instruction {
       : out(out), indices(indices), table(table) {}
 
   void run(const Kernels&, char* const* slots) const override {
-    const int64_t rows = indices.elements(), size = table.size(1);
+    const int64_t rows = indices.elements(), bytes = table.size(1) * size_of(table.element);
     const int64_t* place = indices.in<int64_t>(slots);
     for (int64_t i = 0; i < rows; ++i) {
       if (place[i] < 0 || place[i] >= table.size(0)) {
         throw std::out_of_range("token " + std::to_string(place[i]) + " is none of the " +
                                 std::to_string(table.size(0)) + " of the vocabulary");
       }
-      std::memmove(out.in<float>(slots) + i * size, table.in<float>(slots) + place[i] * size,
-                   static_cast<size_t>(size) * sizeof(float));
+      std::memmove(out.in<char>(slots) + i * bytes, table.in<char>(slots) + place[i] * bytes,
+                   static_cast<size_t>(bytes));
     }
   }
 };
@@ -86,9 +96,18 @@ Made copy_of(Words& words) {
   if (to == Element::kInt && from == to) {
     return std::make_unique<Copies<int32_t, int32_t>>(operands);
   }
+  if (size_of(to) == 2 && from == to) {
+    return std::make_unique<Copies<int16_t, int16_t>>(operands);
+  }
   if (to == Element::kByte && from == to) return std::make_unique<Copies<int8_t, int8_t>>(operands);
   if (to == Element::kFloat && from == Element::kLong) {
     return std::make_unique<Copies<float, int64_t>>(operands);
+  }
+  if (to == Element::kFloat && from == Element::kBFloat16) {
+    return std::make_unique<Copies<float, BFloat16>>(operands);
+  }
+  if (to == Element::kFloat && from == Element::kHalf) {
+    return std::make_unique<Copies<float, Half>>(operands);
   }
   wrong_program("no such copy");
 }
@@ -100,8 +119,8 @@ Made mean_of(Words& words) {
 }
 
 Made embedding_of(Words& words) {
-  const Operand out = words.matrix(Element::kFloat), indices = words.matrix(Element::kLong);
-  const Operand table = words.matrix(Element::kFloat);
+  const Operand out = words.matrix(), indices = words.matrix(Element::kLong);
+  const Operand table = words.matrix(out.element);
   expect(table.axes == 2 && out.elements() == indices.elements() * table.size(1),
          "rows of another table");
   return std::make_unique<Lookups>(out, indices, table);

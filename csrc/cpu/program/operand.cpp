@@ -66,7 +66,7 @@ Operand Words::operand() {
   expect(o.slot >= 0 && o.slot < static_cast<int64_t>(slot_bytes_.size()), "no such slot");
   o.offset = take();
   const int64_t element = take();
-  expect(element >= 0 && element <= static_cast<int64_t>(Element::kByte), "no such element");
+  expect(element >= 0 && element < kElements, "no such element");
   o.element = static_cast<Element>(element);
   o.axes = take();
   expect(o.axes >= 0 && o.axes <= kMostAxes, "an operand has too many axes");
@@ -88,9 +88,15 @@ Operand Words::operand(Element element) {
   return o;
 }
 
-Operand Words::matrix(Element element) {
-  const Operand o = operand(element);
+Operand Words::matrix() {
+  const Operand o = operand();
   expect(o.axes >= 1 && o.contiguous(), "an operand is not contiguous");
+  return o;
+}
+
+Operand Words::matrix(Element element) {
+  const Operand o = matrix();
+  expect(o.element == element, "an operand has elements of another type");
   return o;
 }
 

@@ -10,10 +10,13 @@
 
 namespace qfx::cpu {
 
-enum class Element : int64_t { kFloat, kLong, kInt, kByte };  // kByte: int8, uint8 and bool
+// kByte: int8, uint8 and bool. The order is that of qfx/programs/words.py.
+enum class Element : int64_t { kFloat, kLong, kInt, kByte, kBFloat16, kHalf };
+inline constexpr int64_t kElements = 6;
 
 constexpr int64_t size_of(Element element) {
-  return element == Element::kLong ? 8 : element == Element::kByte ? 1 : 4;
+  constexpr std::array<int64_t, kElements> kSizes = {4, 8, 4, 1, 2, 2};
+  return kSizes[static_cast<size_t>(element)];
 }
 
 inline constexpr int64_t kMostAxes = 6;
@@ -58,6 +61,7 @@ class Words {
   Operand operand();
   Operand operand(Element element);
   // Contiguous, of the shape [.., columns].
+  Operand matrix();
   Operand matrix(Element element);
   bool left() const { return next_ < words_.size(); }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/tables/panel.h"
+#include "half.h"
 #include "types.h"
 
 #if defined(__F16C__)
@@ -12,12 +13,6 @@
 
 namespace qfx::cpu {
 namespace {  // internal linkage: each instruction set compiles its own
-
-#if defined(__aarch64__)
-using Half = __fp16;  // GCC 12 knows no _Float16 there
-#else
-using Half = _Float16;
-#endif
 
 inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 
