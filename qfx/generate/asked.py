@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
+_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
@@ -33,6 +34,11 @@ class Asked(NamedTuple):
             positions = positions[:, begin:end]
         return self._replace(tokens=tokens, positions=positions, length=end - begin)
 
+    @property
+    def last_alone(self) -> bool:
+        """Only the logits of its last token are asked for."""
+        return isinstance(self.keep, int) and self.keep == 1
+
     def plain(self, first: int) -> bool:
         """Its mask is of all tokens behind `first` that were seen, and tells no positions that the
         model would have to find."""
@@ -52,11 +58,28 @@ def asked_of(given: dict[str, Any]) -> Asked | None:
         return None
     if given.keys() - _SERVED or not all(given.get(n, True) for n in ("use_cache", "return_dict")):
         return None
-    if not all(v is None or (isinstance(v, Tensor) and v.ndim == 2) for v in (seen, positions)):
+    sizes = (embedded if tokens is None else tokens).shape[:2]
+    if not _are_numbers(tokens, sizes) or not _are_numbers(positions, sizes):
+        return None
+    if seen is not None and not (_on_cpu(seen) and seen.ndim == 2 and len(seen) == sizes[0]):
         return None
     seen = None if seen is None else seen.bool()
-    count = (embedded if tokens is None else tokens).shape[1]
-    return Asked(tokens, cache, seen, positions, given.get("logits_to_keep", 0), count)
+    tokens, positions = (None if t is None else t.long() for t in (tokens, positions))
+    return Asked(tokens, cache, seen, positions, given.get("logits_to_keep", 0), sizes[1])
+
+
+def _are_numbers(given: Any, sizes: torch.Size) -> bool:
+    """Integers [B, T], or [1, T] for all texts; nothing is well-formed too. Of other inputs the
+    modules say what is wrong with them."""
+    if given is None:
+        return True
+    if not _on_cpu(given) or given.dtype not in _INTEGERS or 0 in sizes:
+        return False
+    return given.shape in (sizes, (1, *sizes[1:]))
+
+
+def _on_cpu(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.device.type == "cpu"
 
 
 def as_modules_would() -> bool:

@@ -28,8 +28,9 @@ def compile_for_generate(
 ) -> Any:
     """Makes the model decode as one path; returns it, changed in place.
 
-    `model`: a decoder of transformers with float32 or quantized weights, in eval mode, on the CPU,
-    or what PEFT or torch.compile wrapped around one.
+    `model`: a decoder of transformers with float32, bfloat16, float16 or quantized weights, in eval
+    mode, on the CPU, or what PEFT or torch.compile wrapped around one. Of 16-bit weights a step
+    computes in float32; its logits have the model's type.
     `config`: how its weights are quantized (`qfx.quantize_`), as a scheme's name or a Config; None
     where that is done, or for "w8a8". `max_length`: tokens of prompt and answer together that there
     is room for. `batch_size`: of which a program is made now; others are at their first use.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import weakref
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,7 +42,7 @@ class Steps:
         layers: list[KVLayer],
     ) -> None:
         """`layers`: of a cache that the model has written to."""
-        self.model, self.inner, self.spans = model, inner, spans
+        self._model, self._inner, self.spans = weakref.ref(model), _unbound(model, inner), spans
         self.length, self.bits = layers[0].capacity or 0, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
         self.places = Places(spans, self.length)
@@ -50,7 +52,8 @@ class Steps:
 
     def _forget(self) -> None:
         """As if no prompt had been read."""
-        self.runners: dict[tuple[int, int], Runner] = {}
+        # by texts, tokens of a step, and the default type, which code of a model may read
+        self.runners: dict[tuple[int, int, torch.dtype], Runner] = {}
         self.why_none: str | None = None
         self.state: Any = None
         self.tensors: tuple[Tensor, ...] = ()
@@ -58,13 +61,38 @@ class Steps:
         self.bound: WeakKeyDictionary[Cache, tuple[int, list[Any], Bound]] = WeakKeyDictionary()
         self.lock = threading.RLock()
 
+    @property
+    def model(self) -> Any:
+        """The model whose forward this is, and which holds this: it is referred to weakly, so that
+        `del model` frees it at once."""
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the model of these steps is gone: keep it while you call it")
+        return model
+
+    @property
+    def inner(self) -> Callable[..., Any]:
+        """The model's own forward."""
+        return MethodType(self._inner, self.model) if self._of_model() else self._inner
+
+    def _of_model(self) -> bool:
+        return isinstance(self._inner, FunctionType)
+
+    def _by_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward, as torch.compile can trace it."""
+        own = (self.model,) if self._of_model() else ()
+        return self._inner(*own, *args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy of the model has: programs are made of its own weights."""
         made = ("runners", "why_none", "state", "tensors", "vectors", "bound", "lock")
-        return {name: value for name, value in vars(self).items() if name not in made}
+        state = {name: value for name, value in vars(self).items() if name not in made}
+        return state | {"_model": self.model, "_inner": self.inner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        model, inner = state["_model"], state["_inner"]
+        self._model, self._inner = weakref.ref(model), _unbound(model, inner)
         self._forget()
 
     @property
@@ -95,18 +123,18 @@ class Steps:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if as_modules_would() or self.model.training:
-            return self.inner(*args, **kwargs)
+            return self._by_modules(*args, **kwargs)
         names = inspect.signature(self.inner).parameters if args else ()
         asked = asked_of(dict(zip(names, args, strict=False)) | kwargs)
         if asked is None:
-            return self.inner(*args, **kwargs)
+            return self._by_modules(*args, **kwargs)
         if not self._is_ours(asked.cache):
             self._look()
             if self.why_none is None:
                 self._check_room(asked.length, asked.cache.get_seq_length())
                 hold_codes(asked.cache, self._layers())
         found = self._read(asked) if self._is_ours(asked.cache) else None
-        return self.inner(*args, **kwargs) if found is None else found
+        return self._by_modules(*args, **kwargs) if found is None else found
 
     # --- caches ---
 
@@ -124,7 +152,7 @@ class Steps:
         """Memory for texts that the cache knows nothing of yet."""
         for layer, (heads, features) in zip(cache.layers, self.shapes, strict=True):
             if not layer.is_initialized:  # type: ignore[union-attr]
-                empty = torch.empty(batch, heads, 0, features)
+                empty = torch.empty(batch, heads, 0, features, dtype=torch.float32, device="cpu")
                 layer.lazy_initialization(empty, empty)  # type: ignore[union-attr]
 
     def _look(self) -> None:
@@ -139,9 +167,9 @@ class Steps:
             self.state = values_of(tensors), settings_of(self.model)
             self.tensors = tensors
             self.vectors = float32_vectors(self.model)
-            self._by_modules(why_none(self.model))
+            self._without_programs(why_none(self.model))
 
-    def _by_modules(self, why: str | None) -> None:
+    def _without_programs(self, why: str | None) -> None:
         self.why_none = why
         if why is not None and why not in self.told:
             self.told.add(why)
@@ -161,9 +189,10 @@ class Steps:
             self._look()
         if asked.tokens is None or self.why_none or not asked.plain(first):
             return None
-        if count > MOST_ROWS and not (self.keeps and asked.keep == 1):
+        if count > MOST_ROWS and not (self.keeps and asked.last_alone):
             return None
         self._begin(asked.cache, asked.tokens.shape[0])
+        _check_texts(asked.cache.layers[0], asked.tokens.shape[0])
         found, begin = [], 0
         while begin < count:
             rows = rows_for(count - begin, self.length - first - begin)
@@ -175,7 +204,7 @@ class Steps:
             begin = end
         for layer in asked.cache.layers:
             layer.seen = first + count  # type: ignore[union-attr]
-        whole = found[-1] if asked.keep == 1 else torch.cat(found, 1)
+        whole = found[-1] if asked.last_alone else torch.cat(found, 1)
         return _output(_kept(whole, asked.keep), asked.cache)
 
     def _step(self, asked: Asked, first: int, rows: int) -> Tensor | None:
@@ -197,20 +226,21 @@ class Steps:
             )
 
     def _runner(
-        self, key: tuple[int, int], inputs: tuple[Tensor, ...], bound: Bound
+        self, sizes: tuple[int, int], inputs: tuple[Tensor, ...], bound: Bound
     ) -> Runner | None:
+        key = (*sizes, torch.get_default_dtype())
         with self.lock:
             if key not in self.runners and self.why_none is None:
                 alone = (t.clone() for t in inputs)  # not views of what a caller has
                 self._build(key, (*alone, *bound.tensors))
             return self.runners.get(key)
 
-    def _build(self, key: tuple[int, int], inputs: tuple[Tensor, ...]) -> None:
-        _log.info("making the program of %d texts, %d tokens a step", *key)
+    def _build(self, key: tuple[int, int, torch.dtype], inputs: tuple[Tensor, ...]) -> None:
+        _log.info("making the program of %d texts, %d tokens a step", *key[:2])
         try:
             runner = self._made(inputs, key[1] > MOST_ROWS)
         except Exception as why:  # of a model's code that cannot be exported, of any kind
-            self._by_modules(f"{type(why).__name__}: {why}".split("\n\n")[0])
+            self._without_programs(f"{type(why).__name__}: {why}".split("\n\n")[0])
             return
         self.runners[key] = runner
         if runner.outside:
@@ -245,6 +275,19 @@ class Steps:
         last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
         told = (filled(asked.tokens, rows), filled(positions.expand(batch, count), rows))
         return (*told, places, *last, *masks)
+
+
+def _check_texts(layer: Any, texts: int) -> None:
+    held = len(layer.key_scale)
+    if held != texts:
+        raise ValueError(f"the cache holds {held} texts, and these tokens are of {texts}")
+
+
+def _unbound(model: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a method of the model, anything else as it is."""
+    if isinstance(inner, MethodType) and inner.__self__ is model:
+        return inner.__func__  # type: ignore[return-value]
+    return inner
 
 
 def _output(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:

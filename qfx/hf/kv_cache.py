@@ -70,8 +70,9 @@ class KVLayer(CacheLayerMixin):
         first, seen = self.seen, self.seen + key_states.shape[2]
         self._reserve(key_states, seen)
         places = torch.arange(first, seen, device=key_states.device)
+        found = self.write(key_states, value_states, places, seen)
         self.seen = seen
-        return self.write(key_states, value_states, places, self.seen)
+        return found
 
     def write(
         self, keys: Tensor, values: Tensor, places: Tensor, length: int

@@ -158,7 +158,6 @@ def test_another_one_of_it(again: Callable[[Any, Path], Any], ran: Ran, tmp_path
 def test_it_goes_elsewhere_and_comes_back(ran: Ran, caplog: pytest.LogCaptureFixture) -> None:
     model = compiled()
     for change, back, why in (
-        (model.double, model.float, "some of it is torch.float64"),
         (model.train, model.eval, ""),
         (
             lambda: model.set_attn_implementation("eager"),

@@ -450,7 +450,7 @@ def test_a_second_process(folder: Path) -> None:
 def test_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find nothing and write the same file."""
     model = compiled()
-    runner, held = model.forward.runners[1, 1], program_key._held(model)
+    runner, held = model.forward.runners[1, 1, torch.float32], program_key._held(model)
     (path,) = folder.iterdir()
     whole, read = path.read_bytes(), []
 
