@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
+from qfx.generate.making import is_compiling
+
 _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
@@ -85,7 +87,7 @@ def _on_cpu(given: Any) -> bool:
 def as_modules_would() -> bool:
     """Whether somebody follows what the modules do: autograd, autocast or a compiler."""
     autocast = torch.is_autocast_enabled("cpu")
-    return torch.is_grad_enabled() or autocast or torch.compiler.is_compiling()
+    return torch.is_grad_enabled() or autocast or is_compiling()
 
 
 def hold_codes(cache: Cache, layers: list[Any]) -> None:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes
 from qfx.generate.float32_steps import float32_vectors
+from qfx.generate.making import making
 from qfx.generate.masks import Places
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
@@ -28,6 +29,7 @@ from qfx.nn.packed_together import packed_together
 from qfx.programs import Runner, build
 from qfx.programs.inputs import Bound
 
+Key = tuple[int, int, torch.dtype]  # texts, tokens of a step, the default type, as models read it
 _log = logging.getLogger(__name__)
 
 
@@ -52,8 +54,7 @@ class Steps:
 
     def _forget(self) -> None:
         """As if no prompt had been read."""
-        # by texts, tokens of a step, and the default type, which code of a model may read
-        self.runners: dict[tuple[int, int, torch.dtype], Runner] = {}
+        self.runners: dict[Key, Runner] = {}
         self.why_none: str | None = None
         self.state: Any = None
         self.tensors: tuple[Tensor, ...] = ()
@@ -229,22 +230,30 @@ class Steps:
         self, sizes: tuple[int, int], inputs: tuple[Tensor, ...], bound: Bound
     ) -> Runner | None:
         key = (*sizes, torch.get_default_dtype())
-        with self.lock:
-            if key not in self.runners and self.why_none is None:
-                alone = (t.clone() for t in inputs)  # not views of what a caller has
-                self._build(key, (*alone, *bound.tensors))
-            return self.runners.get(key)
+        found = self.runners.get(key)
+        if found is not None or self.why_none is not None:
+            return found
+        alone = [t.clone() for t in inputs]  # not views of what a caller has
+        with making():  # threads whose programs are there do not wait
+            found = self.runners.get(key)
+            if found is None and self.why_none is None:
+                found = self._build(key, (*alone, *bound.tensors))
+        return found
 
-    def _build(self, key: tuple[int, int, torch.dtype], inputs: tuple[Tensor, ...]) -> None:
+    def _build(self, key: Key, inputs: tuple[Tensor, ...]) -> Runner | None:
         _log.info("making the program of %d texts, %d tokens a step", *key[:2])
+        state = self.state
         try:
             runner = self._made(inputs, key[1] > MOST_ROWS)
         except Exception as why:  # of a model's code that cannot be exported, of any kind
             self._without_programs(f"{type(why).__name__}: {why}".split("\n\n")[0])
-            return
-        self.runners[key] = runner
+            return None
+        with self.lock:
+            if self.state is state:  # the model is as it was
+                self.runners[key] = runner
         if runner.outside:
             _log.info("PyTorch runs %s of it", ", ".join(sorted({*runner.outside})))
+        return runner
 
     def _bound(self, cache: Cache) -> Bound:
         """Its tensors, looked at again when one of any cache became another."""

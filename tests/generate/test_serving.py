@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache, TextIteratorStreamer
 
 import qfx
+from qfx.generate.steps import Steps
 from qfx.hf import KVCache
 from tests.lib.decoders import by_modules, decoder, ids
 
@@ -213,3 +214,29 @@ def test_inference_mode(ran: Ran) -> None:
     ran.clear()
     assert said(model, tokens, past_key_values=two.past_key_values).shape == (2, 31)
     assert len(ran) == 10
+
+
+def test_a_new_program_stops_nobody(model: Any, ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is made, which marks the process as compiling, programs that are there run."""
+    expected = said(model, ids(1, 4))
+    begun, done = threading.Event(), threading.Event()
+    make = Steps._made
+
+    def waiting(steps: Steps, *args: Any) -> Any:
+        begun.set()
+        assert done.wait(60)
+        return make(steps, *args)
+
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
+        patch.setattr(Steps, "_made", waiting)
+        other = pool.submit(said, model, ids(7, 4))
+        assert begun.wait(60)
+        patch.setattr("torch.compiler.is_compiling", lambda: True)
+        ran.clear()
+        try:
+            assert torch.equal(said(model, ids(1, 4)), expected)
+        finally:
+            patch.undo()
+            done.set()
+        assert ran[:9] == [(1, 1)] * 9
+        assert other.result().shape == (7, 14)
