@@ -31,6 +31,12 @@ std::vector<std::tuple<uintptr_t, int64_t, int64_t>> weights(const Program& prog
   return found;
 }
 
+// Lets Ctrl-C end a program: the interpreter looks at signals in its main thread alone.
+void look_at_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 }  // namespace
 
 void define_program(py::module_& m) {
@@ -43,16 +49,22 @@ void define_program(py::module_& m) {
            "The words of its instructions, the bytes of each slot, and its address, 0 where `run` "
            "gives it. Slot 0 is the program's own. ValueError for words that are no program.")
       .def(
-          "run", [](Program& program, const std::vector<int64_t>& given) { program.run(given); },
+          "run",
+          [](Program& program, const std::vector<int64_t>& given) {
+            program.run(given, look_at_signals);
+          },
           py::arg("given"), py::call_guard<py::gil_scoped_release>(),
           "Runs it with the addresses of the slots that had none. One run at a time.")
       .def(
           "run",
           [](Program& program, const std::vector<int64_t>& places,
-             const std::vector<int64_t>& given) { program.run(places, given); },
+             const std::vector<int64_t>& given) { program.run(places, given, look_at_signals); },
           py::arg("places"), py::arg("given"), py::call_guard<py::gil_scoped_release>(),
           "The same with some addresses, by their places among them; the others are those of the "
           "run before. ValueError where there was none.")
+      .def_property_readonly("work", &Program::work,
+                             "Multiply-accumulates of one run, and elements where it multiplies "
+                             "none.")
       .def_property_readonly("weights", &weights,
                              "Of each linear: the address of its packed weight, its bytes, and the "
                              "rows that it multiplies.")

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from qfx.generate.making import is_compiling
+from qfx.generate.rows import INTEGERS
 
 _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
-_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
@@ -75,7 +75,7 @@ def _are_numbers(given: Any, sizes: torch.Size) -> bool:
     modules say what is wrong with them."""
     if given is None:
         return True
-    if not _on_cpu(given) or given.dtype not in _INTEGERS or 0 in sizes:
+    if not _on_cpu(given) or given.dtype not in INTEGERS or 0 in sizes:
         return False
     return given.shape in (sizes, (1, *sizes[1:]))
 

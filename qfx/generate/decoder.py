@@ -11,7 +11,8 @@ from torch import Tensor
 
 from qfx.files.tensor_file import safetensors, table_of, tensors_together
 from qfx.generate.masks import Places
-from qfx.generate.rows import MOST_ROWS, filled, rows_for
+from qfx.generate.program_file import check_work, program_file
+from qfx.generate.rows import INTEGERS, MOST_ROWS, filled, rows_for
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
 from qfx.programs.inputs import Bound
@@ -19,28 +20,26 @@ from qfx.programs.stored import restored
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 
-FORMAT = 2
 KEY = "qfx_programs"  # metadata of the file
 
 
-def load_programs(path: str | Path) -> Decoder:
-    """A decoder of the file that `save_programs` wrote, which must be trusted no more than other
-    weights: it holds no code. ValueError for another file; OSError."""
+def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder:
+    """Reads a file that `save_programs` wrote, which may come from a stranger: it holds no code.
+
+    `max_memory`: bytes that its weights, cache and steps may take, by default as many as the
+    machine has. Raises ValueError, with the numbers, for another file and for one that asks for
+    more memory, or for more work, than its weights and cache explain; OSError.
+    """
     safetensors()
     table = table_of(Path(path))
     if KEY not in table.metadata:
         raise UserError(f"{path} holds no programs: save_programs writes them")
     told = parsed(table.metadata[KEY], f"{path} holds no programs")
-    if told.get("format") != FORMAT:
-        raise UserError(
-            f"{path} has programs of format {told.get('format')!r}, this qfx reads {FORMAT}: save "
-            "them again"
-        )
     try:
-        return Decoder(told, tensors_together(table))
-    except UserError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError) as why:
+        return Decoder(told, tensors_together(table), max_memory)
+    except UserError as why:
+        raise UserError(f"{path} holds programs that are refused: {why}") from None
+    except (LookupError, TypeError, AttributeError, ValueError) as why:
         raise UserError(f"{path} does not say what its programs are: {why!r}") from None
 
 
@@ -48,18 +47,20 @@ class Decoder:
     """Reads and continues `batch` texts at a time, with an int8 cache of `length` tokens. One text
     after another: `reset` begins anew."""
 
-    def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.length, self.batch = int(told["length"]), int(told["batch"])
-        if min(self.length, self.batch) < 1:
-            raise ValueError(f"{self.batch} texts of {self.length} tokens")
-        self._places = Places(dict(told["windows"]), self.length)
+    def __init__(
+        self, told: Any, tensors: Mapping[str, Tensor], max_memory: int | None = None
+    ) -> None:
+        file = program_file(told, tensors, max_memory)
+        self.length, self.batch = file.length, file.batch
         self._runners: dict[int, Runner] = {
-            int(rows): restored(each, tensors) for rows, each in told["programs"].items()
+            rows: restored(each, tensors) for rows, each in file.programs.items()
         }
+        check_work(file, tensors, self._runners)
+        self._places = Places(file.windows, self.length)
         self._rows = tuple(sorted(self._runners))
         layers = [
-            kv_empty(self.batch, heads, self.length, features, *told["bits"])
-            for heads, features in told["shapes"]
+            kv_empty(self.batch, heads, self.length, features, *file.bits)
+            for heads, features in file.shapes
         ]
         self._cache = Bound([tensor for layer in layers for tensor in layer])
         self.reset()
@@ -71,12 +72,13 @@ class Decoder:
         self._padded = False
 
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Tokens [batch, T] behind those before -> logits [batch, V] of what follows the last one.
+        """Tokens [batch, T], integers, after those before -> logits [batch, V] of the next one.
 
         `attention_mask` [batch, T]: 0 where a text has padding, which stands before its tokens.
         ValueError for another number of texts, and where there is no room.
         """
         count = self._checked(tokens, attention_mask)
+        tokens = tokens.long()
         if attention_mask is not None:
             self._kept[:, self.seen : self.seen + count] = attention_mask.bool()
             self._padded = True
@@ -129,6 +131,8 @@ class Decoder:
             raise UserError(
                 f"tokens have shape {tuple(tokens.shape)}, expected [{self.batch}, T], T at least 1"
             )
+        if tokens.dtype not in INTEGERS:
+            raise UserError(f"tokens are {tokens.dtype}, expected integers")
         count = tokens.shape[1]
         if mask is not None and mask.shape != tokens.shape:
             raise UserError(

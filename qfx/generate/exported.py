@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from qfx.files.tensor_file import safetensors, write_tensors
-from qfx.generate.decoder import FORMAT, KEY
+from qfx.generate.decoder import KEY
+from qfx.generate.program_file import FORMAT
 from qfx.generate.steps import Steps
 from qfx.programs.stored import Storing
 from qfx.values.atomic_write import write_files

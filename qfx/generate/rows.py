@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 ROWS = (1, 4, 16, 128)  # tokens of a step, to which fewer are filled up
+INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # types of tokens
 MOST_ROWS = 16  # whose logits a program gives; of more only those of one
 
 

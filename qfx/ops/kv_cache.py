@@ -30,15 +30,26 @@ def kv_empty(
 
     ValueError: bits that are neither 8 nor 4, an odd D with 4 bits.
     """
+    shapes = kv_shapes(batch, heads, length, d, key_bits, value_bits)
+    keys, key_scale, values, value_scale = (
+        torch.zeros(shape, dtype=dtype, device="cpu") for shape, dtype in shapes
+    )
+    return keys, key_scale, values, value_scale
+
+
+def kv_shapes(
+    batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of each tensor of `kv_empty`, which raises as this does."""
     capacity = -(-length // TOKENS) * TOKENS
     key_size, key_dtype, key_scales = _token(d, key_bits)
     size, dtype, scales = _token(d, value_bits)
-    return (
-        torch.zeros(batch, heads, capacity // TOKENS, key_size, TOKENS, dtype=key_dtype),
-        torch.zeros(batch, heads, capacity, key_scales),
-        torch.zeros(batch, heads, capacity, size, dtype=dtype),
-        torch.zeros(batch, heads, capacity, scales),
-    )
+    return [
+        ((batch, heads, capacity // TOKENS, key_size, TOKENS), key_dtype),
+        ((batch, heads, capacity, key_scales), torch.float32),
+        ((batch, heads, capacity, size), dtype),
+        ((batch, heads, capacity, scales), torch.float32),
+    ]
 
 
 def _token(d: int, bits: int) -> tuple[int, torch.dtype, int]:

@@ -91,6 +91,11 @@ class Runner:
         return found
 
     @property
+    def work(self) -> float:
+        """Multiply-accumulates of one run of its programs, and elements of what multiplies none."""
+        return float(sum(program.work for program in self._runs))
+
+    @property
     def outside(self) -> list[str]:
         """The names of what PyTorch runs."""
         return [str(part.target) for part in self.parts if isinstance(part, Call)]

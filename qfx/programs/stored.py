@@ -18,6 +18,7 @@ from qfx.programs.words import ELEMENTS, Kind, Region, contiguous_strides
 from qfx.values.errors import UserError
 
 Described = dict[str, Any]
+_MOST = 1 << 48  # a size, an offset, a number of bytes
 
 
 class Storing:
@@ -76,17 +77,24 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
     kept = [tensors[name] for name in described["constants"]]
     inputs = [_given(kind) for kind in described["inputs"]]
     places = {("input", i): view.region for i, view in enumerate(inputs)}
-    places |= {("result", i): Region(Kind.RESULT, n) for i, n in enumerate(described["made"])}
+    made = [_number(n) for n in described["made"]]
+    places |= {("result", i): Region(Kind.RESULT, n) for i, n in enumerate(made)}
     given = [places[kind, i] for kind, i in described["given"]]
-    words, sizes = tensors[described["words"]], list(described["bytes"])
+    words, sizes = tensors[described["words"]], [_number(n) for n in described["bytes"]]
     expected = [*(t.numel() for t in kept), *(region.bytes for region in given)]
+    if words.dtype != torch.int64 or words.ndim != 1:
+        raise UserError(f"not a stored program: its words are {words.dtype} of {words.ndim} axes")
     if sizes[1:] != expected or any(t.dtype != torch.uint8 for t in kept):
         raise UserError("not a stored program: its memory has other sizes than its words say")
     addresses = [0, *(t.data_ptr() for t in kept), *(0 for _ in given)]
     held = [t.untyped_storage() for t in kept]
     program, kinds = Program(words.tolist(), sizes, addresses), [Kind.CONSTANT for _ in held]
     run = Run(program, given, held, kinds, words, sizes)
-    return Runner([run], inputs, [_view(each, places) for each in described["results"]])
+    results = [_view(each, places) for each in described["results"]]
+    unused = {r for r in given if r.kind is Kind.RESULT} - {view.region for view in results}
+    if unused or len({*given}) != len(given):
+        raise UserError("not a stored program: it writes what is no result, or to one twice")
+    return Runner([run], inputs, results)
 
 
 def bytes_in(storage: Any) -> Tensor:
@@ -119,7 +127,7 @@ def _dtype(name: Any) -> torch.dtype:
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= _MOST:
         raise UserError(f"not a stored program: {value!r} is no size")
     return value
 

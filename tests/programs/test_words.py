@@ -110,6 +110,26 @@ def test_a_copy_onto_itself_transposed_stays_in_its_memory() -> None:
 
 
 REFUSED: dict[str, tuple[str, list[int], str]] = {
+    "an output that is one element": (
+        "copy",
+        say("copy", [1, 0, 0, 1, 2**40, 0], [2, 0, 0, 1, 2**40, 0]),
+        "overlaps itself",
+    ),
+    "an output whose rows overlap": (
+        "copy",
+        say("copy", [1, 0, 0, 2, 3, 4, 2, 1], floats(2, 3, 4)),
+        "overlaps itself",
+    ),
+    "a sum into one element": (
+        "binary",
+        say("binary", 0, [1, 0, 0, 1, 2**40, 0], [2, 0, 0, 1, 2**40, 0], [2, 0, 0, 1, 2**40, 0]),
+        "overlaps itself",
+    ),
+    "float32 to 16 bits": (
+        "copy",
+        say("copy", operand(1, (3, 4), torch.bfloat16), floats(2, 3, 4)),
+        "no such copy",
+    ),
     "slot": ("copy", say("copy", floats(3, 3, 4), floats(2, 3, 4)), "no such slot"),
     "offset": (
         "copy",

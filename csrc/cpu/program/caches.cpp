@@ -88,6 +88,10 @@ struct Write final : Instruction {
            "vectors of another cache");
   }
 
+  double work() const override {
+    return static_cast<double>(places.elements() + k.elements() + v.elements());
+  }
+
   void run(const Kernels& kernels, char* const* slots) const override {
     if (places.elements() == 0) return;
     // A copy: a file's program may have them where it writes.
@@ -162,6 +166,12 @@ struct Attend final : Instruction {
                (known && mask.axes == 4 && mask.size(0) == q.size(0) && mask.size(1) == q.size(1) &&
                 mask.size(2) == q.size(2) && mask.size(3) == length),
            "a mask of other sizes");
+  }
+
+  double work() const override {
+    const int64_t queries = q.size(0) * q.size(1) * q.size(2);
+    return static_cast<double>(queries) * static_cast<double>(length) *
+           static_cast<double>(keys.d() + values.d());
   }
 
   void run(const Kernels& kernels, char* const* slots) const override {

@@ -44,6 +44,8 @@ struct Unaries final : Instruction {
 
   Unaries(const std::array<Operand, 2>& operands, F f) : loops(operands), f(f) {}
 
+  double work() const override { return loops.elements(); }
+
   void run(const Kernels&, char* const* slots) const override {
     loops.each(slots, [&](int64_t n, const auto& stride, const auto& at) {
       float* out = reinterpret_cast<float*>(at[0]);
@@ -63,6 +65,8 @@ struct Binaries final : Instruction {
   F f;
 
   Binaries(const std::array<Operand, 3>& operands, F f) : loops(operands), f(f) {}
+
+  double work() const override { return loops.elements(); }
 
   void run(const Kernels&, char* const* slots) const override {
     loops.each(slots, [&](int64_t n, const auto& stride, const auto& at) {

@@ -21,6 +21,8 @@ class Instruction {
  public:
   virtual ~Instruction() = default;
   virtual void run(const Kernels& kernels, char* const* slots) const = 0;
+  // Multiply-accumulates, or elements that are read or written once: no less than one run takes.
+  virtual double work() const = 0;
   // Its weights, behind those found before.
   virtual void streamed(char* const*, std::vector<Streamed>*) const {}
 };

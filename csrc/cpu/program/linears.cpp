@@ -140,6 +140,12 @@ struct Linears final : Instruction {
     for (int64_t i = 0; i < count; ++i) all.emplace_back(words, slots, from);
   }
 
+  double work() const override {
+    double weights = 0;
+    for (const Each& each : all) weights += static_cast<double>(each.packed.elements());
+    return static_cast<double>(from.rows()) * weights;
+  }
+
   void streamed(char* const* slots, std::vector<Streamed>* found) const override {
     for (const Each& each : all) {
       const Operand& packed = each.packed;

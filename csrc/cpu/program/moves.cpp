@@ -23,6 +23,8 @@ struct Copies final : Instruction {
 
   explicit Copies(const std::array<Operand, 2>& operands) : loops(operands) {}
 
+  double work() const override { return loops.elements(); }
+
   void run(const Kernels&, char* const* slots) const override {
     loops.each(slots, [&](int64_t n, const auto& stride, const auto& at) {
       To* out = reinterpret_cast<To*>(at[0]);
@@ -54,6 +56,8 @@ struct Means final : Instruction {
 
   Means(const Operand& out, const Operand& x) : out(out), x(x) {}
 
+  double work() const override { return static_cast<double>(x.elements()); }
+
   void run(const Kernels&, char* const* slots) const override {
     float* to = out.in<float>(slots);
     const float* from = x.in<float>(slots);
@@ -69,6 +73,8 @@ struct Lookups final : Instruction {
 
   Lookups(const Operand& out, const Operand& indices, const Operand& table)
       : out(out), indices(indices), table(table) {}
+
+  double work() const override { return static_cast<double>(indices.elements() + out.elements()); }
 
   void run(const Kernels&, char* const* slots) const override {
     const int64_t rows = indices.elements(), bytes = table.size(1) * size_of(table.element);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <utility>
 
 namespace qfx::cpu {
@@ -43,6 +44,22 @@ bool Operand::contiguous() const {
   for (int64_t d = axes - 1; d >= 0; --d) {
     if (sizes[d] != 1 && strides[d] != step) return false;
     step *= sizes[d];
+  }
+  return true;
+}
+
+bool Operand::distinct() const {
+  if (elements() == 0) return true;
+  std::array<int64_t, kMostAxes> order;
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.begin() + axes,
+            [&](int64_t a, int64_t b) { return strides[a] < strides[b]; });
+  int64_t last = 0;  // the farthest element of the axes before
+  for (int64_t i = 0; i < axes; ++i) {
+    const int64_t d = order[static_cast<size_t>(i)];
+    if (sizes[d] == 1) continue;
+    if (strides[d] <= last) return false;
+    last += (sizes[d] - 1) * strides[d];
   }
   return true;
 }

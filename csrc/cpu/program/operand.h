@@ -32,6 +32,8 @@ struct Operand {
   int64_t stride(int64_t axis) const { return strides[axis < 0 ? axes + axis : axis]; }
   int64_t elements() const;
   bool contiguous() const;
+  // Each element has memory of its own, so there are no more of them than the slot has room for.
+  bool distinct() const;
 
   template <typename T>
   T* in(char* const* slots) const {

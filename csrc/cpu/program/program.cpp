@@ -88,7 +88,13 @@ void Program::place(size_t i, int64_t address) {
   slots_[given_[i].slot] = reinterpret_cast<char*>(address);
 }
 
-void Program::run(std::span<const int64_t> given) {
+double Program::work() const {
+  double total = 0;
+  for (const Made& each : instructions_) total += each->work();
+  return total;
+}
+
+void Program::run(std::span<const int64_t> given, Poll poll) {
   if (given.size() != given_.size()) {
     throw std::invalid_argument("a program runs on " + std::to_string(given_.size()) +
                                 " addresses, got " + std::to_string(given.size()));
@@ -96,10 +102,10 @@ void Program::run(std::span<const int64_t> given) {
   placed_ = false;
   for (size_t i = 0; i < given.size(); ++i) place(i, given[i]);
   placed_ = true;
-  run_all();
+  run_all(poll);
 }
 
-void Program::run(std::span<const int64_t> places, std::span<const int64_t> given) {
+void Program::run(std::span<const int64_t> places, std::span<const int64_t> given, Poll poll) {
   if (!placed_ || places.size() != given.size()) {
     throw std::invalid_argument(
         "a program that ran on all of its " + std::to_string(given_.size()) +
@@ -114,12 +120,21 @@ void Program::run(std::span<const int64_t> places, std::span<const int64_t> give
     }
     place(at, given[i]);
   }
-  run_all();
+  run_all(poll);
 }
 
-void Program::run_all() const {
+void Program::run_all(Poll poll) const {
+  constexpr double kBetween = 1 << 28;  // work between two calls of poll
   const Kernels& kernels = kernels_of(current_isa());
-  for (const Made& each : instructions_) each->run(kernels, slots_.data());
+  double since = 0;
+  for (const Made& each : instructions_) {
+    each->run(kernels, slots_.data());
+    since += each->work();
+    if (poll != nullptr && since > kBetween) {
+      poll();
+      since = 0;
+    }
+  }
 }
 
 }  // namespace qfx::cpu

@@ -23,22 +23,27 @@ class Program {
   Program(const Program&) = delete;  // instructions refer to what is its own
   Program& operator=(const Program&) = delete;
 
+  // Called between instructions, after some work; what it throws ends the run there.
+  using Poll = void (*)();
+
   // `given`: the addresses of the slots that had none. One run at a time.
-  void run(std::span<const int64_t> given);
+  void run(std::span<const int64_t> given, Poll poll = nullptr);
 
   // Some of these addresses, by their places among them; the others are those of the run before.
-  void run(std::span<const int64_t> places, std::span<const int64_t> given);
+  void run(std::span<const int64_t> places, std::span<const int64_t> given, Poll poll = nullptr);
 
   // How weights pass by if there are few rows; nothing: as is set for their formats. Not during a
   // run.
   void stream(const std::optional<Streaming>& how);
 
   std::vector<Streamed> streamed() const;  // of each linear
+  // Multiply-accumulates and elements of one run.
+  double work() const;
   int64_t instructions() const { return static_cast<int64_t>(instructions_.size()); }
 
  private:
   void place(size_t i, int64_t address);
-  void run_all() const;
+  void run_all(Poll poll) const;
 
   std::vector<char*> slots_;
   struct Given {

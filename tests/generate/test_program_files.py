@@ -1,0 +1,158 @@
+"""Files of programs from anywhere: memory and work are bounded by what they bring."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qfx.files.tensor_file import write_tensors
+from qfx.generate import load_programs
+from qfx.generate.decoder import KEY
+from qfx.generate.program_file import ProgramFile
+from tests.generate import program_files
+from tests.generate.program_files import Tensors, hunt, read, tried
+from tests.lib.decoders import ids
+
+Change = Callable[[Any, Tensors], Any]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return program_files.saved(tmp_path_factory.mktemp("programs"))
+
+
+def agreed(told: Any) -> None:
+    """All programs have the inputs that the rest of the file says."""
+    shapes = tuple((heads, features) for heads, features in told["shapes"])
+    file = ProgramFile(told["length"], 1, dict(told["windows"]), shapes, (8, 8), {})
+    for rows, each in told["programs"].items():
+        each["inputs"] = file.inputs(int(rows))
+
+
+def windows(told: Any, _: Tensors) -> None:
+    """Two hundred kinds of layers, whose masks are inputs of every program."""
+    told["windows"] = [[f"kind {i}", None] for i in range(200)]
+    agreed(told)
+
+
+def long(told: Any, _: Tensors) -> None:
+    """A cache of 2^40 tokens, which all programs agree on."""
+    told["length"] = 2**40
+    agreed(told)
+
+
+def again(told: Any, tensors: Tensors) -> None:
+    """All instructions of a step 3,000 times."""
+    name = told["programs"]["128"]["words"]
+    tensors[name] = tensors[name].repeat(3000)
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "an infinite length": (lambda told, _: told.update(length=1e999), "length=inf is no size"),
+    "a long length": (lambda told, _: told.update(length=2**40), "inputs of another cache"),
+    "a length of bool": (lambda told, _: told.update(length=True), "length=True is no size"),
+    "no texts": (lambda told, _: told.update(batch=0), "batch=0 is no size"),
+    "a window of part of a key": (
+        lambda told, _: told["windows"][0].__setitem__(1, 0.5), "window=0.5 is no size",
+    ),
+    "more windows than masks": (
+        lambda told, _: told.update(windows=[["a", None]] * 200), "inputs of another cache",
+    ),
+    "bits": (lambda told, _: told.update(bits=[8, 5]), "expected two of 4 and 8"),
+    "rows": (lambda told, _: told["programs"].update({"3": {}}), "a program of '3' tokens"),
+    "no program of one token": (lambda told, _: told["programs"].pop("1"), "of one token"),
+    "its own memory": (
+        lambda told, _: told["programs"]["1"]["bytes"].__setitem__(0, 2**40), "its steps work in",
+    ),
+    "a negative memory": (
+        lambda told, _: told["programs"]["1"]["bytes"].__setitem__(0, -1), "is no number of bytes",
+    ),
+    "other logits": (
+        lambda told, _: told["programs"]["1"]["results"][0].__setitem__(1, "int64"), "no logits",
+    ),
+    "a result nobody gets": (
+        lambda told, _: told["programs"]["1"]["results"].append(
+            told["programs"]["1"]["results"][0]
+        ),
+        "too many values",
+    ),
+    "a long cache": (long, r"texts of 1099511627776 tokens take"),
+    "work": (again, r"operations, and at most"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_refused(name: str, path: Path, tmp_path: Path) -> None:
+    text, tensors = read(path)
+    change, message = CHANGES[name]
+    told = json.loads(text)
+    change(told, tensors)
+    with (tmp_path / "changed").open("wb") as file:
+        write_tensors(file, tensors, {KEY: json.dumps(told)})
+    with pytest.raises(ValueError, match=message):
+        load_programs(tmp_path / "changed")
+
+
+def test_masks_of_many_windows_are_counted(path: Path) -> None:
+    """Against the memory that there is: 198 more masks of 128 x 144, each made twice."""
+    text, tensors = read(path)
+    told = json.loads(text)
+    with pytest.raises(ValueError, match=r"take ([0-9]+) bytes") as error:
+        load_programs(path, max_memory=1)
+    needed = int(re.findall("take ([0-9]+) bytes", str(error.value))[0])
+    load_programs(path, max_memory=needed)
+    windows(told, tensors)
+    with pytest.raises(ValueError, match=f"take {needed + 2 * 198 * 128 * 144} bytes"):
+        program_files.Decoder(told, tensors, needed)
+
+
+def test_the_machine_is_the_default_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    with pytest.raises(ValueError, match=r"there are 10000 \(max_memory\)"):
+        load_programs(path)
+
+
+def test_changed_files(path: Path) -> None:
+    """Some of what `python -m tests.generate.program_files` tries: all run or are refused."""
+    ends = hunt(path, 1, 200, lambda _: None)
+    assert ends.total() == 200 and ends["runs"] and ends["not loaded, UserError"]
+
+
+def test_an_unchanged_file_runs(path: Path) -> None:
+    assert tried(*read(path)) == "runs"
+
+
+def test_ctrl_c_ends_a_program() -> None:
+    """Which would otherwise run for minutes."""
+    program = (
+        "import os, signal, threading, time, torch\n"
+        "from qfx._C import Program\n"
+        "from qfx.programs.words import OPERATIONS\n"
+        "n = 2**22\n"
+        "part = lambda slot: [slot, 0, 0, 1, n, 1]\n"
+        "words = [OPERATIONS.index('copy'), *part(1), *part(2)]\n"
+        "p = Program([len(words), *words] * 100_000, [0, 4 * n, 4 * n], [0, 0, 0])\n"
+        "a, b = torch.ones(n), torch.ones(n)\n"
+        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "try: p.run([a.data_ptr(), b.data_ptr()])\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "interrupted\n", done.stderr
+
+
+def test_ids_of_a_decoder(path: Path) -> None:
+    found = load_programs(path)
+    expected = found.generate(ids(1, 5), 3)
+    found.reset()
+    assert torch.equal(found.generate(ids(1, 5).int(), 3), expected)
