@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.files.tensor_file import safetensors, table_of, tensors_together
 from qfx.generate.masks import Places
 from qfx.generate.rows import MOST_ROWS, filled, rows_for
@@ -36,6 +37,7 @@ def load_programs(path: str | Path) -> Decoder:
             f"{path} has programs of format {told.get('format')!r}, this qfx reads {FORMAT}: save "
             "them again"
         )
+    _C.read_packed_again()  # the file's may lie where others were that are gone
     try:
         return Decoder(told, tensors_together(table))
     except UserError:
