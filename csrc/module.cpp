@@ -16,6 +16,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/timing.h"
 #include "cpu/gemm/tuning.h"
+#include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/selfcheck.h"
 #include "cpu/ops/guard_counts.h"
@@ -318,6 +319,9 @@ PYBIND11_MODULE(_C, m) {
       pybind11::arg("threads"),
       "The tasks of each thread of so many products of rows and panels of 32 columns, in tiles of "
       "at most `tallest` rows: product, first row, end, first panel, end.");
+  m.def(
+      "read_packed_again", [] { qfx::cpu::forget_whole(); },
+      "Has every packed weight compared with its checksum at its next use, as at its first.");
   m.def("guard_counts", &guard_counts,
         "By site: calls, rows, calls with rows in float, rows in float, of int8_linear_guarded.");
   m.def(

@@ -17,6 +17,7 @@ from qfx.graph.decomposition import open_operators
 from qfx.graph.unchanged import keep_written
 from qfx.host.dynamo import uncompiled
 from qfx.host.frame import Frame, surroundings
+from qfx.host.source_text import released_source_texts
 from qfx.match.apart import capture_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
@@ -46,6 +47,7 @@ def watch_recording(
         return _run(model, watcher, None, inputs, keyword_inputs)
 
 
+@released_source_texts()
 def _run(
     model: Callable[..., Any],
     watcher: Watcher,

@@ -23,6 +23,7 @@ from qfx.host.dynamo import aot_eager
 from qfx.host.frame import Surroundings, surroundings
 from qfx.host.inductor import inductor
 from qfx.host.logs import trace_artifact
+from qfx.host.source_text import released_source_texts
 from qfx.match.apart import compile_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
 
 
+@released_source_texts()
 def qfx(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],

@@ -17,6 +17,7 @@ from qfx.cost.chosen import chosen_costs
 from qfx.cost.model import Costs
 from qfx.graph.capture import clone, graphs
 from qfx.graph.decomposition import open_operators
+from qfx.host.source_text import released_source_texts
 from qfx.match.base import Match
 from qfx.match.matching import match
 from qfx.match.naming import known_names
@@ -133,6 +134,7 @@ def run_passes(
     return work
 
 
+@released_source_texts()
 def rewrite(
     gm: fx.GraphModule,
     config: Config | None = None,

@@ -1,10 +1,9 @@
 """What was measured once on this machine, kept on disk in a folder of the user's own.
 
 `<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, MOST of
-them: beyond, those that were not read for the longest time go. The first line says how many
-processes have measured it: what did not settle, as on a busy machine, is measured again by the next
-one, TRIES times in all, and the best stays. Nothing is read that another user could have written,
-and nothing written where one could: without a folder for that nothing is kept.
+them (qfx/values/disk_cache.py). The first line says how many processes have measured it: what did
+not settle, as on a busy machine, is measured again by the next one, TRIES times in all, and the
+best stays. Without a folder of the user's own nothing is kept.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import logging
 import os
 import platform
 import re
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -23,17 +20,14 @@ from typing import Protocol, TypeVar
 import torch
 
 import qfx._C as _C
-from qfx.values.atomic_write import write_text
-from qfx.values.user_folder import own_bytes, user_folder
+from qfx.values.disk_cache import DiskCache, user_folder
 
 log = logging.getLogger(__name__)
 
-FORMAT = 14  # of the files, and of what is measured
+FORMAT = 15  # of the files, and of what is measured
 MOST = 256  # files of a few kB
 TRIES = 3
-_OURS = re.compile(  # those of formats before 12 too, and a partial one of a process that died
-    r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json|\.[0-9a-f]{16}\.partial"
-)
+_OURS = re.compile(r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json")  # those of formats before 12 too
 Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
 
 
@@ -58,13 +52,13 @@ def kept(kind: str, machine: Machine, read: Callable[[str], T], measure: Callabl
 
     `read` raises ValueError, KeyError or TypeError for a text that is none of it.
     """
-    folder = _folder()
-    if folder is None:
+    cache = _cache()
+    if cache is None:
         return measure()
-    path = folder / _name(kind, *machine)
+    key = _name(kind, *machine)
     tries, before = 0, None
     try:
-        first, _, text = own_bytes(path).decode("utf-8").partition("\n")
+        first, _, text = cache.read(key).decode("utf-8").partition("\n")
         tries, before = _count(first), read(text)
         if before.settled or tries >= TRIES:
             return before
@@ -75,12 +69,9 @@ def kept(kind: str, machine: Machine, read: Callable[[str], T], measure: Callabl
     if before is not None and before.spread < measured.spread:
         measured = before
     try:
-        if path.is_symlink() or not path.is_file():
-            path.unlink(missing_ok=True)  # the table is not for whatever it leads to
-        write_text(path, f"{tries + 1}\n{measured.text()}", mode=0o600)
-        _forget(folder)
-    except OSError as why:
-        log.warning("the cost model cannot be kept in %s: %s", path, why)
+        cache.write(key, f"{tries + 1}\n{measured.text()}".encode())
+    except (OSError, ValueError) as why:
+        log.warning("the cost model cannot be kept in %s: %s", cache.folder / key, why)
     return measured
 
 
@@ -90,11 +81,11 @@ def _count(line: str) -> int:
     raise ValueError(f"it begins with {line[:40]!r}, not with how often it was measured")
 
 
-def _folder() -> Path | None:
+def _cache() -> DiskCache | None:
     """Where tables are kept, or None, which the log says once."""
     try:
-        return user_folder()
-    except OSError as why:
+        return DiskCache(user_folder(), _OURS, MOST)
+    except (OSError, ValueError) as why:
         return _none(str(why))
 
 
@@ -121,17 +112,3 @@ def cpu_name() -> str:
     wanted = ("model name", "cpu family", "model\t", "CPU part")
     seen = {line.split(":")[1].strip(): None for line in lines if line.startswith(wanted)}
     return " ".join(seen) or platform.processor() or platform.machine()
-
-
-def _forget(folder: Path) -> None:
-    """Removes the tables that were not of use for longest; other processes may do so at once."""
-    for _, path in sorted(_ages(folder))[:-MOST]:
-        path.unlink(missing_ok=True)
-
-
-def _ages(folder: Path) -> Iterator[tuple[float, Path]]:
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):
-            about = path.lstat()
-            if _OURS.fullmatch(path.name) and not stat.S_ISDIR(about.st_mode):
-                yield about.st_mtime, path

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import qfx._C as _C
 from qfx.files.tensor_file import safetensors, table_of, tensors_together
 from qfx.generate.masks import Places
 from qfx.generate.program_file import check_work, program_file
@@ -35,6 +36,7 @@ def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder
     if KEY not in table.metadata:
         raise UserError(f"{path} holds no programs: save_programs writes them")
     told = parsed(table.metadata[KEY], f"{path} holds no programs")
+    _C.read_packed_again()  # the file's may lie where others were that are gone
     try:
         return Decoder(told, tensors_together(table), max_memory)
     except UserError as why:

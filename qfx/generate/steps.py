@@ -25,6 +25,7 @@ from qfx.generate.program_cache import kept
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for
 from qfx.generate.step_graph import step_graph
 from qfx.hf.kv_cache import KVLayer
+from qfx.host.source_text import released_source_texts
 from qfx.nn.packed_together import packed_together
 from qfx.programs import Runner, build
 from qfx.programs.inputs import Bound
@@ -267,6 +268,7 @@ class Steps:
     def _made(self, inputs: tuple[Tensor, ...], one: bool) -> Runner:
         how: dict[str, Any] = {"forward": self.inner, "windows": self.spans, "one": one}
 
+        @released_source_texts()
         def make() -> Runner:
             graph = step_graph(self.model, vectors=self.vectors, inputs=inputs, **how)
             return build(graph, inputs)

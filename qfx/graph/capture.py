@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from qfx.host import nodes
+from qfx.host.source_text import released_source_texts
 from qfx.host.tensors import propagate_shapes
 
 NAMED = "qfx_named"  # metadata: the name found for a constant, or for who calls
@@ -36,6 +37,7 @@ class Tracer(fx.Tracer):
         return not isinstance(m, self.opened) and super().is_leaf_module(m, module_qualified_name)
 
 
+@released_source_texts()
 def trace(model: nn.Module, *example_inputs: Any) -> fx.GraphModule:
     """The graph of `model` by symbolic tracing; with example inputs every node knows its shape.
 

@@ -231,11 +231,15 @@ class Memo:
 def invalidate(target: nn.Module | Tensor | None = None) -> None:
     """Tells qfx that weights changed behind PyTorch's back, so that they are packed anew.
 
+    Every packed weight on the CPU is also compared with its checksum before its next use: an
+    operator raises RuntimeError for one that was damaged in memory.
+
     `target`: a module, a tensor, or None for all weights. Needed only after a write that bumps no
     version counter, to a part of a weight: a few elements through `.data` or numpy, or anything of
     that kind on a GPU. In-place operations, optimizer steps, `load_state_dict`, `.data = ...` and,
     on the CPU, `.data.mul_(2)` or a merged adapter are noticed without it: docs/architecture.md.
     """
+    _C.read_packed_again()
     if isinstance(target, nn.Module):
         CACHE.invalidate([*target.parameters(), *target.buffers()])
     else:

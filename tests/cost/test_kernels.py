@@ -133,12 +133,14 @@ def test_a_file_that_is_none_is_measured_anew(
 ) -> None:
     measuring = Measuring(monkeypatch, 0.0, 0.0)
     measuring.in_new_process()
-    (path,) = (tmp_path / "qfx").iterdir()
-    text = path.read_text()
+    cache = disk._cache()
+    assert cache is not None and cache.folder == tmp_path / "qfx"
+    (key,) = (path.name for path in cache.folder.iterdir())
+    text = cache.read(key).decode()
     assert json.loads(text.partition("\n")[2])["spreads"] and change(text) != text
-    path.write_text(change(text))
+    cache.write(key, change(text).encode())
     assert [measuring.in_new_process() for _ in range(2)] == [1, 0]
-    assert path.read_text() == text
+    assert cache.read(key).decode() == text
 
 
 @pytest.mark.real_cost

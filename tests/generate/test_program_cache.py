@@ -321,15 +321,6 @@ def flipped(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "nothing": lambda data: b"",
-    "half of it": lambda data: data[: len(data) // 2],
-    "one bit": flipped,
-    "something else": lambda data: b"\0" * len(data),
-    "more": lambda data: data + b"x",
-}
-
-
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
@@ -344,41 +335,69 @@ def test_a_damaged_file_is_written_anew(
     compiled()
     assert made == [1, 1] and path.read_bytes() == whole
     (told,) = warnings_in(caplog)
-    assert "cut off or damaged" in told and str(path) in told
+    assert "is cut off, damaged" in told and str(path) in told
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, str(tmp_path_factory.mktemp("programs")))
-        compiled()
-        (path,) = Path(os.environ[SWITCH]).iterdir()
-    return path
+def link(path: Path) -> None:
+    """To a file of the user's own."""
+    path.rename(path.with_name("victim"))
+    path.symlink_to(path.with_name("victim"))
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damages(
-    name: str, model: Any, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+@pytest.mark.parametrize("put", [link, fifo])
+def test_what_was_put_in_the_place_of_a_file_is_replaced(
+    put: Callable[[Path], None], folder: Path, made: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, held = tmp_path / whole.name, program_key._held(model)
-    path.write_bytes(whole.read_bytes())
-    path.chmod(0o600)
-    assert program_cache._read(path, held) is not None and warnings_in(caplog) == []
-    path.write_bytes(DAMAGES[name](whole.read_bytes()))
-    assert program_cache._read(path, held) is None
-    assert "cut off or damaged" in warnings_in(caplog)[0]
+    compiled()
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    put(path)
+    victim = folder / "victim"
+    if victim.exists():
+        victim.write_text("of the user")
+    compiled()
+    assert made == [1, 1] and len(warnings_in(caplog)) == 1
+    assert path.is_file() and not path.is_symlink() and path.read_bytes() == whole
+    assert not victim.exists() or victim.read_text() == "of the user"
+    compiled()
+    assert made == [1, 1]
 
 
-def test_files_that_are_not_read(
-    model: Any, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def open_to_all(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def anothers(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(folder, 12345, 12345)
+
+
+def link_to_anothers(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    anothers(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("change", [open_to_all, anothers, link_to_anothers])
+def test_a_folder_that_others_can_write_to_is_not_used(
+    change: Callable[[Path], None],
+    folder: Path,
+    made: list[int],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    held = program_key._held(model)
-    for name, mode in (("0" * 64, 0o600), (whole.name, 0o666)):
-        (tmp_path / name).write_bytes(whole.read_bytes())
-        (tmp_path / name).chmod(mode)
-        assert program_cache._read(tmp_path / name, held) is None
-    assert "another file" in warnings_in(caplog)[0] and "another user" in warnings_in(caplog)[1]
+    folder.mkdir()
+    change(folder)
+    compiled()
+    compiled()
+    assert made == [1, 1] and [*folder.iterdir()] == []
+    for told in warnings_in(caplog):
+        assert str(folder) in told and "not kept on disk" in told
 
 
 def test_it_is_switched_off(
@@ -394,7 +413,8 @@ def test_it_is_switched_off(
 def test_it_lies_with_what_else_qfx_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert program_cache._folder() == tmp_path / "qfx/programs"
+    cache = program_cache._cache()
+    assert cache is not None and cache.folder == tmp_path / "qfx/programs"
 
 
 def test_no_folder_is_no_error(
@@ -411,15 +431,17 @@ def test_no_folder_is_no_error(
 
 
 def test_those_that_were_not_read_for_longest_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_cache, "MOST", 2)
+    folder.mkdir(mode=0o700)
     for age, name in enumerate("cab"):
-        (tmp_path / (name * 64)).touch()
-        os.utime(tmp_path / (name * 64), (100 - age, 100 - age))
-    (tmp_path / "of the user").touch()
-    program_cache._forget(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"c" * 64, "a" * 64, "of the user"}
+        (folder / (name * 64)).touch()
+        os.utime(folder / (name * 64), (100 - age, 100 - age))
+    (folder / "of the user").touch()
+    compiled()
+    names = {path.name for path in folder.iterdir()}
+    assert {"c" * 64, "of the user"} < names and len(names) == 3
 
 
 # --- processes ---
@@ -449,14 +471,15 @@ def test_a_second_process(folder: Path) -> None:
 
 def test_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find nothing and write the same file."""
-    model = compiled()
+    model, cache = compiled(), program_cache._cache()
     runner, held = model.forward.runners[1, 1, torch.float32], program_key._held(model)
     (path,) = folder.iterdir()
+    assert cache is not None
     whole, read = path.read_bytes(), []
 
     def write() -> None:
         for _ in range(20):
-            program_cache._write(path, runner, held)
+            program_cache._write(cache, path.name, runner, held)
             read.append(path.read_bytes())
 
     threads = [threading.Thread(target=write) for _ in range(4)]

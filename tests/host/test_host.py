@@ -5,7 +5,9 @@ A row says which feature is lost where its check fails; a file of host without a
 
 from __future__ import annotations
 
+import gc
 import inspect
+import linecache
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -31,6 +33,7 @@ from qfx.host import (
     operators,
     optimizers,
     shapes,
+    source_text,
     tensors,
 )
 
@@ -454,6 +457,23 @@ def _gathered(gm: fx.GraphModule, around: list[nn.Module]) -> list[bool]:
     return [held(node) for node in gm.graph.find_nodes(op="placeholder")]
 
 
+# --- texts of graph modules ---
+
+
+def texts_are_where_they_were() -> None:
+    with source_text.released_source_texts():
+        gm = fx.symbolic_trace(Model())
+        first = gm.forward.__code__.co_filename
+        gm.recompile()
+        name = gm.forward.__code__.co_filename
+        assert first != name and {first, name} <= {*source_text._TEXTS}
+    assert first not in source_text._TEXTS and name in source_text._TEXTS
+    assert linecache.getlines(name) and "def forward" in inspect.getsource(type(gm).forward)
+    del gm
+    gc.collect()
+    assert name not in source_text._TEXTS and name not in linecache.cache
+
+
 CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     frame: {
         frame_is_seen: "names of matmuls: skip, only, recipes and explain",
@@ -494,6 +514,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         owners_are_counted: "release_weights leaves what other tensors hold as well",
     },
     shapes: {symbolic_sizes_are_known: "break-evens of symbolic sizes"},
+    source_text: {texts_are_where_they_were: "memory of source texts that nobody reads again"},
     operators: {operators_are_known: "matching operators, what they write, what has kernels"},
     modules: {
         hooks_are_where_they_were: "quantize_ and prepare_qat of linears with hooks",

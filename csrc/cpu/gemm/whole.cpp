@@ -13,6 +13,7 @@ namespace {
 struct Weight {
   const int8_t* data = nullptr;
   uint64_t contents = 0;
+  uint32_t generation = 0;  // of its address
 
   bool operator==(const Weight&) const = default;
 };
@@ -20,6 +21,18 @@ struct Weight {
 // 64 - bits of an address that is spread over all of them.
 size_t hash_of(const int8_t* data, int bits) {
   return reinterpret_cast<uintptr_t>(data) * 0x9e3779b97f4a7c15u >> (64 - bits);
+}
+
+// How often what was known of an address, and of those that share its number, was forgotten.
+constexpr int kGenerationBits = 10;
+std::atomic<uint32_t> generations[1 << kGenerationBits];
+
+std::atomic<uint32_t>& generation_of(const void* data) {
+  return generations[hash_of(static_cast<const int8_t*>(data), kGenerationBits)];
+}
+
+Weight weight_at(const int8_t* data, uint64_t contents) {
+  return {data, contents, generation_of(data).load(std::memory_order_relaxed)};
 }
 
 // The weights that were read, in memory that does not grow: one that had to make room is read
@@ -73,7 +86,7 @@ std::string fault_of_contents(const int8_t* data, int64_t size, uint64_t content
 }
 
 std::string fault_at_first_use(const int8_t* data, int64_t size, uint64_t contents) {
-  const Weight weight = {data, contents};
+  const Weight weight = weight_at(data, contents);  // before it is read
   Weight& last = recent(data);
   if (last == weight) return "";
   if (!known.has(weight)) {
@@ -85,6 +98,12 @@ std::string fault_at_first_use(const int8_t* data, int64_t size, uint64_t conten
   return "";
 }
 
-void know_whole(const int8_t* data, uint64_t contents) { recent(data) = {data, contents}; }
+void know_whole(const int8_t* data, uint64_t contents) { recent(data) = weight_at(data, contents); }
+
+void forget_whole(const void* data) { ++generation_of(data); }
+
+void forget_whole() {
+  for (std::atomic<uint32_t>& generation : generations) ++generation;
+}
 
 }  // namespace qfx::cpu

@@ -1,6 +1,8 @@
 #include "cpu/ops/arguments.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 
 #include "cpu/core/pages.h"
 #include "cpu/core/scratch.h"
@@ -57,6 +59,21 @@ Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype) {
   const int64_t bytes = made.numel() * made.element_size();
   if (bytes >= kAlwaysMapped) prefer_huge_pages(made.mutable_data_ptr(), bytes);
   return made;
+}
+
+Tensor empty_packed(int64_t size) {
+  constexpr int64_t kLine = 64;
+  return allocated({size}, ScalarType::Char, [&] {
+    void* data = std::aligned_alloc(kLine, round_up(size, kLine));
+    if (data == nullptr) throw std::bad_alloc();
+    prefer_huge_pages(data, size);  // a hint: a refusal changes nothing
+    const auto give_back = [](void* memory) {
+      forget_whole(memory);
+      std::free(memory);
+    };
+    const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
+    return torch::stable::from_blob(data, {size}, {1}, cpu, ScalarType::Char, give_back);
+  });
 }
 
 const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {

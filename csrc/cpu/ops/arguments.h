@@ -37,6 +37,9 @@ void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows);
 
 Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype);
 
+// Memory for a packed weight; when it is freed, it is no longer known to be whole (whole.h).
+Tensor empty_packed(int64_t size);
+
 // bias[n] as float, null without a bias: the tensor's own memory where that will do, else memory of
 // the calling thread until the next call.
 const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n);

@@ -141,7 +141,7 @@ Tensor binary_pack(Tensor w) {
                   ", where the int32 sum of the signs could overflow");
   STD_TORCH_CHECK(n <= kMaxBinaryN, op, ": N=", n, " is above ", kMaxBinaryN);
   w = made_contiguous(w);
-  Tensor packed = empty_on_cpu({packed_bits_size(n, k)}, ScalarType::Char);
+  Tensor packed = empty_packed(packed_bits_size(n, k));
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
   std::memset(out, 0, packed.numel());
   uint8_t* blocks = reinterpret_cast<uint8_t*>(out) + sizeof(PackedHeader);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "cpu/core/pages.h"
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/linear.h"
 #include "cpu/gemm/lowbit_product.h"
@@ -123,9 +122,8 @@ Tensor pack_lowbit(Tensor codes, Tensor scale, std::optional<Tensor> zero_point,
   }
   const LowbitKind kind = {bits, group, shift, half_type(op, scale, minimum)};
   const int64_t size = lowbit_size(from.n, from.k, kind);
-  Tensor packed = empty_on_cpu({size}, ScalarType::Char);
+  Tensor packed = empty_packed(size);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
-  prefer_huge_pages(out, size);  // a hint: a refusal changes nothing
   know_whole(out, pack_lowbit(kernels_of(current_isa()), from, kind, out));
   return packed;
 }

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "cpu/core/pages.h"
 #include "cpu/core/parallel.h"
 #include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
@@ -286,9 +285,8 @@ Tensor pack_weight(Tensor w, int64_t group) {
   check_weight(op, w, group);
   const int64_t n = w.size(0), k = w.size(1);
   const int64_t size = packed_size(n, k, group);
-  Tensor packed = empty_on_cpu({size}, ScalarType::Char);
+  Tensor packed = empty_packed(size);
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
-  prefer_huge_pages(out, size);  // a hint: a refusal changes nothing
   const int8_t* codes = static_cast<const int8_t*>(w.const_data_ptr());
   know_whole(out, pack(codes, n, k, w.stride(0), w.stride(1), out, group));
   return packed;
