@@ -24,9 +24,11 @@ _PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
 
 
 def why_unsuited(match: Match) -> str | None:
-    """Why int8 does not suit the matmul: its output is an angle, or it has few features. None where
-    neither holds."""
-    return _why_angle(match) or why_few_features(match.k if type(match.k) is int else None)
+    """Why int8 does not suit the matmul: its output is an angle, or its weight has few features.
+    None where neither holds. A matmul of two activations has to be predicted to gain, however few
+    features it has."""
+    few = why_few_features(match.k) if isinstance(match, Site) else None
+    return _why_angle(match) or few
 
 
 def _why_angle(match: Match) -> str | None:

@@ -137,27 +137,35 @@ def _of_part(module: nn.Module) -> Part | None:
 def _reads(module: nn.Module, ids: TokenIds) -> tuple[Tensor | None, Reads]:
     """The table that the ids are looked up in, and what the module multiplies on them; None for a
     module that looks them up nowhere, or fails on them."""
-    tables = {storage_id(p): p for p in module.parameters()}
-    for _ in range(2):  # again where the ids were drawn for another table
-        given: list[Tensor] = []
-        try:
-            plain = torch.autocast(ids.table.device.type, enabled=False)  # whoever compiles first
-            with without_modes(), plain, unchanged(module, "smoothing"):
-                torch.default_generator.manual_seed(0)
-                reads = reads_of(lambda: given.extend(ids.call(module)), module.parameters())  # noqa: B023
-        except Exception:  # of a module that takes something else, which may be of any kind
-            log.debug("%s does not take token ids alone", type(module).__name__, exc_info=True)
-            return None, Reads()
-        into = [reads.looked_up.get(storage_id(each), set()) for each in given]
-        if not all(into):
-            return None, reads
-        if storage_id(ids.table) in set.union(*into):
-            return ids.table, reads
-        other = next((tables[i] for i in set.union(*into) if i in tables), None)
-        if other is None:
-            return None, reads
-        ids = ids._replace(table=other)
+    embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
+    tables = {storage_id(table): table for table in (*embeddings, ids.table)}
+    tried = set[int | None]()
+    while storage_id(ids.table) not in tried:  # again where the ids were drawn for another table
+        tried.add(storage_id(ids.table))
+        reads = _run(module, ids)
+        found = set.union(*reads.looked_up.values()) if reads else set()
+        if storage_id(ids.table) in found:
+            return ids.table, reads or Reads()
+        other = [tables[i] for i in found if i in tables] or ([] if reads else [*tables.values()])
+        if other:
+            ids = ids._replace(table=min(other, key=len))
     return None, Reads()
+
+
+def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
+    """None where it fails on the ids; `looked_up` is of them alone."""
+    given: list[Tensor] = []
+    try:
+        plain = torch.autocast(ids.table.device.type, enabled=False)  # whoever compiles it first
+        with without_modes(), plain, unchanged(module, "smoothing"):
+            torch.default_generator.manual_seed(0)
+            reads = reads_of(lambda: given.extend(ids.call(module)), module.parameters())
+    except Exception:  # of a module that takes something else, which may be of any kind
+        log.debug("%s does not take token ids alone", type(module).__name__, exc_info=True)
+        return None
+    into = {storage_id(each): reads.looked_up.get(storage_id(each), set()) for each in given}
+    reads.looked_up = into if all(into.values()) else {None: set()}
+    return reads
 
 
 def _factor(moments: Moments, reads: list[Read]) -> tuple[float, ...] | None:
