@@ -29,8 +29,8 @@ class Read:
 
 
 class Moments(NamedTuple):
-    """Of the channels of activations x [M, K]: the means over M of x_k^2 and of x_k^4, float64 [K];
-    `rows` is M."""
+    """Of the channels of activations x [M, K]: the means over M of x_k^2, float32 [K], and of x_k^4,
+    float64 [K]; `rows` is M."""
 
     square: Tensor
     fourth: Tensor
@@ -40,12 +40,12 @@ class Moments(NamedTuple):
     def effective_rows(self) -> Tensor:
         """(sum x_k^2)^2 / sum x_k^4, float64 [K]: M of a channel that has one magnitude, M / 3 of a
         normally distributed one, 1 of a channel that one row reaches, 0 of one that is always 0."""
-        return self.rows * self.square.square() / self.fourth.clamp_min(_SMALLEST)
+        return self.rows * self.square.double().square() / self.fourth.clamp_min(_SMALLEST)
 
     @classmethod
     def of(cls, x: Tensor) -> Moments:
-        square = x.double().square()
-        return cls(square.mean(0), square.square().mean(0), x.shape[0])
+        square = x.float().square()
+        return cls(square.mean(0), square.double().square().mean(0), x.shape[0])
 
     @classmethod
     def joined(cls, each: Sequence[Moments]) -> Moments:

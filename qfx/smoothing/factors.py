@@ -172,7 +172,7 @@ def _factor(moments: Moments, reads: list[Read]) -> tuple[float, ...] | None:
     """1 / z, z_k = (rms_k / max_n |w_nk|)^_STRENGTH over the median of the channels that enough
     rows reach; at most 1 for the others. (R4)"""
     largest = torch.stack([r.weight.abs().amax(1 - r.axis).float() for r in reads]).amax(0)
-    square = moments.square.float()
+    square = moments.square
     if square.shape != largest.shape:
         return None
     log_rms = square.clamp_min(1e-30).log() / 2
