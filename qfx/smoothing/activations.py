@@ -29,8 +29,8 @@ class Read:
 
 
 class Moments(NamedTuple):
-    """Of the channels of activations x [M, K]: the means over M of x_k^2, float32 [K], and of x_k^4,
-    float64 [K]; `rows` is M."""
+    """Of the channels of activations x [M, K]: the means over M of x_k^2, float32 [K], and of
+    x_k^4, float64 [K]; `rows` is M."""
 
     square: Tensor
     fourth: Tensor
