@@ -25,7 +25,7 @@ MEANINGS = {
     '`["lm_head", "layers.0"]`',
     "only": "patterns that may become int8, nothing else does; `skip` wins over it",
     "minimum_gain": "int8 only where the predicted float time is at least this many times the int8 "
-    "time; `0` quantizes all",
+    "time; `0` quantizes all that [int8 suits](limits.md#what-is-int8)",
     "inner": f"compiler of the rewritten graph: {', '.join(f'`{name}`' for name in INNER)}",
     "backward": "how gradients are computed where the model trains: "
     f"{' or '.join(f'`{name}`' for name in BACKWARD)}, which rounds stochastically",

@@ -88,7 +88,7 @@ def _check_names(work: Work, context: Context) -> None:
 
 
 def _decide(work: Work, context: Context) -> None:
-    factors = factors_noted(work.gm)
+    factors = factors_noted(work.gm, work.matches)
     work.plan = context.decided(decide(work.matches, context.config, *context.costs, factors))
 
 

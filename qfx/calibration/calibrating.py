@@ -225,7 +225,8 @@ def _observe(
         raise ValueError("calibrate: there are no batches")
     if not session.groups:
         raise ValueError(
-            f"calibrate: {count} batches ran, but no matmul with a constant operand was captured"
+            f"calibrate: {count} batches ran, but no matmul with a constant operand was captured "
+            "that int8 suits (docs/limits.md)"
         )
     return count
 

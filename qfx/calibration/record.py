@@ -19,6 +19,7 @@ from qfx.match.base import Match, of_kind
 from qfx.match.site import Site
 from qfx.ops.rotation import transformed_weight
 from qfx.pipeline import Context, run_passes
+from qfx.plan.unsuited import why_unsuited
 from qfx.values.config import Config
 
 ROWS = 256  # of a sample, at most
@@ -170,10 +171,11 @@ class Session:
     observers: dict[SiteKey, list[tuple[Transform, Updated]]] | None = None  # of a further pass
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
-        """One call of a captured graph, its sites' inputs recorded."""
+        """One call of a captured graph; the inputs of the sites that int8 suits are recorded."""
         matches = matches_of(gm, prefixes)
         self.names.update(name for m in matches for name in m.names)
-        return _Inputs(gm, keyed_sites(matches), self).run(*arguments)
+        suited = [(key, site) for key, site in keyed_sites(matches) if not why_unsuited(site)]
+        return _Inputs(gm, suited, self).run(*arguments)
 
     def record(self, key: SiteKey, x: Tensor) -> None:
         if self.observers is None:

@@ -211,9 +211,13 @@ def _factors(group: SharedInput, scheme: Scheme) -> Iterator[Tensor | None]:
     if scheme.x is None or scheme.w.axes == PER_COLUMN:
         return
     for x, w in _sizes(group, scheme):
+        if not bool((x > _SMALLEST).any()):
+            continue
         for strength in STRENGTHS:
             factor = w.clamp_min(_SMALLEST) ** (1 - strength) / x.clamp_min(_SMALLEST) ** strength
-            yield factor / factor.log().mean().exp()  # near 1, which changes nothing but rounding
+            seen = x > _SMALLEST  # of a channel that is 0 in all batches no size is known
+            near_1 = factor / factor[seen].log().mean().exp()  # changes nothing but rounding
+            yield torch.where(seen, near_1, 1.0)
 
 
 def _sizes(group: SharedInput, scheme: Scheme) -> Iterator[tuple[Tensor, Tensor]]:

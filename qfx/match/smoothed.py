@@ -6,7 +6,7 @@ They are looked up by weight, so what `note_factors` leaves with a graph keeps n
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,31 +19,40 @@ from qfx.graph.views import View, apply
 from qfx.host.dynamo import local_source, tie_to_objects
 from qfx.host.frame import Surroundings
 from qfx.host.tensors import is_fake, storage_id
+from qfx.match.base import Match
 from qfx.match.site import Site
-from qfx.smoothing.factors import Factors, factors_of
+from qfx.match.token_flow import why_not_from_ids
+from qfx.smoothing.factors import Part, parts_of
 from qfx.smoothing.token_ids import has_part_taking_ids, token_ids_of
 
 Factor = tuple[float, ...]
+WhyNot = Callable[[Site, int | None], str]
 _NOTE = "qfx_factors"
 
 
 @dataclass(frozen=True)
 class GraphFactors:
-    """Of a graph of `module`; `storages` of its inputs, by name."""
+    """Of a graph of `module`; `storages` of its inputs, by name. `own`: the graph is the module
+    itself, and its only input is token ids."""
 
     module: Callable[[], nn.Module | None]
     storages: Mapping[str, int | None]
+    own: bool = False
 
-    def of(self, site: Site, known: Callable[[], Factors]) -> Factor | None:
-        """What x is multiplied and w divided by, [K]; None where nothing is known."""
+    def of(self, site: Site, parts: Iterable[Part], why_not: WhyNot) -> Factor | str | None:
+        """What x is multiplied and w divided by, [K]; or why that is not done, as words; None where
+        nothing is known of the weight."""
         weights = site.weights
         if len(weights) != 1:
             return None
         storage, axis = self._storage(weights[0]), _axis_of_k(site.view)
         if storage is None or axis is None:
             return None
-        factor = known().get((storage, axis))
-        return factor if factor is not None and len(factor) == site.k else None
+        for part in parts:
+            factor = part.factors.get((storage, axis))
+            if factor is not None and len(factor) == site.k:
+                return ("" if self.own else why_not(site, part.table)) or factor
+        return next((p.reason for p in parts if p.reason and storage in p.weights), None)
 
     def _storage(self, weight: fx.Node) -> int | None:
         held = weight.op == "get_attr"
@@ -66,16 +75,19 @@ def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings
 def note_own_factors(gm: fx.GraphModule) -> None:
     """The same for a graph that holds its weights, as `qfx.rewrite` is given."""
     if token_ids_of(gm) is not None:
-        gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {})
+        gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {}, own=True)
 
 
-def factors_noted(gm: fx.GraphModule) -> Callable[[Site], Factor | None]:
+def factors_noted(
+    gm: fx.GraphModule, matches: Sequence[Match]
+) -> Callable[[Site], Factor | str | None]:
     """What `decide` asks; the model runs, or is compared with its last run, at the first site."""
     noted = gm.meta.get(_NOTE)
     if not isinstance(noted, GraphFactors):
         return lambda site: None
-    known = cache(lambda: factors_of(noted.module()))
-    return lambda site: noted.of(site, known)
+    parts = cache(lambda: parts_of(noted.module()))
+    flow = cache(lambda: why_not_from_ids(gm, matches, noted.storages))
+    return lambda site: noted.of(site, parts(), lambda *asked: flow()(*asked))
 
 
 def tie_to_modules(here: Surroundings) -> None:

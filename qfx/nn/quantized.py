@@ -15,8 +15,9 @@ from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
 from qfx.nn.replace import replace
-from qfx.smoothing.factors import Factors, factors_of
+from qfx.smoothing.factors import Factors, factors_without_graph
 from qfx.values.config import Config
+from qfx.values.few_features import why_few_features
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
@@ -48,7 +49,7 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
 def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear]]:
     """What takes the place of which linears."""
     found, hows = planned(model, config, "quantize_")
-    factors = factors_of(model) if config.smoothing else {}
+    factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
     made = {m: _made(m, _smoothed(m, how, factors)) for m, how in hows.items()}
     return found, {name: made[m] for name, m in found.taken.items()}
 
@@ -73,16 +74,18 @@ def planned(
     def decided(linear: nn.Linear) -> Scheme | SiteRecipe | None:
         return _decided(config, names[linear])
 
-    found = chosen(model, config, who, lambda linear: _left_float(decided(linear)))
+    found = chosen(model, config, who, lambda linear: _left_float(decided(linear), linear))
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
     return found, {m: how for m, how in hows.items() if how is not None}
 
 
-def _left_float(how: Scheme | SiteRecipe | None) -> str:
+def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Linear) -> str:
     if how is None:
         return "the pinned plan does not name it"
-    if isinstance(how, Scheme) or how.scheme is not None:
+    if isinstance(how, Scheme):
+        return why_few_features(linear.in_features) or ""
+    if how.scheme is not None:
         return ""
     return "the recipe leaves it float" + (f": {how.reason}" if how.reason else "")
 

@@ -26,6 +26,7 @@ from qfx.ops.forms import form_of, why_no_gradient, why_not_guarded
 from qfx.ops.guard_counts import Guard
 from qfx.plan.breakeven import condition, holds_for_captured, why_untied
 from qfx.plan.plan import Entry, Plan
+from qfx.plan.unsuited import why_unsuited
 from qfx.values.config import Config
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
@@ -39,10 +40,11 @@ def decide(
     config: Config,
     cost: CostModel | None,
     gpu_costs: GpuCosts | None = None,
-    factors: Callable[[Site], tuple[float, ...] | None] = lambda site: None,
+    factors: Callable[[Site], tuple[float, ...] | str | None] = lambda site: None,
 ) -> Plan:
     """The plan of one graph. `cost`: of the CPU, and `gpu_costs` of GPUs; None: no measurements are
-    at hand, every legal site is int8. `factors`: of smoothing, where no recipe decides."""
+    at hand, every legal site is int8. `factors`: of smoothing, where no recipe decides, or why a
+    site has none."""
     price, found = Costs(cost, gpu_costs), recipes(config.recipe, matches)
     products = pinned(config.recipe, matches)
 
@@ -63,7 +65,7 @@ class _Given(NamedTuple):
     recipe: SiteRecipe | None
     product: PinnedProduct | None
     left: str | None
-    factors: Callable[[Site], tuple[float, ...] | None]
+    factors: Callable[[Site], tuple[float, ...] | str | None]
 
     @property
     def pinned(self) -> bool:
@@ -95,6 +97,8 @@ def _(match: Site, given: _Given) -> Entry:
         return _by_recipe(match, given.recipe)
     if given.pinned:
         return Entry(match, None, _NOT_PINNED)
+    if why_not := why_unsuited(match):
+        return Entry(match, None, why_not)
     return _smoothed(_by_cost(match, given.config, given.costs), match, given)
 
 
@@ -104,6 +108,8 @@ def _(match: Product, given: _Given) -> Entry:
         return Entry(match, None, given.left)
     if given.pinned:
         return _as_pinned(match, given.product)
+    if why_not := why_unsuited(match):
+        return Entry(match, None, why_not)
     return _by_gain(match, "a matmul of two activations", "products", given)
 
 
@@ -182,6 +188,8 @@ def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
     if scheme is None or not given.config.smoothing or not scheme.smooths or site.trains:
         return entry
     factor = given.factors(site)
+    if isinstance(factor, str):
+        return replace(entry, reason=f"{entry.reason}; smoothing not used: {factor}")
     if factor is None or site.n is None:
         return entry
     recipe = SiteRecipe(site.name, 0, site.n, len(factor), scheme, factor)

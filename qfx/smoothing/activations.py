@@ -1,10 +1,10 @@
-"""What the weights of a module multiply while it runs: the root mean square of each channel."""
+"""What the weights of a module multiply while it runs: the moments of each channel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from qfx.host.tensors import Watching, storage_id, tree_leaves, version, weak_storage
 
 aten = torch.ops.aten
+_SMALLEST = 2.0**-1022
 _PRODUCTS: dict[Any, tuple[int, int]] = {  # where x [M, K] and the weight [K, N] are
     aten.mm.default: (0, 1),
     aten.addmm.default: (1, 2),
@@ -27,17 +28,45 @@ class Read:
     inputs: set[int] = field(default_factory=set)
 
 
+class Moments(NamedTuple):
+    """Of the channels of activations x [M, K]: the means over M of x_k^2, float32 [K], and of
+    x_k^4, float64 [K]; `rows` is M."""
+
+    square: Tensor
+    fourth: Tensor
+    rows: int
+
+    @property
+    def effective_rows(self) -> Tensor:
+        """(sum x_k^2)^2 / sum x_k^4, float64 [K]: M of a channel that has one magnitude, M / 3 of a
+        normally distributed one, 1 of a channel that one row reaches, 0 of one that is always 0."""
+        return self.rows * self.square.double().square() / self.fourth.clamp_min(_SMALLEST)
+
+    @classmethod
+    def of(cls, x: Tensor) -> Moments:
+        square = x.float().square()
+        return cls(square.mean(0), square.double().square().mean(0), x.shape[0])
+
+    @classmethod
+    def joined(cls, each: Sequence[Moments]) -> Moments:
+        """Of several activations, all of which count alike."""
+        square = torch.stack([m.square for m in each]).mean(0)
+        fourth = torch.stack([m.fourth for m in each]).mean(0)
+        return cls(square, fourth, sum(m.rows for m in each))
+
+
 @dataclass
 class Reads:
-    """All of one run. `squares`: of each input the mean of x_k^2 over its rows, float32 [K]."""
+    """All of one run. `moments`: of each input. `looked_up`: for the storage of each tensor of ids,
+    the storages of the tables that it indexes."""
 
     found: dict[tuple[int, int], Read] = field(default_factory=dict)
-    squares: list[Tensor] = field(default_factory=list)
-    embedded: set[int] = field(default_factory=set)  # storages of what was looked up
+    moments: list[Moments] = field(default_factory=list)
+    looked_up: dict[int | None, set[int | None]] = field(default_factory=dict)
     used: set[int | None] = field(default_factory=set)  # storages of all that operators were given
 
-    def sets(self) -> Iterator[tuple[list[Read], Tensor]]:
-        """Reads that share an input, directly or by way of others, and the mean of x_k^2 over their
+    def sets(self) -> Iterator[tuple[list[Read], Moments]]:
+        """Reads that share an input, directly or by way of others, and the moments of their
         inputs."""
         left = list(self.found.values())
         while left:
@@ -46,7 +75,7 @@ class Reads:
                 more = [r for r in left if r.inputs & inputs]
                 joined += more
                 left = [r for r in left if not r.inputs & inputs]
-            yield joined, torch.stack([self.squares[i] for i in sorted(inputs)]).mean(0)
+            yield joined, Moments.joined([self.moments[i] for i in sorted(inputs)])
 
 
 def reads_of(run: Callable[[], Any], parameters: Iterable[Tensor]) -> Reads:
@@ -68,7 +97,8 @@ class _Watch(Watching):
         self.reads.used.update(storage_id(a) for a in tree_leaves(args) if isinstance(a, Tensor))
         if operator is aten.embedding.default:
             self.alive.append(weak_storage(args[1]))
-            self.reads.embedded.add(storage_id(args[1]) or 0)
+            tables = self.reads.looked_up.setdefault(storage_id(args[1]), set())
+            tables.add(storage_id(args[0]))
         if operator not in _PRODUCTS:
             return
         x, w_kn = (args[i] for i in _PRODUCTS[operator])
@@ -84,8 +114,8 @@ class _Watch(Watching):
         place = (storage_id(x), x.storage_offset(), x.shape, x.stride(), version(x))
         if place not in self.places:
             self.alive.append(weak_storage(x))
-            self.places[place] = len(self.reads.squares)
-            self.reads.squares.append(x.float().square().mean(0))
+            self.places[place] = len(self.reads.moments)
+            self.reads.moments.append(Moments.of(x))
         return self.places[place]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -20,18 +20,37 @@ from qfx.host.modules import has_forward_hooks
 from qfx.host.tensors import has_values, storage_id, without_modes, wraps_tensors
 from qfx.memory.held import drop_file_pages, is_held
 from qfx.memory.seen import Seen, seen
-from qfx.smoothing.activations import Read, reads_of
-from qfx.smoothing.token_ids import hooked, token_ids_of
+from qfx.smoothing.activations import Moments, Read, Reads, reads_of
+from qfx.smoothing.fed import why_fed
+from qfx.smoothing.token_ids import TokenIds, hooked, token_ids_of
 
 log = logging.getLogger(__name__)
 _STRENGTH = 0.35  # below the 1/2 of known statistics: those of random ids are off (decision 0024)
-_LARGEST = 2.0**6  # of a factor, and the inverse of the smallest: the ids do not reach all channels
+_LARGEST = 2.0**3  # of a factor, and the inverse of the smallest (decision 0035)
+_LEAST_IDS = 16  # distinct ids, and effective rows of a channel, that tell its size (decision 0035)
 Factors = Mapping[tuple[int, int], tuple[float, ...]]  # by storage and axis of K
+
+
+class Part(NamedTuple):
+    """A part of a model that takes token ids and nothing else.
+
+    `table`: the storage of the embedding that the ids are looked up in. `factors`: of its weights,
+    or else `reason` says why it has none. `weights`: the storages of its parameters. `fed`: why a
+    module around it may call it with embeddings, '' where it is given ids.
+    """
+
+    name: str
+    table: int | None
+    factors: Factors
+    weights: frozenset[int | None]
+    reason: str = ""
+    fed: str = ""
 
 
 class _Known(NamedTuple):
     weights: Seen
     modes: tuple[tuple[bool, bool], ...]  # of each part: whether it trains, and is hooked
+    parts: tuple[Part, ...]
     factors: Factors
 
 
@@ -39,68 +58,128 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 
 
 def factors_of(module: nn.Module | None) -> Factors:
-    """Of the matrices that a module multiplies, or each of its outermost parts that take token ids
-    and nothing else; not where hooks watch, where parameters wrap others or have no values yet, or
-    where it fails on the ids. Runs them on 8 x 64 seeded ids (docs/numerics.md (R4)).
+    """The factors of the weights of all parts of the module, where these are given token ids."""
+    known = _known_of(module)
+    return known.factors if known else {}
+
+
+def parts_of(module: nn.Module | None) -> tuple[Part, ...]:
+    """The outermost parts of a module, or itself, that take token ids and nothing else; none where
+    hooks watch, where parameters wrap others or have no values yet, or where it fails on the ids.
+    Runs them on 8 x 64 seeded ids (docs/numerics.md (R4)).
 
     Kept while weights, modes and hooks stay. What a run of it changes is put back.
     """
+    known = _known_of(module)
+    return known.parts if known else ()
+
+
+def factors_without_graph(model: nn.Module, who: str) -> Factors:
+    """The factors of the parts of a model that, as far as signatures tell, are given token ids.
+    Logs at level INFO, in the name of `who`, which parts are smoothed and why others are not."""
+    found: dict[tuple[int, int], tuple[float, ...]] = {}
+    for part in parts_of(model):
+        why_not = part.reason or part.fed
+        found |= {} if why_not else part.factors
+        said = f"not used, {why_not}" if why_not else f"of {len(part.factors)} weights"
+        log.info("%s: smoothing of %s: %s", who, part.name, said)
+    return found
+
+
+def _known_of(module: nn.Module | None) -> _Known | None:
     if module is None or any(is_lazy(p) or wraps_tensors(p) for p in module.parameters()):
-        return {}
+        return None
     weights = tuple(p for p in module.parameters() if has_values(p))
     modes = tuple((part.training, has_forward_hooks(part)) for part in module.modules())
     known = _known.get(module)
     if known is None or known.modes != modes or not known.weights.unchanged(weights):
-        snapshot = seen(weights, range(len(weights)))
-        known = _known[module] = _Known(snapshot, modes, _found(module))
+        snapshot, parts = seen(weights, range(len(weights))), tuple(_found(module, ()))
+        factors = {key: factor for part in parts for key, factor in part.factors.items()}
+        known = _known[module] = _Known(snapshot, modes, parts, factors)
         for weight in filter(is_held, weights):  # what it read of them has been fetched
             drop_file_pages(weight)
-    return known.factors
+    return known
 
 
-def _found(module: nn.Module) -> Factors:
-    if own := _of_part(module):
-        return own
-    found: dict[tuple[int, int], tuple[float, ...]] = {}
-    for child in module.children():
-        found |= _found(child)
-    return found
+def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[Part]:
+    """`around`: the modules that hold this one, the outermost first."""
+    own = _of_part(module)
+    if own is not None:
+        yield own._replace(fed=next(filter(None, (why_fed(module, m) for m in around)), ""))
+    if own is None or own.reason:
+        for child in module.children():
+            yield from _found(child, (*around, module))
 
 
-def _of_part(module: nn.Module) -> Factors:
+def _of_part(module: nn.Module) -> Part | None:
     ids = token_ids_of(module)
     if ids is None or hooked(module):
-        return {}
-    looked_up: list[Tensor] = []
+        return None
+    table, reads = _reads(module, ids)
+    if table is None:
+        return None
+    name, weights = type(module).__name__, frozenset(map(storage_id, module.parameters()))
+    part = Part(name, storage_id(table), {}, weights)
+    if unused := [n for n, p in module.named_parameters() if storage_id(p) not in reads.used]:
+        log.debug("%s takes more than token ids: %s", name, ", ".join(unused))
+        return part._replace(reason=f"{name} takes more than token ids")
+    if table.shape[0] < _LEAST_IDS:
+        few = f"{name} has a vocabulary of {table.shape[0]}, and {_LEAST_IDS} ids are needed"
+        return part._replace(reason=few)
+    found: dict[tuple[int, int], tuple[float, ...]] = {}
+    for joined, moments in reads.sets():
+        factor = _factor(moments, joined)
+        if factor is not None:
+            found |= {(storage_id(r.weight) or 0, r.axis): factor for r in joined}
+    return part._replace(factors=found)
+
+
+def _reads(module: nn.Module, ids: TokenIds) -> tuple[Tensor | None, Reads]:
+    """The table that the ids are looked up in, and what the module multiplies on them; None for a
+    module that looks them up nowhere, or fails on them."""
+    embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
+    tables = {storage_id(table): table for table in (*embeddings, ids.table)}
+    tried = set[int | None]()
+    while storage_id(ids.table) not in tried:  # again where the ids were drawn for another table
+        tried.add(storage_id(ids.table))
+        reads = _run(module, ids)
+        found = set.union(*reads.looked_up.values()) if reads else set()
+        if storage_id(ids.table) in found:
+            return ids.table, reads or Reads()
+        other = [tables[i] for i in found if i in tables] or ([] if reads else [*tables.values()])
+        if other:
+            ids = ids._replace(table=min(other, key=len))
+    return None, Reads()
+
+
+def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
+    """None where it fails on the ids; `looked_up` is of them alone."""
+    given: list[Tensor] = []
     try:
         plain = torch.autocast(ids.table.device.type, enabled=False)  # whoever compiles it first
         with without_modes(), plain, unchanged(module, "smoothing"):
             torch.default_generator.manual_seed(0)
-            reads = reads_of(lambda: looked_up.extend(ids.call(module)), module.parameters())
+            reads = reads_of(lambda: given.extend(ids.call(module)), module.parameters())
     except Exception:  # of a module that takes something else, which may be of any kind
         log.debug("%s does not take token ids alone", type(module).__name__, exc_info=True)
-        return {}
-    if {storage_id(each) for each in looked_up} - reads.embedded:
-        return {}
-    if unused := [n for n, p in module.named_parameters() if storage_id(p) not in reads.used]:
-        log.debug("%s takes more than token ids: %s", type(module).__name__, ", ".join(unused))
-        return {}
-    found: dict[tuple[int, int], tuple[float, ...]] = {}
-    for joined, square in reads.sets():
-        factor = _factor(square, joined)
-        if factor is not None:
-            found |= {(storage_id(r.weight) or 0, r.axis): factor for r in joined}
-    return found
+        return None
+    into = {storage_id(each): reads.looked_up.get(storage_id(each), set()) for each in given}
+    reads.looked_up = into if all(into.values()) else {None: set()}
+    return reads
 
 
-def _factor(square: Tensor, reads: list[Read]) -> tuple[float, ...] | None:
-    """1 / z, z_k = (rms_k / max_n |w_nk|)^_STRENGTH over the median of all. (R4)"""
+def _factor(moments: Moments, reads: list[Read]) -> tuple[float, ...] | None:
+    """1 / z, z_k = (rms_k / max_n |w_nk|)^_STRENGTH over the median of the channels that enough
+    rows reach; at most 1 for the others. (R4)"""
     largest = torch.stack([r.weight.abs().amax(1 - r.axis).float() for r in reads]).amax(0)
+    square = moments.square
     if square.shape != largest.shape:
         return None
     log_rms = square.clamp_min(1e-30).log() / 2
     log_z = _STRENGTH * (log_rms - largest.clamp_min(1e-15).log())
-    if not bool(log_z.isfinite().all()):
+    reached = moments.effective_rows >= _LEAST_IDS
+    if not bool(log_z.isfinite().all() and reached.any()):
         return None
-    factor = (log_z.median() - log_z).exp().clamp(1 / _LARGEST, _LARGEST)
+    most = torch.where(reached, _LARGEST, 1.0)
+    factor = (log_z[reached].median() - log_z).exp().clamp_min(1 / _LARGEST).minimum(most)
     return tuple(factor.cpu().tolist())

@@ -40,7 +40,8 @@ class Config:
     names follow it, the others `scheme`. `skip`, `only`: patterns for module paths and parameter
     names (`lm_head`, `layers.0.*`); `only` keeps nothing else, `skip` wins over it and over the
     recipe. `minimum_gain`: a site becomes int8 if its predicted float time divided by its int8
-    time is at least this; 0 quantizes all. `inner`: the compiler of the rewritten graph.
+    time is at least this; 0 quantizes all that int8 suits (docs/limits.md). `inner`: the compiler
+    of the rewritten graph.
     `backward`: how gradients are computed when the model trains, "float" or "int8" with stochastic
     rounding. `guard`: rows of activations whose relative error in int8 may exceed this, by the
     bound (B5) of docs/numerics.md, run in float; None never. `smoothing`: of a model that takes
@@ -89,7 +90,9 @@ class Config:
         self.chosen  # noqa: B018  (a preset may have no int8 backward)
         gain = self.minimum_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < 1e6:
-            raise UserError(f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all)")
+            raise UserError(
+                f"minimum_gain={gain!r} is not a ratio of times (0 quantizes all that int8 suits)"
+            )
 
         for name in ("smoothing", "release_weights"):
             if not isinstance(getattr(self, name), bool):

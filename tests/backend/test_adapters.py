@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 
 def _lora(*targets: str, **more: Any) -> LoraConfig:
-    return LoraConfig(r=4, init_lora_weights=False, target_modules=list(targets), **more)
+    return LoraConfig(r=8, init_lora_weights=False, target_modules=list(targets), **more)
 
 
 def _llama() -> tuple[nn.Module, LoraConfig, Tensor]:

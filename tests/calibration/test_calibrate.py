@@ -138,6 +138,16 @@ def test_factors_move_the_strength_from_activations_to_weights() -> None:
         assert alike.allclose(alike.mean(), rtol=1e-4)
 
 
+def test_a_channel_that_no_batch_reaches_is_left_as_it_is() -> None:
+    """Its size is not known: a factor for the size 0 would be thousands of times the others."""
+    (x,) = batches(1, 200)
+    x, model = x.index_fill(1, torch.tensor(3), 0.0), nn.Linear(K, 96, bias=False).eval()
+    (group,) = recorded(model, x).values()
+    for factor in list(_factors(group, qfx.Scheme()))[1:]:
+        assert factor is not None and factor[3] == 1.0
+        assert factor.max() < 10 and factor.min() > 0.1
+
+
 def test_rows_and_columns_of_one_activation_are_recorded_apart() -> None:
     (x,) = batches(1, K)
     found = [group.activation.absmax for group in recorded(Both().eval(), x).values()]

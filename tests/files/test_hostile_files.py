@@ -30,7 +30,7 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b = nn.Linear(64, 6), nn.Linear(6, 2, bias=False)
+        self.a, self.b = nn.Linear(64, 8), nn.Linear(8, 2, bias=False)
         self.c = nn.Linear(2, 2, bias=False)
         self.register_buffer("on", torch.tensor([True, False, True]))
         self.register_buffer("shift", torch.randn(2), persistent=False)

@@ -45,7 +45,7 @@ def logits(model: Any, cache: Any) -> Tensor:
     """Of the tokens behind a prompt, [tokens, V]."""
     with torch.no_grad():
         steps = [
-            model(input_ids=ids(1, count, i), past_key_values=cache, use_cache=True).logits[0]
+            model(input_ids=ids(1, count, i + 10), past_key_values=cache, use_cache=True).logits[0]
             for i, count in enumerate(STEPS)
         ]
     return torch.cat(steps)

@@ -72,7 +72,7 @@ CASES: dict[str, Case] = {
     "left_transposed": (lambda s, x: torch.matmul(s.kn.t(), x), (K, 5)),
     "left_plus_column": (lambda s, x: s.nk @ x + s.b[:, None], (2, K, 5)),
     "left_then_view": (lambda s, x: (s.nk @ x).view(-1), (2, K, 5)),
-    "rmatmul": (lambda s, x: s.nk.__rmatmul__(x), (5, N)),
+    "rmatmul": (lambda s, x: s.kn.__rmatmul__(x), (5, K)),
     "linalg": (lambda s, x: torch.linalg.matmul(x, s.kn), (2, 5, K)),
     "chunk": (lambda s, x: F.linear(x, s.qkv.chunk(3)[1]), (5, K)),
     "rows": (lambda s, x: F.linear(x, s.qkv[N : 2 * N]), (5, K)),

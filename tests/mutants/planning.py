@@ -270,6 +270,24 @@ PLANNING = (
         tests=("test_factors_are_those_of_the_equation",),
     ),
     Mutant(
+        "what is computed from floats is smoothed",
+        old="        if origin.floats:\n",
+        new="        if False:\n",
+        tests=("test_what_is_smoothed_and_why_not",),
+    ),
+    Mutant(
+        "channels that few ids reach are enlarged",
+        old="most = torch.where(reached, _LARGEST, 1.0)",
+        new="most = torch.full_like(log_z, _LARGEST)",
+        tests=("test_channels_that_few_ids_reach_are_not_enlarged",),
+    ),
+    Mutant(
+        "angles are int8 where they are scaled",
+        old="elif name in _PASSED and user not in seen:",
+        new="elif False:",
+        tests=("test_an_angle_stays_float",),
+    ),
+    Mutant(
         "smoothing forgets that weights changed",
         old=" or not known.weights.unchanged(weights):",
         new=":",

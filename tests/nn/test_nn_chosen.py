@@ -123,6 +123,6 @@ def test_a_recipe_means_a_shared_module_by_any_of_its_names() -> None:
 
 
 def test_a_second_call_says_that_the_first_took_all() -> None:
-    model = qfx.quantize_(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    model = qfx.quantize_(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
     with pytest.raises(ValueError, match=r"no nn\.Linear inside it; 0, 2 hold codes already"):
         qfx.quantize_(model)

@@ -120,7 +120,7 @@ def test_zero_minimum_gain_quantizes_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "rotation"), [(128, 64), (192, 64), (80, 16), (32, 16), (40, 0), (1, 0)]
+    ("features", "rotation"), [(128, 64), (192, 64), (80, 16), (32, 16), (40, 0), (8, 0)]
 )
 def test_the_default_rotates_the_largest_block_that_fits(features: int, rotation: int) -> None:
     gm = qfx.trace(nn.Linear(features, 8), torch.randn(4, features))
