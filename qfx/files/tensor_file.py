@@ -156,7 +156,7 @@ def on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """malloc keeps pages that are freed, as many as a third of a model's."""
     size = prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     pages = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
     return torch.frombuffer(pages, dtype=dtype, count=prod(shape)).reshape(shape)
 

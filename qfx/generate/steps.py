@@ -80,7 +80,7 @@ class Steps:
         self._look()
         found = {}
         for rows in (r for r in ROWS if r <= self.length):
-            tokens = torch.zeros(batch, rows, dtype=torch.int64)
+            tokens = torch.zeros(batch, rows, dtype=torch.int64, device="cpu")
             cache = Cache(layers=self._layers())
             self._begin(cache, batch)
             asked = Asked(tokens, cache, None, None, 1, rows)
@@ -122,7 +122,7 @@ class Steps:
         """Memory for texts that the cache knows nothing of yet."""
         for layer, (heads, features) in zip(cache.layers, self.shapes, strict=True):
             if not layer.is_initialized:  # type: ignore[union-attr]
-                empty = torch.empty(batch, heads, 0, features)
+                empty = torch.empty(batch, heads, 0, features, dtype=torch.float32, device="cpu")
                 layer.lazy_initialization(empty, empty)  # type: ignore[union-attr]
 
     def _look(self) -> None:
@@ -238,7 +238,7 @@ class Steps:
             positions = self.places.numbers(first, count)[None]
         masks = self.places.masks(asked.seen, first, batch, rows)
         places = self.places.numbers(first, rows)
-        last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
+        last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
         told = (filled(asked.tokens, rows), filled(positions.expand(batch, count), rows))
         return (*told, places, *last, *masks)
 

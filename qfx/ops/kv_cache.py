@@ -25,7 +25,7 @@ def kv_empty(
     batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(keys, key_scale, values, value_scale) of a cache with room for `length` tokens of D = `d`
-    features, rounded up to a multiple of 16: zeros. A head has `d * bits / 8 + 4` bytes a token in
+    features, rounded up to a multiple of 16: zeros on the CPU. A head has `d * bits / 8 + 4` bytes a token in
     8 bits and `+ 8` in 4, for keys and for values.
 
     ValueError: bits that are neither 8 nor 4, an odd D with 4 bits.
@@ -34,11 +34,15 @@ def kv_empty(
     key_size, key_dtype, key_scales = _token(d, key_bits)
     size, dtype, scales = _token(d, value_bits)
     return (
-        torch.zeros(batch, heads, capacity // TOKENS, key_size, TOKENS, dtype=key_dtype),
-        torch.zeros(batch, heads, capacity, key_scales),
-        torch.zeros(batch, heads, capacity, size, dtype=dtype),
-        torch.zeros(batch, heads, capacity, scales),
+        _zeros(batch, heads, capacity // TOKENS, key_size, TOKENS, dtype=key_dtype),
+        _zeros(batch, heads, capacity, key_scales),
+        _zeros(batch, heads, capacity, size, dtype=dtype),
+        _zeros(batch, heads, capacity, scales),
     )
+
+
+def _zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(sizes, dtype=dtype, device="cpu")
 
 
 def _token(d: int, bits: int) -> tuple[int, torch.dtype, int]:
