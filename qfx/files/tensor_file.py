@@ -120,9 +120,10 @@ def tensors_of(
     with table.path.open("rb") as file:
         told(file.read(table.head))
         for name, entry in table.entries.items():
-            tensor = (on_own_pages if passing(name) else torch.empty)(
-                entry.shape, dtype=entry.dtype
-            )
+            if passing(name):
+                tensor = on_own_pages(entry.shape, entry.dtype)
+            else:
+                tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
             memory = _read_into(tensor, file, table.path, name)
             told(memory)
             yield name, tensor

@@ -43,8 +43,8 @@ def matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def added(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor:
-    """float32 [..., M, N] for q [..., M, D] and k [..., N, D]: what is added to the scores, minus infinity for keys that a row does not
-    see. (A1)"""
+    """float32 [..., M, N] for q [..., M, D] and k [..., N, D]: what is added to the scores, minus
+    infinity for keys that a row does not see. (A1)"""
     m, n = q.shape[-2], k.shape[-2]
     none = torch.zeros(m, n, dtype=torch.float32, device=q.device)
     b = none if mask is None else mask

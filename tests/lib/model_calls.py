@@ -66,22 +66,36 @@ def load_files_of_others(folder: Path) -> Call:
     return run
 
 
+STATED = {"dtype": torch.float32, "device_map": {"": "cpu"}}
+
+
 @call
-def pretrained(folder: Path) -> Call:
-    """transformers refuses `from_pretrained` on a default of meta where no device is stated."""
+def from_pretrained(folder: Path) -> Call:
     decoder("llama").save_pretrained(folder / "float")
-    tokens, how = ids(1, 12), {"dtype": torch.float32, "device_map": {"": "cpu"}}
-    load = AutoModelForCausalLM.from_pretrained
+    tokens, load = ids(1, 12), AutoModelForCausalLM.from_pretrained
 
     def run() -> Any:
         found: list[Any] = []
         for config in (QfxConfig(), QfxConfig("w4a8"), QfxConfig(smoothing=True)):
-            model = load(folder / "float", quantization_config=config, **how)
+            model = load(folder / "float", quantization_config=config, **STATED)
             model.save_pretrained(folder / "int8")
-            again = load(folder / "int8", **how)
+            again = load(folder / "int8", **STATED)
             with torch.no_grad():
                 found += [each(tokens, use_cache=False).logits for each in (model, again)]
         return found
+
+    return run
+
+
+@call
+def save_pretrained(folder: Path) -> Call:
+    decoder("llama").save_pretrained(folder / "float")
+    load, how = AutoModelForCausalLM.from_pretrained, {"quantization_config": QfxConfig()}
+    model = load(folder / "float", **how, **STATED)
+
+    def run() -> Any:
+        model.save_pretrained(folder / "int8")
+        return (folder / "int8" / "model.safetensors").read_bytes()
 
     return run
 

@@ -27,10 +27,16 @@ Call = Callable[[], Any]
 CALLS: dict[str, Callable[[Path], Call]] = {}
 Q = qfx.QSpec
 SCHEMES: dict[str, Any] = {
-    "w8a8": "w8a8", "asymmetric": "w8a8-asymmetric", "weights": qfx.Scheme(x=None), "w4": "w4",
-    "w4a8": "w4a8", "groups": qfx.Scheme(w=Q(group=32)), "columns": qfx.Scheme(w=Q(axes=PER_COLUMN)),
-    "both": qfx.Scheme(Q(group=32), Q(5, group=32, packed=True)), "rotated": qfx.Scheme(rotation=64),
-}  # fmt: skip
+    "w8a8": "w8a8",
+    "asymmetric": "w8a8-asymmetric",
+    "weights": qfx.Scheme(x=None),
+    "w4": "w4",
+    "w4a8": "w4a8",
+    "groups": qfx.Scheme(w=Q(group=32)),
+    "columns": qfx.Scheme(w=Q(axes=PER_COLUMN)),
+    "both": qfx.Scheme(Q(group=32), Q(5, group=32, packed=True)),
+    "rotated": qfx.Scheme(rotation=64),
+}
 LOSSES: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "gptq": {"rounding": "gptq"},
@@ -91,8 +97,8 @@ def text_of(recipe: qfx.Recipe) -> list[Any]:
 @call
 def tensors(folder: Path) -> Call:
     x = rows()
-    specs = (Q(), Q(axes=PER_TENSOR), Q(axes=PER_COLUMN), Q(4, group=32), Q(4, group=32, packed=True),
-             Q(symmetric=False))  # fmt: skip
+    axes = [Q(), Q(axes=PER_TENSOR), Q(axes=PER_COLUMN), Q(symmetric=False)]
+    specs = [*axes, Q(4, group=32), Q(4, group=32, packed=True)]
 
     def run() -> Any:
         found: list[Any] = []

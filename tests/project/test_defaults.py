@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import qfx
 from qfx.host.tensors import tree_leaves
 from tests.lib import model_calls, public_calls
 from tests.lib.public_calls import Call
@@ -22,11 +23,14 @@ from tests.lib.public_calls import Call
 CALLS = public_calls.CALLS | model_calls.CALLS
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 DEVICES = (None, "cpu", "meta")
+# transformers itself reads no file while the default device is meta, with qfx or without.
+NOT_OURS = {("from_pretrained", "meta")}
 LONG = os.environ.get("QFX_TEST_PROFILE") == "long"
 Default = tuple[torch.dtype, str | None]
 # Dtypes and devices are asked for in different places: the quick profile has each once.
 ALONE = [(dtype, None) for dtype in DTYPES[1:]] + [(torch.float32, d) for d in DEVICES[1:]]
 DEFAULTS = [(dtype, device) for dtype in DTYPES for device in DEVICES] if LONG else ALONE
+ROWS = [(n, *each) for n in CALLS for each in DEFAULTS if (n, each[1]) not in NOT_OURS]
 
 
 @contextmanager
@@ -68,8 +72,7 @@ def expected() -> dict[str, list[Any]]:
     return {}
 
 
-@pytest.mark.parametrize(("dtype", "device"), DEFAULTS, ids=lambda v: str(v).removeprefix("torch."))
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "dtype", "device"), ROWS, ids=lambda v: str(v).split(".")[-1])
 def test_it_gives_the_same_bits(
     name: str, dtype: torch.dtype, device: str | None, expected: Any, tmp_path: Path
 ) -> None:
@@ -82,3 +85,27 @@ def test_it_gives_the_same_bits(
         i for i, pair in enumerate(zip(found, expected[name], strict=True)) if not same(*pair)
     ]
     assert differing == []
+
+
+MADE = {
+    "Linear": lambda: qfx.nn.Linear(8, 4, scheme=qfx.Scheme()),
+    "LSQLinear": lambda: qfx.nn.LSQLinear(8, 4, shift=True),
+    "BinaryLinear": lambda: qfx.nn.BinaryLinear(8, 4, shift=True),
+    "SignLinear": lambda: qfx.nn.SignLinear(8, 4),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_new_modules_are_float32_and_lie_where_new_modules_of_torch_lie(name: str) -> None:
+    kinds = {n: t.dtype for n, t in MADE[name]().state_dict().items()}
+    for dtype, device in ((dtype, device) for dtype in DTYPES for device in DEVICES):
+        with default(dtype, device):
+            state = MADE[name]().state_dict()
+        assert {n: t.dtype for n, t in state.items()} == kinds
+        assert {t.device.type for n, t in state.items() if n != "scheme"} == {device or "cpu"}
+
+
+def test_what_transformers_does_not_read_by_itself(tmp_path: Path) -> None:
+    model_calls.decoder("llama").save_pretrained(tmp_path)
+    with default(torch.float32, "meta"), pytest.raises((RuntimeError, NotImplementedError)):
+        model_calls.AutoModelForCausalLM.from_pretrained(tmp_path, **model_calls.STATED)
