@@ -26,7 +26,7 @@ class Moments:
     were; without those with a NaN or an infinity, or too large for sums of squares. (Q8)"""
 
     def __init__(self, k: int) -> None:
-        self.h_kk = torch.zeros(k, k)
+        self.h_kk = torch.zeros(k, k, dtype=torch.float32, device="cpu")
         self.rows = 0
 
     def update(self, x: Tensor) -> None:
@@ -49,7 +49,7 @@ class ComparedMoments(Moments):
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
-        self.c_kk = torch.zeros(k, k)
+        self.c_kk = torch.zeros(k, k, dtype=torch.float32, device="cpu")
 
     def compare(self, in_float: Tensor, x: Tensor) -> None:
         both = [t.reshape(t.shape[:-1].numel(), self.h_kk.shape[0]).float() for t in (in_float, x)]
@@ -129,7 +129,8 @@ def _spread(w_nk: Tensor, nearest: Quantized, order: Order) -> Tensor:
     group = order.columns // spec.group if spec.group else torch.zeros_like(order.columns)
     w_kn, scale_gn, zero_gn = w_nk.t()[order.columns], scale.t(), zero.t().float()
     inverse_gn = 1 / scale_gn
-    codes_kn, error_kn = torch.empty(w_kn.shape, dtype=torch.int8), torch.empty_like(w_kn)
+    codes_kn = torch.empty(w_kn.shape, dtype=torch.int8, device=w_kn.device)
+    error_kn = torch.empty_like(w_kn)
     groups, share = group.tolist(), order.share_kk
     for start in range(0, w_kn.shape[0], _BLOCK):
         block = slice(start, min(start + _BLOCK, w_kn.shape[0]))
@@ -140,6 +141,6 @@ def _spread(w_nk: Tensor, nearest: Quantized, order: Order) -> Tensor:
             codes = (wanted * inverse_gn[g]).round_().add_(zero_gn[g]).clamp_(qmin, qmax)
             codes_kn[j] = codes
             error_kn[j] = w_kn[j] - codes.sub_(zero_gn[g]).mul_(scale_gn[g])
-    codes_nk = torch.empty(w_nk.shape, dtype=torch.int8)
+    codes_nk = torch.empty(w_nk.shape, dtype=torch.int8, device=w_nk.device)
     codes_nk[:, order.columns] = codes_kn.t()
     return codes_nk

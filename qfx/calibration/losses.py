@@ -39,7 +39,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         rows, drawn = ctx.saved_tensors
         chances = rows.log_softmax(-1).exp_()
-        chances[torch.arange(len(drawn)), drawn] -= 1
+        chances[torch.arange(len(drawn), dtype=torch.int64, device=drawn.device), drawn] -= 1
         return chances.mul_(grad[:, None]), None
 
 
@@ -57,7 +57,7 @@ def direction(output: Any, random: torch.Generator) -> Tensor:
     """The product of each row of the output with a random direction, over its length. (D3)"""
     rows = _rows(_first(output))
     lengths = rows.detach().norm(dim=-1).clamp_min(1e-30)
-    towards = torch.randn(rows.shape, generator=random)
+    towards = torch.randn(rows.shape, generator=random, dtype=torch.float32, device="cpu")
     return (rows * towards).sum(-1) / lengths
 
 

@@ -63,7 +63,7 @@ class Histogram:
 
     def __init__(self) -> None:
         self.limit = 0.0
-        self.counts = torch.zeros(BINS, dtype=torch.float64)
+        self.counts = torch.zeros(BINS, dtype=torch.float64, device="cpu")
 
     def update(self, x: Tensor) -> None:
         x = x.detach().reshape(-1).float()
@@ -86,7 +86,7 @@ class Histogram:
     @property
     def centres(self) -> Tensor:
         width = 2 * self.limit / BINS
-        return (torch.arange(BINS, dtype=torch.float64) + 0.5) * width - self.limit
+        return (torch.arange(BINS, dtype=torch.float64, device="cpu") + 0.5) * width - self.limit
 
     def extremes(self) -> tuple[float, float]:
         """The outer edges of the outermost bins that hold something, zero inside."""
@@ -170,8 +170,8 @@ class Entropy(_Clipping):
         codes = _codes(values[inside], clipped, self.bits, self.symmetric).long()
         codes -= codes.min()
         size = int(codes.max()) + 1
-        mass = torch.zeros(size, dtype=torch.float64).index_add_(0, codes, held)
-        bins = torch.zeros(size, dtype=torch.float64).index_add_(0, codes, (held > 0).double())
+        mass = held.new_zeros(size).index_add_(0, codes, held)
+        bins = held.new_zeros(size).index_add_(0, codes, (held > 0).double())
         quantized = torch.where(held > 0, (mass / bins.clamp_min(1))[codes], 0)
         p, q = reference / reference.sum(), quantized / quantized.sum().clamp_min(1e-300)
         there = p > 0

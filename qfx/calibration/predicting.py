@@ -49,7 +49,7 @@ def predicted(
                 totals[key] = totals.get(key, 0.0) + added
     if not predictions:
         raise UserError("calibrate: the batches that are held out have no prediction in them")
-    unseen = torch.tensor([[torch.nan]])
+    unseen = torch.full((1, 1), torch.nan, dtype=torch.float64, device="cpu")
     return {
         key: _told(each, totals.get(key, unseen).clamp_min(0) / (2 * predictions), groups[key])
         for key, each in found.items()

@@ -54,7 +54,9 @@ class Transform(NamedTuple):
     def _zeroed(self, t: Tensor) -> Tensor:
         if not self.outliers:
             return t
-        return t.index_fill(-1, torch.tensor(self.outliers), 0.0)
+        return t.index_fill(
+            -1, torch.tensor(self.outliers, dtype=torch.int64, device=t.device), 0.0
+        )
 
 
 @dataclass
@@ -71,10 +73,12 @@ class Activation:
     calls: int = 0
 
     def __post_init__(self) -> None:
-        self.absmax = torch.zeros(self.k)
-        self.extreme = torch.zeros(0, self.k)
-        self._rows = torch.zeros(0, self.k)  # written in place: new tensors would fragment memory
-        self._drawn = torch.zeros(0)  # the random number of each sampled row
+        self.absmax = torch.zeros(self.k, dtype=torch.float32, device="cpu")
+        self.extreme = self.absmax.new_zeros(0, self.k)
+        self._rows = self.absmax.new_zeros(
+            0, self.k
+        )  # written in place: new tensors would fragment memory
+        self._drawn = self.absmax.new_zeros(0)  # the random number of each sampled row
         self._random = torch.Generator().manual_seed(0)
 
     @property
@@ -100,13 +104,15 @@ class Activation:
 
     def _draw(self, x_mk: Tensor) -> None:
         """Each row gets a random number; those with the smallest ones stay."""
-        count = self._drawn.numel()
-        numbers = torch.cat([self._drawn, torch.rand(x_mk.shape[0], generator=self._random)])
+        count, added = self._drawn.numel(), x_mk.shape[0]
+        drawn = torch.rand(added, generator=self._random, dtype=torch.float32, device="cpu")
+        numbers = torch.cat([self._drawn, drawn])
         chosen = numbers.topk(min(self.room, numbers.numel()), largest=False).indices.sort().values
         old, new = chosen[chosen < count], chosen[chosen >= count] - count
         if not new.numel():
             return
-        rows = self._rows if self._rows.shape[0] == self.room else torch.empty(self.room, self.k)
+        full = self._rows.shape[0] == self.room
+        rows = self._rows if full else self._rows.new_empty(self.room, self.k)
         rows[: old.numel()] = self._rows[old]
         rows[old.numel() : chosen.numel()] = x_mk[new]
         self._rows, self._drawn = rows, numbers[chosen]

@@ -131,7 +131,7 @@ def _rounded(
 
 def _codes(w_nk: Tensor, transform: Transform, spec: QSpec, order: Order) -> Tensor:
     """int8 [N, K]; little is in memory beside them, as of the head of a language model."""
-    codes = torch.empty(w_nk.shape, dtype=torch.int8)
+    codes = torch.empty(w_nk.shape, dtype=torch.int8, device=w_nk.device)
     rows = _ROWS if spec.axes == PER_ROW else max(w_nk.shape[0], 1)
     for w, out in zip(w_nk.split(rows), codes.split(rows), strict=True):
         out.copy_(rounded_codes(transform.of_weight(w), spec, order))

@@ -117,7 +117,8 @@ def costs_of_errors(
 ) -> Tensor:
     """sum_tu (d_t d_u) price_tu over rows t and u of these calls, float64 [candidates, sites]: d_t
     the error in the output of a site at row t. 0 in float. (D1)"""
-    result = torch.zeros(len(candidates), len(group.readers), dtype=torch.float64)
+    shape = (len(candidates), len(group.readers))
+    result = torch.zeros(shape, dtype=torch.float64, device="cpu")
     int8 = [(i, c) for i, c in enumerate(candidates) if c.scheme]
     per_row = all(c.scheme.w.axes == PER_ROW for _, c in int8 if c.scheme)
     for call in calls if int8 else ():
@@ -251,8 +252,9 @@ def rounded_activation(x: Tensor, spec: QSpec, observer: str, seen: Tensor) -> T
     watch = OBSERVERS[observer](spec.bits, spec.symmetric)
     watch.update(seen)
     scale, zero_point = step_of(*watch.range(), spec.bits, spec.symmetric)
-    steps = torch.tensor([scale]), torch.tensor([zero_point], dtype=torch.int32)
-    return dequantize(quantize(x, spec, *steps))
+    step = torch.tensor([scale], dtype=torch.float32, device=x.device)
+    zero = torch.tensor([zero_point], dtype=torch.int32, device=x.device)
+    return dequantize(quantize(x, spec, step, zero))
 
 
 def _times(

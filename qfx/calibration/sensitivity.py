@@ -61,8 +61,9 @@ class Gradients:
     def draw(self, x_mk: Tensor) -> tuple[Tensor, int]:
         """Which rows are kept, and of how many: those without a NaN or an infinity."""
         usable = x_mk.isfinite().all(1).nonzero().squeeze(1)
-        order = torch.randperm(usable.numel(), generator=self.random)
-        return usable[order[:ROWS]].sort().values, usable.numel()
+        count = usable.numel()
+        order = torch.randperm(count, generator=self.random, dtype=torch.int64, device="cpu")
+        return usable[order[:ROWS]].sort().values, count
 
 
 class _Probe(NamedTuple):
@@ -83,7 +84,8 @@ def _pairs(total: int, kept: int) -> Tensor:
     """[kept, kept]: how many pairs of all rows each pair stands for; of a row with itself, how many
     rows."""
     others = total * (total - 1) / max(kept * (kept - 1), 1)
-    return torch.full((kept, kept), others).fill_diagonal_(total / max(kept, 1))
+    pairs = torch.full((kept, kept), others, dtype=torch.float32, device="cpu")
+    return pairs.fill_diagonal_(total / max(kept, 1))
 
 
 class _Prober(Recorder):
@@ -103,7 +105,8 @@ class _Prober(Recorder):
     def saw(self, sites: list[tuple[SiteKey, Site]], x: Tensor) -> None:
         x_mk = x.detach().reshape(-1, x.shape[-1])
         kept, count = self.gradients.draw(x_mk)
-        prices = {key: torch.zeros(kept.numel(), kept.numel()) for key, _ in sites}
+        none = torch.zeros(len(kept), len(kept), dtype=torch.float32, device="cpu")
+        prices = {key: none.clone() for key, _ in sites}
         calls = self.gradients.calls.setdefault(sites[0][0], [])
         calls.append(Call(x_mk[kept].float(), prices))
         for key, site in sites:
@@ -118,7 +121,7 @@ class _Prober(Recorder):
         if not torch.is_grad_enabled():
             probe.price.fill_(torch.nan)
             return result
-        leaf = torch.zeros((), dtype=result.dtype, requires_grad=True)
+        leaf = result.new_zeros((), requires_grad=True)
         zero = leaf.expand(probe.shape)  # takes no memory
         zero.register_hook(probe.take)
         self.gradients.leaves.append(leaf)

@@ -108,7 +108,7 @@ def _dynamic(x: Tensor) -> Any:
 
 
 def _static() -> Pass:
-    scale = torch.tensor([0.02])
+    scale = torch.tensor([0.02], dtype=torch.float32, device="cpu")
     return lambda x: ops.quantize_static(x, scale, None, 8, True)
 
 

@@ -83,7 +83,7 @@ def _room(dtype: torch.dtype) -> torch.Tensor:
     return (
         random(1, count, dtype).view(-1)
         if dtype.is_floating_point
-        else torch.empty(count, dtype=dtype)
+        else torch.empty(count, dtype=dtype, device="cpu")
     )
 
 
@@ -110,5 +110,6 @@ def apart(codes: torch.Tensor) -> list[torch.Tensor]:
 def random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Of large matrices, the same numbers again and again."""
     generator = torch.Generator().manual_seed(0)  # the user's random state is left alone
-    numbers = torch.randn(min(rows * columns, 2**18), generator=generator).to(dtype)
+    count = min(rows * columns, 2**18)
+    numbers = torch.randn(count, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
     return numbers.repeat(-(-rows * columns // len(numbers)))[: rows * columns].view(rows, columns)

@@ -120,9 +120,10 @@ def tensors_of(
     with table.path.open("rb") as file:
         told(file.read(table.head))
         for name, entry in table.entries.items():
-            tensor = (on_own_pages if passing(name) else torch.empty)(
-                entry.shape, dtype=entry.dtype
-            )
+            if passing(name):
+                tensor = on_own_pages(entry.shape, entry.dtype)
+            else:
+                tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
             memory = _read_into(tensor, file, table.path, name)
             told(memory)
             yield name, tensor
@@ -156,7 +157,7 @@ def on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """malloc keeps pages that are freed, as many as a third of a model's."""
     size = prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     pages = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
     return torch.frombuffer(pages, dtype=dtype, count=prod(shape)).reshape(shape)
 

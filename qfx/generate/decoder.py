@@ -70,7 +70,7 @@ class Decoder:
     def reset(self) -> None:
         """Forgets what was read."""
         self.seen = 0
-        self._kept = torch.ones(self.batch, self.length, dtype=torch.bool)
+        self._kept = torch.ones(self.batch, self.length, dtype=torch.bool, device="cpu")
         self._padded = False
 
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -98,7 +98,7 @@ class Decoder:
         if new < 1:
             raise UserError(f"new={new}: expected at least 1")
         logits, found = self.read(tokens), []
-        ended = torch.zeros(self.batch, dtype=torch.bool)
+        ended = self._kept.new_zeros(self.batch)
         while True:
             token = logits.argmax(-1)
             if eos is not None:
@@ -114,7 +114,7 @@ class Decoder:
         kept = self._kept if self._padded else None
         masks = self._places.masks(kept, self.seen, self.batch, rows)
         places = self._places.numbers(self.seen, rows)
-        last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
+        last = [self._places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
         given = (filled(tokens, rows), filled(positions, rows), places, *last, *masks)
         logits: Tensor = self._runners[rows](*given, bound=self._cache)[0]
         self.seen += count

@@ -33,7 +33,7 @@ class Places:
 
     def __init__(self, windows: Mapping[str, int | None], length: int) -> None:
         self._length = length
-        self._numbers = torch.arange(length, device="cpu")
+        self._numbers = torch.arange(length, dtype=torch.int64, device="cpu")
         self._visible = [_table(length, min(w or length, length)) for w in windows.values()]
 
     def numbers(self, first: int, count: int) -> Tensor:

@@ -112,7 +112,7 @@ class Steps:
         self._look()
         found = {}
         for rows in (r for r in ROWS if r <= self.length):
-            tokens = torch.zeros(batch, rows, dtype=torch.int64)
+            tokens = torch.zeros(batch, rows, dtype=torch.int64, device="cpu")
             cache = Cache(layers=self._layers())
             self._begin(cache, batch)
             asked = Asked(tokens, cache, None, None, 1, rows)
@@ -283,7 +283,7 @@ class Steps:
             positions = self.places.numbers(first, count)[None]
         masks = self.places.masks(asked.seen, first, batch, rows)
         places = self.places.numbers(first, rows)
-        last = [torch.tensor([count - 1])] if rows > MOST_ROWS else []
+        last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
         told = (filled(asked.tokens, rows), filled(positions.expand(batch, count), rows))
         return (*told, places, *last, *masks)
 

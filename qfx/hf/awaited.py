@@ -49,7 +49,7 @@ class Awaited(nn.Module):
 
     def made(self, state: Any) -> Stored:
         n, k = self.linear_sizes
-        linear = nn.Linear(k, n, bias=False, device="meta")
+        linear = nn.Linear(k, n, bias=False, device="meta", dtype=torch.float32)
         linear.bias = self.bias  # type: ignore[assignment]
         return self.kind.from_state(linear, state).train(self.training)
 

@@ -69,7 +69,7 @@ class KVLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         first, seen = self.seen, self.seen + key_states.shape[2]
         self._reserve(key_states, seen)
-        places = torch.arange(first, seen, device=key_states.device)
+        places = torch.arange(first, seen, dtype=torch.int64, device=key_states.device)
         found = self.write(key_states, value_states, places, seen)
         self.seen = seen
         return found
@@ -139,7 +139,8 @@ class KVLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.is_initialized:
-            batch = torch.arange(self.keys.shape[0])  # type: ignore[union-attr]
+            keys = self.tensors[0]
+            batch = torch.arange(len(keys), dtype=torch.int64, device=keys.device)
             self.batch_select_indices(batch.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -164,7 +165,7 @@ class StaticKVLayer(KVLayer):
     def __init__(self, capacity: int, key_bits: int = 8, value_bits: int = 8) -> None:
         super().__init__(capacity, key_bits, value_bits)
         self.capacity = -(-capacity // TOKENS) * TOKENS  # all of the tensors: no write goes beyond
-        self.cumulative_length = torch.tensor(0)  # type: ignore[assignment]
+        self.cumulative_length = torch.tensor(0, dtype=torch.int64, device="cpu")  # type: ignore[assignment]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -172,7 +173,8 @@ class StaticKVLayer(KVLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         count = key_states.shape[2]
-        places = torch.arange(count, device=key_states.device) + self.cumulative_length
+        places = torch.arange(count, dtype=torch.int64, device=key_states.device)
+        places = places + self.cumulative_length
         self.cumulative_length.add_(count)  # type: ignore[attr-defined]
         assert self.capacity is not None
         return self.write(key_states, value_states, places, self.capacity)

@@ -50,5 +50,6 @@ def _initialised(
         dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
         filled = torch.full(buffer.shape, filling, dtype=dtype, device="cpu")
         setattr(own.get_submodule(at), last, filled)
-    own.initialize_weights()
+    with torch.device("cpu"):  # whatever the default is: the values are what is asked for
+        own.initialize_weights()
     return {name: own.get_buffer(name) for name in lacking}

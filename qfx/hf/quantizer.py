@@ -98,7 +98,7 @@ class QfxQuantizer(HfQuantizer):
         """The weight [N, K] of the linear `name`, which is made when all is loaded."""
         assert self.found is not None
         linear = self.found.taken[name]
-        holder = nn.Linear(1, 1, bias=False, device="meta")
+        holder = nn.Linear(1, 1, bias=False, device="meta", dtype=weight.dtype)
         holder.weight = nn.Parameter(weight, requires_grad=False)
         self.made[linear] = Linear.from_float(holder, self.hows[linear])
         linear.weight._is_hf_initialized = True  # type: ignore[attr-defined]

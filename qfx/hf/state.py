@@ -23,7 +23,7 @@ def marked_state(model: nn.Module) -> dict[str, Tensor]:
     for name, linear in stored_linears(model):
         for key in [key for key in state if key.startswith(f"{name}.")]:
             state[key] = state[key].clone()  # else a linear under two names is saved under one
-        state[f"{name}.{MARK}"] = torch.zeros(linear.out_features, dtype=torch.int8)
+        state[f"{name}.{MARK}"] = torch.zeros(linear.out_features, dtype=torch.int8, device="cpu")
     return state
 
 

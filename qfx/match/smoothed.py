@@ -106,7 +106,7 @@ def _taking_ids(here: Surroundings) -> nn.Module | None:
 
 def _axis_of_k(view: View) -> int | None:
     """Which axis of the constant becomes K, where the view is it or its transpose."""
-    whole = torch.empty(2, 3, device="meta")
+    whole = torch.empty(2, 3, dtype=torch.float32, device="meta")
     try:
         seen = apply(view, whole)
     except (RuntimeError, IndexError):

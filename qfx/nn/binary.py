@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.carry import sizes
-from qfx.nn.dtypes import casting_all_but, output_dtype
+from qfx.nn.dtypes import casting_all_but, drawn_linear, output_dtype
 from qfx.nn.functional import first_order, scaled_gradient, shifted
 from qfx.nn.scheme_tensor import written
 from qfx.nn.trained_state import TrainedState
@@ -79,7 +79,7 @@ class _Binary(torch.autograd.Function):
 
 def _sign(v: Tensor, dtype: torch.dtype) -> Tensor:
     """+1 or -1, the signs of the forward: both zeros are +1. (H1)"""
-    return torch.where(v >= 0, 1.0, -1.0).to(dtype)
+    return 2 * (v >= 0).to(dtype) - 1
 
 
 class BinaryLinear(TrainedState):
@@ -108,7 +108,7 @@ class BinaryLinear(TrainedState):
         shift: bool = False,
     ) -> None:
         super().__init__()
-        self._take(nn.Linear(in_features, out_features, bias), axes, shift)
+        self._take(drawn_linear(in_features, out_features, bias), axes, shift)
 
     @classmethod
     def from_float(

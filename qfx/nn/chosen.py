@@ -120,8 +120,10 @@ def refuse(
 ) -> None:
     """Raises ValueError that names every linear whose place no module of `make` can take, and what
     may be done `instead`. `faults`: more reasons of a linear."""
-    blank = nn.Linear(1, 1, bias=False, device="meta")  # takes no random numbers
-    blank.weight = nn.Parameter(torch.ones(1, 1, device="cpu"))
+    blank = nn.Linear(
+        1, 1, bias=False, device="meta", dtype=torch.float32
+    )  # takes no random numbers
+    blank.weight = nn.Parameter(torch.ones(1, 1, dtype=torch.float32, device="cpu"))
     known = dir(make(blank))
     reasons = defaultdict(list)
     for name, linear in found.taken.items():

@@ -1,13 +1,20 @@
-"""Dtypes: what a linear returns under autocast, and what stays float32 when a module is cast."""
+"""Dtypes: of a new module, of what a linear returns under autocast, and what stays float32 when a
+module is cast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Cast = Callable[[Tensor], Tensor]
+
+
+def drawn_linear(in_features: int, out_features: int, bias: bool) -> nn.Linear:
+    """A linear initialised as nn.Linear is, in float32 whatever the default dtype. It lies on the
+    default device, so that `with torch.device("meta")` makes modules without values."""
+    return nn.Linear(in_features, out_features, bias, dtype=torch.float32)
 
 
 @torch.fx.wrap  # symbolic tracing does not know the type of x

@@ -158,7 +158,7 @@ def _trained(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
     call, seed = how.form.trained, None
     assert call is not None
     if how.scheme.backward == "int8":
-        seed = torch.randint(0, 2**62, (1,), device=x.device)
+        seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)
     carriers = {"w": None, "x_step": values["scale"], "w_step": None, "seed": seed}
     codes = _codes({**values, "x": x.detach()}, how)
     return call({**values, **codes, **carriers})  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
 from qfx.nn.carry import sizes
-from qfx.nn.dtypes import casting_all_but
+from qfx.nn.dtypes import casting_all_but, drawn_linear
 from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared, values_of, with_values
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_from
 from qfx.nn.loading import Kind, State, Stored, placed, sent
@@ -65,7 +65,7 @@ class Linear(Stored, nn.Linear):
         nn.Module.__init__(self)
         if isinstance(scheme, SiteRecipe):
             scheme = replace(scheme, rounding=None)  # its codes are those of another weight
-        self._take(nn.Linear(in_features, out_features, bias), scheme)
+        self._take(drawn_linear(in_features, out_features, bias), scheme)
 
     @classmethod
     def from_float(cls, linear: nn.Linear, scheme: Scheme | SiteRecipe | None = None) -> Linear:
@@ -140,7 +140,8 @@ class Linear(Stored, nn.Linear):
 
     def reset_parameters(self) -> None:
         """As nn.Linear's: draws a weight, and a bias if it has one."""
-        drawn = nn.Linear(self.in_features, self.out_features, device=self.packed.device)
+        shape, device = (self.in_features, self.out_features), self.packed.device
+        drawn = nn.Linear(*shape, dtype=torch.float32, device=device)
         self.weight = drawn.weight.detach()
         if self.bias is not None:
             self.bias.data.copy_(drawn.bias.detach())

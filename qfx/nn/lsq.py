@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.carry import sizes
-from qfx.nn.dtypes import casting_all_but
+from qfx.nn.dtypes import casting_all_but, drawn_linear
 from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, shifted, specs
 from qfx.nn.scheme_tensor import fields_of, written
 from qfx.nn.trained_state import TrainedState
@@ -44,7 +44,7 @@ class LSQLinear(TrainedState):
         shift: bool = False,
     ) -> None:
         super().__init__()
-        made = nn.Linear(in_features, out_features, bias)
+        made = drawn_linear(in_features, out_features, bias)
         self._take(made, scheme or Scheme(), shift)
 
     @classmethod
@@ -105,7 +105,7 @@ class LSQLinear(TrainedState):
             x_step = scaled_gradient(self.x_log_step.float().exp(), k, bits)
         seed = None
         if self.scheme.backward == "int8":
-            seed = torch.randint(0, 2**62, (1,), device=x.device)
+            seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)
         packed = None
         if not self.training:
             packed = self._memo.get(

@@ -40,8 +40,8 @@ def stream_of(codes: Tensor, bits: int) -> Tensor:
     for here, to in _some_rows(codes, stream):
         u = F.pad(here.long() + (1 << (bits - 1)), (0, -k % _TOGETHER))
         u = u.reshape(len(here), to.shape[1] // bits, _TOGETHER)
-        words = (u << bits * torch.arange(_TOGETHER, device=u.device)).sum(-1, keepdim=True)
-        parts = words >> 8 * torch.arange(bits, device=u.device) & 255
+        words = (u << bits * _numbers(_TOGETHER, u)).sum(-1, keepdim=True)
+        parts = words >> 8 * _numbers(bits, u) & 255
         to.copy_(parts.reshape(to.shape))
     return stream
 
@@ -51,10 +51,15 @@ def codes_of_stream(stream: Tensor, bits: int, k: int) -> Tensor:
     codes = stream.new_empty((stream.shape[0], k), dtype=torch.int8)
     for here, to in _some_rows(stream, codes):
         parts = here.long().reshape(len(here), here.shape[1] // bits, bits)
-        words = (parts << 8 * torch.arange(bits, device=parts.device)).sum(-1, keepdim=True)
-        u = words >> bits * torch.arange(_TOGETHER, device=parts.device) & (1 << bits) - 1
+        words = (parts << 8 * _numbers(bits, parts)).sum(-1, keepdim=True)
+        u = words >> bits * _numbers(_TOGETHER, parts) & (1 << bits) - 1
         to.copy_((u - (1 << (bits - 1))).flatten(1)[:, :k])
     return codes
+
+
+def _numbers(count: int, like: Tensor) -> Tensor:
+    """0, 1, ..: int64 [count] on the device of `like`."""
+    return torch.arange(count, dtype=torch.int64, device=like.device)
 
 
 def _some_rows(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qfx.nn.binary import binary_packed
 from qfx.nn.carry import sizes
-from qfx.nn.dtypes import casting_all_but, output_dtype
+from qfx.nn.dtypes import casting_all_but, drawn_linear, output_dtype
 from qfx.nn.functional import first_order, shifted
 from qfx.nn.loading import (
     Kind,
@@ -66,7 +66,7 @@ class SignLinear(Stored):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         """Initialised as nn.Linear is, for activations of scale 1; mostly to be loaded into."""
         super().__init__()
-        self._take(nn.Linear(in_features, out_features, bias))
+        self._take(drawn_linear(in_features, out_features, bias))
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> SignLinear:

@@ -116,8 +116,14 @@ def written(
 
 def _projected(change: Tensor) -> Tensor:
     """Sums of each row under 8 patterns of signs: what tells one change from another. (Q13)"""
-    signs = torch.rand(change.shape[1], 8, generator=torch.Generator().manual_seed(1)) < 0.5
-    return change @ torch.where(signs, -1.0, 1.0).to(change.device)
+    minus = _uniform((change.shape[1], 8), 1, change.device) < 0.5
+    return change @ (1 - 2 * minus.float())
+
+
+def _uniform(shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
+    """Numbers float32 in [0, 1) that are the same on every device."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=random, dtype=torch.float32, device="cpu").to(device)
 
 
 def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
@@ -151,8 +157,8 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Froz
     grids = zip(before[1:], after[1:], strict=True)
     mixed = [None if t is None else _rows_of(keep, t, new) for t, new in grids]
     given = Values(after.codes, *mixed)
-    dither = torch.rand(value.shape, generator=torch.Generator().manual_seed(2)) - 0.5
-    dither = torch.where(small[:, None], dither.to(value.device), 0.0)
+    dither = _uniform(value.shape, 2, value.device) - 0.5
+    dither = torch.where(small[:, None], dither, 0.0)
     codes = _codes_under(given, wanted, scheme, dither)[0]
     return with_values(made, given._replace(codes=codes), scheme)
 

@@ -41,7 +41,7 @@ def int8_attention(
     m, n, e = q.shape[-2], k.shape[-2], v.shape[-1]
     if m == 0 or n == 0:
         return q.new_zeros((*q.shape[:-1], e), dtype=out_dtype)
-    b = added(mask, causal, m, n).expand(*q.shape[:-1], n)  # (A1)
+    b = added(mask, causal, q, k).expand(*q.shape[:-1], n)  # (A1)
     seen = b != -math.inf
     keys = k.float() if causal else _centered(k.float(), seen)
     q_codes, q_scale = _codes(q)  # (A3)
@@ -77,7 +77,7 @@ def _centered(k: Tensor, seen: Tensor) -> Tensor:
     the same. (A2)"""
     row = seen[..., :1, :].mT
     alike = (seen == row.mT).all((-1, -2), keepdim=True) & row.any(-2, keepdim=True)
-    total = torch.zeros(*k.shape[:-2], 1, k.shape[-1])
+    total = k.new_zeros(*k.shape[:-2], 1, k.shape[-1])
     for key, counts in zip(k.split(1, dim=-2), row.split(1, dim=-2), strict=True):
         total = torch.where(counts, total + key, total)
     return torch.where(alike, k - total / row.sum(-2, keepdim=True), k)

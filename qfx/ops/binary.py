@@ -43,7 +43,7 @@ def packed_size(n: int, k: int) -> int:
 
 def _signs(t: Tensor) -> Tensor:
     """+1 where t >= 0, -0.0 included, and -1 elsewhere, NaN included. (H1)"""
-    return torch.where(t >= 0, 1.0, -1.0).double()
+    return 2 * (t >= 0).double() - 1
 
 
 @reference
@@ -52,7 +52,8 @@ def binary_pack(w: Tensor) -> Tensor:
     n, k = w.shape
     n_padded, k_padded = _padded(n, k)
     bits = F.pad((w >= 0).to(torch.uint8), (0, k_padded - k, 0, n_padded - n))
-    octets = (bits.reshape(n_padded, k_padded // 8, 8) << torch.arange(8)).sum(-1)
+    places = torch.arange(8, dtype=torch.int64, device=w.device)
+    octets = (bits.reshape(n_padded, k_padded // 8, 8) << places).sum(-1)
     words = octets.to(torch.uint8).reshape(n_padded // PANEL, PANEL, k_padded // GROUP, 4)
     fields = struct.pack("<4sIIIqqq", MAGIC, VERSION, LAYOUT_K32N32, 0, n, k, 0)
     return with_header(fields, words.transpose(1, 2).reshape(-1).view(torch.int8))
@@ -68,7 +69,7 @@ def cuda_binary_pack(w: Tensor) -> Tensor:
     n, k = w.shape
     octets = -(-k // CUDA_GROUP) * CUDA_GROUP // 8
     bits = F.pad((w >= 0).to(torch.uint8), (0, -k % CUDA_GROUP)).reshape(n, octets, 8)
-    packed = (bits << torch.arange(8, device=w.device)).sum(-1).to(torch.uint8)
+    packed = (bits << torch.arange(8, dtype=torch.int64, device=w.device)).sum(-1).to(torch.uint8)
     counts = F.pad((w >= 0).sum(1, dtype=torch.int32), (0, -n % CUDA_COLUMNS))
     return torch.cat([counts.view(torch.int8), packed.reshape(-1).view(torch.int8)])
 
@@ -83,7 +84,7 @@ def unpacked_signs(packed: Tensor, n: int, k: int) -> Tensor:
     """What binary_pack keeps of a weight: +1 or -1, float64 [n, k]."""
     n_padded, k_padded = _padded(n, k)
     words = packed[HEADER_BYTES:].reshape(n_padded // PANEL, k_padded // GROUP, PANEL, 4, 1)
-    bits = (words >> torch.arange(8, dtype=torch.int8)) & 1
+    bits = (words >> torch.arange(8, dtype=torch.int8, device=packed.device)) & 1
     return 2.0 * bits.transpose(1, 2).reshape(n_padded, k_padded)[:n, :k].double() - 1.0
 
 
@@ -144,7 +145,8 @@ def binary_linear(
     A row of x with a NaN gives NaN. (H2)
     """
     sums = binary_mm(x, packed, scale.numel())
-    row_scale = torch.where(x.isnan().any(-1, keepdim=True), torch.nan, 1.0)
+    unknown = x.isnan().any(-1, keepdim=True)
+    row_scale = torch.ones_like(unknown, dtype=torch.float32).masked_fill(unknown, torch.nan)
     return dequantize(sums, row_scale, None, scale, bias, activation, out_dtype)
 
 

@@ -93,9 +93,9 @@ def sums_of_groups(
     groups = -(-k // group)
     scale_mg, zero_mg = (of_groups(v, m, groups) for v in (scale, zero_point))
     w_scale = w_scale.expand(n, groups)
-    w_zero = torch.zeros(n, 1) if w_zero is None else w_zero
+    w_zero = w_scale.new_zeros(n, 1) if w_zero is None else w_zero
     w_zero_ng = w_zero.long().expand(n, groups)
-    rows, sums = q.reshape(m, k).long(), torch.zeros(m, n)
+    rows, sums = q.reshape(m, k).long(), w_scale.new_zeros(m, n)
     for g in range(groups):
         inside = slice(g * group, (g + 1) * group)
         w_g = w[:, inside].long() - w_zero_ng[:, g, None]

@@ -42,15 +42,16 @@ def matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def added(mask: Tensor | None, causal: bool, m: int, n: int) -> Tensor:
-    """float32 [..., M, N]: what is added to the scores, minus infinity for keys that a row does not
-    see. (A1)"""
-    none = torch.zeros(m, n)
+def added(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor:
+    """float32 [..., M, N] for q [..., M, D] and k [..., N, D]: what is added to the scores, minus
+    infinity for keys that a row does not see. (A1)"""
+    m, n = q.shape[-2], k.shape[-2]
+    none = torch.zeros(m, n, dtype=torch.float32, device=q.device)
     b = none if mask is None else mask
     if b.dtype == torch.bool:
         b = torch.zeros_like(b, dtype=torch.float32).masked_fill(~b, -math.inf)
     if causal:
-        b = (b + none).masked_fill(~torch.ones(m, n, dtype=torch.bool).tril(), -math.inf)
+        b = (b + none).masked_fill(~torch.ones_like(none, dtype=torch.bool).tril(), -math.inf)
     if n == 0:
         return b + none
     top = torch.where(b.isnan(), -math.inf, b).amax(-1, keepdim=True)

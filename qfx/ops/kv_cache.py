@@ -25,8 +25,8 @@ def kv_empty(
     batch: int, heads: int, length: int, d: int, key_bits: int = 8, value_bits: int = 8
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(keys, key_scale, values, value_scale) of a cache with room for `length` tokens of D = `d`
-    features, rounded up to a multiple of 16: zeros. A head has `d * bits / 8 + 4` bytes a token in
-    8 bits and `+ 8` in 4, for keys and for values.
+    features, rounded up to a multiple of 16: zeros on the CPU. A head has `d * bits / 8 + 4` bytes
+    a token in 8 bits and `+ 8` in 4, for keys and for values.
 
     ValueError: bits that are neither 8 nor 4, an odd D with 4 bits.
     """

@@ -104,7 +104,7 @@ def lowbit_weight_linear(
     `packed`. (W3)"""
     k, rows = x.shape[-1], x.float().reshape(x.shape[:-1].numel(), x.shape[-1])
     codes, w_scale, w_zero, minimum = unpack_lowbit(packed, n, k, w_group)
-    sums = torch.zeros(rows.shape[0], n)
+    sums = rows.new_zeros(rows.shape[0], n)
     cuts = [slice(i, i + w_group) for i in range(0, k, w_group)]
     for g, cut in enumerate(cuts):
         sums = fma(chains(rows[:, cut], codes[:, cut] - w_zero[:, g, None]), w_scale[:, g], sums)

@@ -96,13 +96,18 @@ def pack_lowbit(
     nibbles = (u[:, :, :, 0] & 15) | (u[:, :, :, 1] & 15) << 4
     parts = [_half_by_panel(scale, sizes, half), nibbles.to(torch.uint8).flatten(2)]
     if bits == 5:
-        bytes_of = (u >> 4).reshape(*u.shape[:4], PANEL // 2, 8) << torch.arange(8, device=u.device)
-        parts.append(bytes_of.sum(-1).to(torch.uint8).flatten(2))
+        fifths = (u >> 4).reshape(*u.shape[:4], PANEL // 2, 8) << _places(u)
+        parts.append(fifths.sum(-1).to(torch.uint8).flatten(2))
     front = _front(zero, minimum, sizes, shift, half)
     contents = torch.cat([front, torch.cat(parts, -1).flatten(1)], 1).flatten()
     kind = shift + _KINDS * (half == torch.float16)
     fields = struct.pack("<4sIIIqqq", MAGIC, VERSION, bits, kind, n, k, group)
     return with_header(fields, contents.contiguous().view(torch.int8))
+
+
+def _places(like: Tensor) -> Tensor:
+    """0 to 7, the places of the bits of a byte: int64 [8]."""
+    return torch.arange(8, dtype=torch.int64, device=like.device)
 
 
 def half_type_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
@@ -171,11 +176,11 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
     u = torch.cat([nibbles & 15, nibbles >> 4], 3).int()
     if bits == 5:
         fifth = blocks[:, :, ends[1] :].reshape(*u.shape[:4], PANEL // 2, 1).int()
-        u |= (fifth >> torch.arange(8, device=u.device) & 1).reshape(u.shape) << 4
+        u |= (fifth >> _places(u) & 1).reshape(u.shape) << 4
     u = u.permute(0, 4, 1, 2, 3, 5).reshape(sizes.panels * PANEL, sizes.groups * group)
     codes = (u[:n, :k] - middle).to(torch.int8).contiguous()
     front = panels[:, : sizes.groups * PANEL * shift]
-    zero, minimum = torch.zeros(2, n, sizes.groups, device=packed.device)
+    zero, minimum = scale.new_zeros(2, n, sizes.groups)
     if shift == ZERO_POINTS:
         zero = _of_panels(front.reshape(sizes.panels, sizes.groups, PANEL), n) - middle
     elif shift == MINIMUMS:

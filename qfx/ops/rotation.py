@@ -14,11 +14,12 @@ ops = torch.ops.qfx
 
 def _stage(v: Tensor, h: int, back: bool) -> Tensor:
     """v [..., block]: every element with its partner added or taken off."""
-    i = torch.arange(v.shape[-1], device=v.device)
+    i = torch.arange(v.shape[-1], dtype=torch.int64, device=v.device)
     at = i ^ h if back else i
     low_bit_of_a_digit = bool(h & 0b01010101)
     minus = ((at & h) != 0) ^ ((at & 2 * h) != 0) if low_bit_of_a_digit else (at & h) != 0
-    return v + torch.where(minus, -1.0, 1.0) * v[..., i ^ h]
+    partner = v[..., i ^ h]
+    return v + torch.where(minus, -partner, partner)
 
 
 def rotated_blocks(v: Tensor, block: int, back: bool) -> Tensor:

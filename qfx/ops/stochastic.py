@@ -32,7 +32,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor], rounds: int = ROUND
 def random_bits(seed: Tensor, count: int) -> Tensor:
     """16 random bits for each of the elements 0..count-1: int64 [count]. (Q7)"""
     groups = -(-count // 64)
-    block = torch.arange(8 * groups, device=seed.device)
+    block = torch.arange(8 * groups, dtype=torch.int64, device=seed.device)
     zero, key = torch.zeros_like(block), seed.reshape(())
     words = torch.stack(philox((block & _WORD, block >> 32, zero, zero), (key, key >> 32)), 1)
     halves = torch.stack([words & 0xFFFF, words >> 16], 2)

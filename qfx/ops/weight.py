@@ -71,7 +71,7 @@ def _bytes(data: bytes) -> Tensor:
 def checksum(t: Tensor) -> int:
     """sum_{r, l} (2 r + 1) (2 l + 1) word[r, l] mod 2^64 of rows of four 64-bit words, int8 [*]."""
     words = t.view(torch.int64).reshape(-1, 4)
-    odd = [2 * torch.arange(size, device=t.device) + 1 for size in words.shape]
+    odd = [torch.arange(1, 2 * n, 2, dtype=torch.int64, device=t.device) for n in words.shape]
     return int((words * odd[0][:, None] * odd[1]).sum()) % 2**64
 
 

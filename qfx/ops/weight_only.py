@@ -35,7 +35,7 @@ def chains(x: Tensor, w: Tensor) -> Tensor:
     pad = (0, groups * GROUP - k)
     w_gjn = F.pad(w.double(), pad).reshape(n, groups, GROUP).permute(1, 2, 0)
     x_gmj = F.pad(x.double(), pad).reshape(m, groups, GROUP).transpose(0, 1)
-    sums = torch.zeros(m, 2, n)
+    sums = torch.zeros(m, 2, n, dtype=torch.float32, device=x.device)
     for x_mj, w_jn in zip(x_gmj, w_gjn, strict=True):  # the products are exact in float64
         for j in (0, 1):
             terms = x_mj[:, j::2, None] * w_jn[j::2]

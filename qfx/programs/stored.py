@@ -99,7 +99,7 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
 
 def bytes_in(storage: Any) -> Tensor:
     """All of its memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def _kind_of(view: View) -> list[Any]:

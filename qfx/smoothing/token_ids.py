@@ -36,7 +36,10 @@ class TokenIds(NamedTuple):
         runs = math.ceil(math.prod(SHAPE) / max(math.prod(self.shape), 1))
         generator = torch.Generator().manual_seed(0)
         for _ in range(min(runs, _MOST_RUNS)):
-            ids = torch.randint(self.table.shape[0], self.shape, generator=generator)
+            rows = self.table.shape[0]
+            ids = torch.randint(
+                rows, self.shape, generator=generator, dtype=torch.int64, device="cpu"
+            )
             ids = ids.to(self.table.device)
             module(**{self.argument: ids}, **self.keywords)
             yield ids

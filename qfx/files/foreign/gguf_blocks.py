@@ -44,7 +44,7 @@ def _four(raw: Tensor) -> Tensor:
 
 def _five(raw: Tensor) -> Tensor:
     """Four bytes of fifth bits, then nibbles."""
-    fifth = (raw[:, :4, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    fifth = (raw[:, :4, None] >> torch.arange(8, dtype=torch.uint8, device=raw.device)) & 1
     return (_nibbles(raw[:, 4:]) | fifth.reshape(-1, GROUP) << 4).view(torch.int8).sub_(16)
 
 
@@ -63,7 +63,7 @@ def weight_at(path: Path, block: Block, places: Tensor | None) -> ForeignWeight:
     grid, codes_of = KINDS[block.kind]
     n, k = prod(block.shape[:-1]), block.shape[-1]
     codes = on_own_pages((n, k), torch.int8)
-    scale, minimum = (torch.empty(n, k // GROUP, dtype=torch.float16) for _ in range(2))
+    scale, minimum = (codes.new_empty(n, k // GROUP, dtype=torch.float16) for _ in range(2))
     for first, raw in _rows(path, block, n):
         each = raw.reshape(-1, raw.shape[1] // (k // GROUP)) if k else raw
         rows = slice(first, first + len(raw))

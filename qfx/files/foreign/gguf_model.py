@@ -112,4 +112,5 @@ def _places(table: GgufTable, name: str, block: Block) -> Tensor | None:
         raise UserError(
             f"{at}: {printable(name)} has {rows} rows, which do not make {heads} heads of pairs"
         )
-    return torch.arange(rows).reshape(heads, 2, -1).transpose(1, 2).reshape(-1)
+    places = torch.arange(rows, dtype=torch.int64, device="cpu")
+    return places.reshape(heads, 2, -1).transpose(1, 2).reshape(-1)

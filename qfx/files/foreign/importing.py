@@ -107,7 +107,7 @@ class Imported:
 
     def _anew(self, owner: str, item: Item) -> dict[str, Tensor]:
         values = item.floats().float()
-        holder = nn.Linear(1, 1, bias=False, device="meta")
+        holder = nn.Linear(1, 1, bias=False, device="meta", dtype=torch.float32)
         holder.weight = nn.Parameter(values, requires_grad=False)
         scheme = self.anew[owner]
         linear = Linear.from_float(holder, scheme)
