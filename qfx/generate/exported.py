@@ -10,7 +10,7 @@ from qfx.files.tensor_file import safetensors, write_tensors
 from qfx.generate.decoder import FORMAT, KEY
 from qfx.generate.steps import Steps
 from qfx.programs.stored import Storing
-from qfx.values.atomic_write import write_files
+from qfx.values.atomic_write import write_file
 from qfx.values.errors import UserError
 
 
@@ -38,4 +38,4 @@ def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
         "programs": {str(rows): storing.described(r) for rows, r in runners.items()},
     }
     metadata = {KEY: json.dumps(told)}
-    write_files({Path(path): lambda file: write_tensors(file, storing.tensors, metadata)})
+    write_file(Path(path), lambda file: write_tensors(file, storing.tensors, metadata))
