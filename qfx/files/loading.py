@@ -4,10 +4,12 @@ have values."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from torch import Tensor, nn
 
@@ -15,22 +17,26 @@ from qfx.files.foreign.importing import Imported, imported
 from qfx.files.foreign.recognised import foreign_of
 from qfx.files.foreign.weight import Activations
 from qfx.files.made_buffers import buffers_of
-from qfx.files.manifest import MARK, NAME, File, Manifest, read_manifest
+from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
 from qfx.files.skeleton import Fitted, fill, fitted
-from qfx.files.tensor_file import Entry, Table, table_of, tensors_of
+from qfx.files.tensor_file import Entry, Table, table_in, tensors_of
 from qfx.host.dynamo import uncompiled_module
 from qfx.nn.loading import Stored
 from qfx.values.config import Config
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
+from qfx.values.reading import bytes_of, opened
+from qfx.values.recipe_files import LARGEST
 
 
 class Saved(NamedTuple):
-    """Checked tables of files, and what is said of them; a file alone has no description."""
+    """Open files with their checked tables, and what is said of them; a file alone has no
+    description. Open files can be read to their end whoever replaces or removes them."""
 
     at: str
     tables: tuple[Table, ...]
+    files: tuple[BinaryIO, ...]
     said: Manifest | None
 
     @property
@@ -60,9 +66,10 @@ def load(
     `scheme`, `skip`, `only`) become int8 those linears whose codes none of ours can hold.
 
     Everything is checked before anything of `skeleton` changes: sizes and SHA-256 of files, names,
-    shapes and types of tensors, and that codes, scales and schemes belong together. Raises
-    ValueError that names the file and the fault, OSError, and NotImplementedError for a kind of
-    weight that no linear holds yet.
+    shapes and types of tensors, and that codes, scales and schemes belong together. Of a folder
+    that another process saves into at the same time, the model of before or the new one is read.
+    Raises ValueError that names the file and the fault, OSError, and NotImplementedError for a kind
+    of weight that no linear holds yet.
     """
     skeleton = uncompiled_module(skeleton)
     foreign = foreign_of(folder_or_file, skeleton)
@@ -73,7 +80,8 @@ def load(
                 f"load: {printable(str(folder_or_file))} says itself what its schemes are: x and "
                 "requantize are for models of other tools"
             )
-        return _filled(_opened(Path(folder_or_file)), skeleton)
+        with _opened(Path(folder_or_file)) as saved:
+            return _filled(saved, skeleton)
     return _filled(imported(foreign, skeleton, x, requantize), skeleton)
 
 
@@ -92,49 +100,65 @@ def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
     return fill(skeleton, plan, made, rest | made_anew, saved.at)
 
 
-def _opened(path: Path) -> Saved:
+@contextmanager
+def _opened(path: Path) -> Iterator[Saved]:
+    with ExitStack() as files:
+        if path.is_dir():
+            yield _described(path, files)
+        elif path.suffix == ".json":
+            if path.name != NAME:
+                _refuse_json(path, printable(str(path)))
+            yield _described(path.parent, files)
+        else:
+            yield _alone(path, files)
+
+
+def _alone(path: Path, files: ExitStack) -> Saved:
     at = printable(str(path))
-    if path.is_dir():
-        if (path / NAME).exists():
-            return _described(path, read_manifest(path))
-        hint = (
-            ": it looks like a folder of transformers, which from_pretrained reads after "
-            "`import qfx.hf`"
-        )
-        raise UserError(
-            f"{at} has no {NAME}, so qfx.save did not write it"
-            + (hint if (path / "config.json").exists() else "")
-        )
-    if path.suffix == ".json":
-        if path.name == NAME:
-            return _described(path.parent, read_manifest(path.parent))
-        _refuse_json(path, at)
-    table = table_of(path)
+    file = files.enter_context(opened(path))
+    table = table_in(file, path)
     if MARK in table.metadata:
         raise UserError(f"{at} is one file of a saved folder: load the folder that has {NAME}")
     if "qfx_codes" in table.metadata:
         raise UserError(f"{at} holds the codes of a recipe: qfx.Recipe.load reads it")
-    return Saved(at, (table,), None)
+    return Saved(at, (table,), (file,), None)
 
 
 def _refuse_json(path: Path, at: str) -> None:
-    raw = parsed(path.read_bytes().decode("utf-8", "replace"), at)
+    raw = parsed(bytes_of(path, LARGEST).decode("utf-8", "replace"), at)
     if isinstance(raw, dict) and "qfx_recipe" in raw:
         raise UserError(f"{at} is a recipe, and no model: qfx.Recipe.load reads it")
     raise UserError(f"{at} is no model that qfx.save wrote")
 
 
-def _described(folder: Path, said: Manifest) -> Saved:
-    for name, file in said.files.items():
-        path = folder / name
-        if not path.exists():
-            raise UserError(f"{printable(str(path))} is not there, and {NAME} names it")
-        if path.stat().st_size != file.size:
-            raise UserError(
-                f"{printable(str(path))} has {path.stat().st_size} bytes, and {NAME} says "
-                f"{file.size}: it is not whole, or of another model"
-            )
-    tables = tuple(table_of(folder / name) for name in said.files)
+def _described(folder: Path, files: ExitStack) -> Saved:
+    """Begins anew where another process replaced the model before all of its files were open."""
+    while True:
+        data = _description(folder)
+        try:
+            return _checked(folder, manifest_of(data, folder / NAME), files)
+        except (UserError, OSError):
+            if _description(folder) == data:
+                raise
+        files.close()
+
+
+def _description(folder: Path) -> bytes:
+    try:
+        return bytes_of(folder / NAME, LARGEST)
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise
+    hint = ": it looks like a folder of transformers, which from_pretrained reads after "
+    raise UserError(
+        f"{printable(str(folder))} has no {NAME}, so qfx.save did not write it"
+        + (f"{hint}`import qfx.hf`" if (folder / "config.json").exists() else "")
+    )
+
+
+def _checked(folder: Path, said: Manifest, files: ExitStack) -> Saved:
+    handles = tuple(_whole(folder / name, file, files) for name, file in said.files.items())
+    tables = tuple(map(table_in, handles, [folder / name for name in said.files]))
     for table, file in zip(tables, said.files.values(), strict=True):
         if {*table.entries} != {*file.tensors}:
             raise UserError(f"{printable(str(table.path))} does not hold what {NAME} says")
@@ -142,7 +166,21 @@ def _described(folder: Path, said: Manifest) -> Saved:
     if len({*names}) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{printable(str(folder))} has {printable(twice)} in two files")
-    return Saved(printable(str(folder / NAME)), tables, said)
+    return Saved(printable(str(folder / NAME)), tables, handles, said)
+
+
+def _whole(path: Path, file: File, files: ExitStack) -> BinaryIO:
+    try:
+        handle = files.enter_context(opened(path))
+    except FileNotFoundError:
+        raise UserError(f"{printable(str(path))} is not there, and {NAME} names it") from None
+    size = os.fstat(handle.fileno()).st_size
+    if size != file.size:
+        raise UserError(
+            f"{printable(str(path))} has {size} bytes, and {NAME} says {file.size}: it is not "
+            "whole, or of another model"
+        )
+    return handle
 
 
 def _read(
@@ -167,9 +205,9 @@ def _read(
 
 def _tensors(saved: Saved, plan: Fitted) -> Iterator[tuple[Path, str, Tensor]]:
     """Of all files; behind the last of each it is known whether its bytes are those saved."""
-    for table in saved.tables:
+    for table, handle in zip(saved.tables, saved.files, strict=True):
         digest = hashlib.sha256()
-        for name, tensor in tensors_of(table, digest.update, plan.is_part):
+        for name, tensor in tensors_of(table, handle, digest.update, plan.is_part):
             yield table.path, name, tensor
             del tensor
         file = _file(saved, table)

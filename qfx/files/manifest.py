@@ -1,4 +1,4 @@
-"""qfx.json, which says what a saved folder holds; docs/decisions/0027 has the reasons."""
+"""qfx.json, which says what a saved folder holds; docs/decisions/0027 and 0035 have the reasons."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
+from qfx.values.reading import bytes_of
+from qfx.values.recipe_files import LARGEST, MODEL
 
-NAME = "qfx.json"
+NAME = MODEL
 MARK = "qfx_model"
-FORMAT = 1
-_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+FORMAT = 2  # of what is written
+_FILES = {  # names of files of tensors, by the format: fixed in qfx 0.2, since then by content
+    1: re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors"),
+    2: re.compile(r"model-[0-9a-f]{16}\.safetensors"),
+}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LARGEST = 2**28  # bytes of a qfx.json that is read
 
 
 class File(NamedTuple):
@@ -47,37 +51,51 @@ class Manifest:
         return json.dumps({MARK: FORMAT, **asdict(self), "files": files}, indent=1) + "\n"
 
 
+def tensor_file_name(sha256: str) -> str:
+    """The name of a file of tensors with this digest."""
+    return f"model-{sha256[:16]}.safetensors"
+
+
+def is_tensor_file_name(name: str) -> bool:
+    """Whether `save` of this or an earlier version gives such names."""
+    return any(names.fullmatch(name) for names in _FILES.values())
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """Raises UserError, which names the file and the fault, for what `to_json` of this format did
-    not write, and OSError."""
-    path = folder / NAME
+    """`manifest_of` the qfx.json of a folder. Raises OSError too."""
+    return manifest_of(bytes_of(folder / NAME, LARGEST), folder / NAME)
+
+
+def manifest_of(data: bytes, path: Path) -> Manifest:
+    """What the content of a qfx.json says. Raises UserError, which names the file and the fault,
+    for what `to_json` of this or an earlier format did not write."""
     at = printable(str(path))
-    if path.stat().st_size > _LARGEST:
-        raise UserError(f"{at} has {path.stat().st_size} bytes, and at most {_LARGEST} are read")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as why:
         raise UserError(f"{at} is no text: {why}") from None
     raw = parsed(text, at)
     form = raw.get(MARK) if isinstance(raw, dict) else None
     if form is None:
         raise UserError(f"{at} is no description of a model: it has no {MARK}")
-    if type(form) is not int or form != FORMAT:
+    if type(form) is not int or form not in _FILES:
         raise UserError(
-            f"{at} has format {printable(repr(form))}, and this qfx reads format {FORMAT}: use the "
-            "qfx that saved it, or a newer one"
+            f"{at} has format {printable(repr(form))}, and this qfx reads formats "
+            f"{' and '.join(map(str, _FILES))}: use the qfx that saved it, or a newer one"
         )
     if wrong := raw.keys() ^ {MARK, *Manifest.__dataclass_fields__}:
         raise UserError(f"{at}: {printable(repr(sorted(wrong)))} is missing or not known")
-    return Manifest(**{field: _FIELDS[field](raw[field], f"{at}: {field}") for field in _FIELDS})
+    said = {field: _FIELDS[field](raw[field], f"{at}: {field}") for field in _FIELDS}
+    for name in said["files"]:
+        if not _FILES[form].fullmatch(name):
+            raise UserError(f"{at}: {printable(name)} is no name of a file of a saved model")
+    return Manifest(**said)
 
 
 def _files(raw: Any, at: str) -> dict[str, File]:
     found = {}
     for name, said in _object(raw, at).items():
         here = f"{at}: {printable(name)}"
-        if not _FILE.fullmatch(name):
-            raise UserError(f"{here} is no name of a file of a saved model")
         if not isinstance(said, dict) or {*said} != {*File._fields}:
             raise UserError(f"{here} does not have {', '.join(File._fields)}")
         size, sha256 = said["size"], said["sha256"]

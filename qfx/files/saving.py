@@ -1,22 +1,25 @@
-"""save: a quantized model becomes a folder."""
+"""save: a quantized model becomes a folder, and replaces the one that was there in one step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from torch import Tensor, nn
 
-from qfx.files.manifest import FORMAT, MARK, NAME, File, Manifest, read_manifest
+from qfx.files.leftovers import remove_leftovers
+from qfx.files.manifest import FORMAT, MARK, NAME, File, Manifest, read_manifest, tensor_file_name
 from qfx.files.model_state import ModelState, state_of
-from qfx.files.tensor_file import safetensors, table_of, write_tensors
+from qfx.files.tensor_file import safetensors, write_tensors
 from qfx.host.dynamo import uncompiled_module
-from qfx.values.atomic_write import Writer, write_files
+from qfx.values.atomic_write import Partial, naming, sync_folder, write_bytes
 from qfx.values.errors import UserError
-from qfx.values.printable import printable
+from qfx.values.folder_lock import locked, made_folder
 from qfx.values.recipe import Recipe
+from qfx.values.recipe_files import RecipeFiles, current_recipe, one_of_two, settle
 
 SHARD_SIZE = 2_000_000_000
 RECIPE = "recipe.json"
@@ -32,30 +35,37 @@ def save(
     """Writes a model that `quantize_` or `convert` made into `folder`, which is made
     if it is not there.
 
-    Files: `model.safetensors`, or several of at most `shard_size` bytes (a tensor that is larger
-    has one of its own), and `qfx.json`, which says what they hold. Stored are the codes and scales,
-    in no layout of a processor, all other parameters and buffers in their types, and buffers that
-    the state dict leaves out; a tensor with several names once. `recipe`: the one that the model
-    was quantized by, for `qfx.Recipe.load(folder / "recipe.json")`; codes of the int8 linears are
-    left out of it, the model has them. `qfx.load` reads the folder.
+    Files: `model-<16 digits of its SHA-256>.safetensors`, several of at most `shard_size` bytes for
+    a larger model (a tensor that is larger has one of its own), and `qfx.json`, which says what
+    they hold. Stored are the codes and scales, in no layout of a processor, all other parameters
+    and buffers in their types, and buffers that the state dict leaves out; a tensor with several
+    names once. `recipe`: the one that the model was quantized by, for
+    `qfx.Recipe.load(folder / "recipe.json")`; codes of the int8 linears are left out of it, the
+    model has them. `qfx.load` reads the folder.
 
-    An earlier model in the folder is replaced when all is written. Raises ValueError, before
-    anything is written, for a model of which files cannot hold something, and where a file in the
-    folder would be replaced that `save` did not write; OSError.
+    An earlier model in the folder is replaced, with its recipe, by renaming `qfx.json`, last of all
+    and when everything else is on the disk: whatever stops the process, the folder holds the old
+    model or the new one. Only then are the files of the old one removed. Processes that save into
+    one folder wait for each other; `.qfx.lock` is their lock. Raises ValueError, before anything is
+    written, for a model of which files cannot hold something, and where the folder has a `qfx.json`
+    or would lose a `recipe.json` that qfx did not write; OSError, with the old model left.
     """
     safetensors()
     if type(shard_size) is not int or shard_size < 1:
         raise UserError(f"save: shard_size={shard_size!r} is no number of bytes")
     state, folder = state_of(uncompiled_module(model)), Path(folder)
-    shards = _named(_shards(state, shard_size))
-    old = _earlier(folder, {*shards})
-    folder.mkdir(parents=True, exist_ok=True)
+    shards = _shards(state, shard_size)
+    beside = None
     if recipe is not None:
-        _without_codes(recipe, state.linears).save(folder / RECIPE)
-    _write(folder, shards, state, recipe is not None)
-    gone = {*old.files, *([RECIPE] if old.recipe else [])} if old else set()
-    for name in gone - {*shards, *([RECIPE] if recipe else [])}:
-        (folder / name).unlink(missing_ok=True)
+        beside = _without_codes(recipe, state.linears).files(folder / RECIPE)
+    made_folder(folder)
+    with locked(folder) as alone:
+        try:
+            _replace(folder, shards, state, beside)
+        finally:
+            settle(folder / RECIPE)
+            if alone:
+                remove_leftovers(folder, RECIPE)
 
 
 def _shards(state: ModelState, limit: int) -> list[dict[str, Tensor]]:
@@ -81,47 +91,58 @@ def _units(state: ModelState) -> list[dict[str, Tensor]]:
     return list(units.values())
 
 
-def _named(shards: list[dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    if len(shards) == 1:
-        return {"model.safetensors": shards[0]}
-    count = len(shards)
-    return {f"model-{i:05}-of-{count:05}.safetensors": s for i, s in enumerate(shards, 1)}
-
-
-def _earlier(folder: Path, names: set[str]) -> Manifest | None:
-    """What is replaced; UserError where a file that is in the way is another's."""
-    for name in names:
-        path = folder / name
-        if path.exists() and table_of(path).metadata.get(MARK) is None:
-            raise UserError(
-                f"save: {printable(str(path))} is there, and is not of a model that qfx.save wrote:"
-                " save into another folder"
-            )
-    return read_manifest(folder) if (folder / NAME).exists() else None
-
-
 def _without_codes(recipe: Recipe, linears: Collection[str]) -> Recipe:
     sites = (replace(s, rounding=None) if s.name in linears else s for s in recipe.sites)
     return replace(recipe, sites=tuple(sites))
 
 
-def _write(
-    folder: Path, shards: Mapping[str, Mapping[str, Tensor]], state: ModelState, recipe: bool
+def _replace(
+    folder: Path,
+    shards: list[dict[str, Tensor]],
+    state: ModelState,
+    recipe: RecipeFiles | None,
 ) -> None:
-    """The description last: it has the digests of the others."""
-    written: dict[str, File] = {}
-
-    def of_shard(name: str) -> Writer:
-        def write(file: BinaryIO) -> None:
-            tensors = shards[name]
-            digest = write_tensors(file, tensors, {"format": "pt", MARK: str(FORMAT)})
-            written[name] = File(file.tell(), digest, tuple(tensors))
-
-        return write
-
-    def description(file: BinaryIO) -> None:
+    """First all data, under names that nothing refers to; then the one rename that counts."""
+    old_recipe = _replaced_recipe(folder, recipe)
+    with ExitStack() as partials:
+        files = dict(_write_tensors(folder, tensors, partials) for tensors in shards)
+        if recipe is not None and recipe.codes_name is not None:
+            write_bytes(folder / recipe.codes_name, recipe.codes)
         linears = {name: linear.token for name, linear in state.linears.items()}
-        said = Manifest(written, linears, state.same, state.derived, recipe)
-        file.write(said.to_json().encode())
+        said = Manifest(files, linears, state.same, state.derived, recipe is not None)
+        text = said.to_json().encode()
+        with naming(folder / NAME):
+            description = partials.enter_context(Partial(folder / NAME))
+            description.write(lambda file: file.write(text))
+            sync_folder(folder)
+        if recipe is not None or old_recipe is not None:
+            new = recipe.json.decode() if recipe else None
+            write_bytes(folder / RECIPE, one_of_two(text, new, old_recipe))
+        with naming(folder / NAME):
+            description.move(folder / NAME)
+            sync_folder(folder)
 
-    write_files({folder / n: of_shard(n) for n in shards} | {folder / NAME: description})
+
+def _replaced_recipe(folder: Path, new: RecipeFiles | None) -> str | None:
+    """The JSON of the recipe that goes with the model that is replaced, or that `new` replaces.
+    Raises UserError where qfx.json or recipe.json cannot be read: it is not replaced then."""
+    belongs = (folder / NAME).exists() and read_manifest(folder).recipe
+    return current_recipe(folder / RECIPE) if belongs or new is not None else None
+
+
+def _write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], partials: ExitStack
+) -> tuple[str, File]:
+    """Gives a file its name once it is on the disk and its digest is known."""
+    digest, size = "", 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal digest, size
+        digest = write_tensors(file, tensors, {"format": "pt", MARK: str(FORMAT)})
+        size = file.tell()
+
+    with naming(folder):
+        partial = partials.enter_context(Partial(folder / NAME))
+        partial.write(write)
+        partial.move(folder / tensor_file_name(digest))
+    return tensor_file_name(digest), File(size, digest, tuple(tensors))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from ctypes import c_ubyte
@@ -24,6 +25,7 @@ from qfx.memory.huge_pages import Room
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
+from qfx.values.reading import opened
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -56,20 +58,27 @@ class Table(NamedTuple):
 
 def table_of(path: Path) -> Table:
     """Raises UserError, which names the file and the fault, and OSError."""
+    with opened(path) as file:
+        return table_in(file, path)
+
+
+def table_in(file: BinaryIO, path: Path) -> Table:
+    """That of an open file, which is at its beginning and which `path` still names. Raises as
+    `table_of`."""
     library = safetensors()
     at = printable(str(path))
-    with path.open("rb") as file:
-        known = _kind(file.read(4))
-    if known:
+    if known := _kind(file.read(4)):
         raise UserError(f"{at} is {known}")
     try:
-        with library.safe_open(path, "pt") as opened:
-            metadata = dict(opened.metadata() or {})
+        with library.safe_open(path, "pt") as checked:
+            metadata = dict(checked.metadata() or {})
     except library.SafetensorError as why:
         raise UserError(f"{at} is no whole file of tensors: {printable(str(why))}") from None
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH), "little")
-        text = file.read(length).decode("utf-8")  # as safetensors found it to be
+    if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        raise UserError(f"{at} was replaced as it was read")
+    file.seek(0)
+    length = int.from_bytes(file.read(_LENGTH), "little")
+    text = file.read(length).decode("utf-8")  # as safetensors found it to be
     raw = parsed(text, f"{at} is no file of tensors")
     items = [(n, r) for n, r in raw.items() if n != METADATA]
     items.sort(key=lambda item: item[1]["data_offsets"])
@@ -112,22 +121,25 @@ def tensors_together(table: Table) -> dict[str, Tensor]:
 
 
 def tensors_of(
-    table: Table, told: Callable[[bytes | memoryview], None], passing: Callable[[str], bool]
+    table: Table,
+    file: BinaryIO,
+    told: Callable[[bytes | memoryview], None],
+    passing: Callable[[str], bool],
 ) -> Iterator[tuple[str, Tensor]]:
-    """The names and tensors of a file, in its order, each with memory of its own; the pages of
-    those that are only `passing` are given back when they go. `told` sees every byte. Raises
+    """The names and tensors of an open file, in its order, each with memory of its own; the pages
+    of those that are only `passing` are given back when they go. `told` sees every byte. Raises
     UserError where there are fewer bytes than there were, or a byte is no bool."""
-    with table.path.open("rb") as file:
-        told(file.read(table.head))
-        for name, entry in table.entries.items():
-            if passing(name):
-                tensor = on_own_pages(entry.shape, entry.dtype)
-            else:
-                tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-            memory = _read_into(tensor, file, table.path, name)
-            told(memory)
-            yield name, tensor
-            del tensor, memory
+    file.seek(0)
+    told(file.read(table.head))
+    for name, entry in table.entries.items():
+        if passing(name):
+            tensor = on_own_pages(entry.shape, entry.dtype)
+        else:
+            tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+        memory = _read_into(tensor, file, table.path, name)
+        told(memory)
+        yield name, tensor
+        del tensor, memory
 
 
 def _read_into(tensor: Tensor, file: BinaryIO, path: Path, name: str) -> memoryview:

@@ -11,7 +11,7 @@ from qfx.generate.decoder import KEY
 from qfx.generate.program_file import FORMAT
 from qfx.generate.steps import Steps
 from qfx.programs.stored import Storing
-from qfx.values.atomic_write import write_files
+from qfx.values.atomic_write import write_file
 from qfx.values.errors import UserError
 
 
@@ -39,4 +39,4 @@ def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
         "programs": {str(rows): storing.described(r) for rows, r in runners.items()},
     }
     metadata = {KEY: json.dumps(told)}
-    write_files({Path(path): lambda file: write_tensors(file, storing.tensors, metadata)})
+    write_file(Path(path), lambda file: write_tensors(file, storing.tensors, metadata))

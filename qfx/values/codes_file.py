@@ -1,49 +1,90 @@
-"""The file of codes beside a recipe: recipe.json, recipe.safetensors."""
+"""The file that holds the codes of a recipe, beside its JSON and named by its content:
+`recipe-<16 hexadecimal digits>.safetensors` beside `recipe.json`, which says the name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Container, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from qfx.values.atomic_write import write_bytes
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
+from qfx.values.reading import opened
 
 _MARK = {"qfx_codes": "1"}  # version of the file, in its header
 
 
-def beside(recipe: str | Path) -> Path:
-    """The path of the codes: `.safetensors` in the place of `.json`, or behind another name."""
-    path = Path(recipe)
-    return path.with_name(f"{path.name.removesuffix('.json')}.safetensors")
+def earlier_name(recipe: Path) -> str:
+    """The name that qfx 0.2 gave the codes: `recipe.safetensors` beside `recipe.json`."""
+    return f"{_stem(recipe)}.safetensors"
 
 
-def write_codes(path: Path, codes: Mapping[str, Tensor]) -> None:
-    """Replaces the file as a whole. Raises ValueError rather than write over one that is not of
-    this kind, as a model's weights may be, and OSError."""
-    library = _safetensors()
-    if path.exists() and not _is_ours(path):
-        raise UserError(
-            f"{path} is there and is no file of a recipe's codes: save the recipe by another name"
-        )
-    write_bytes(path, library.torch.save(dict(codes), metadata=_MARK))
+def codes_name(recipe: Path, data: bytes) -> str:
+    """The name of the codes `data` of the recipe at this path."""
+    return f"{_stem(recipe)}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+
+
+def is_codes_name(name: Any) -> bool:
+    """Whether a recipe may name its codes so: no name that leads out of its folder is."""
+    return isinstance(name, str) and _CODES.fullmatch(name) is not None
+
+
+_CODES = re.compile(r"[^/\0]*-[0-9a-f]{16}\.safetensors")
+
+
+def _stem(recipe: Path) -> str:
+    return recipe.name.removesuffix(".json")
+
+
+def codes_bytes(codes: Mapping[str, Tensor]) -> bytes:
+    """A whole file of codes. Raises ImportError without the package safetensors."""
+    return bytes(_safetensors().torch.save(dict(codes), metadata=_MARK))
 
 
 def read_codes(path: Path) -> dict[str, Tensor]:
-    """Raises ValueError for a file that `write_codes` of this version did not write, OSError."""
+    """Raises ValueError for a file that `codes_bytes` of this version did not make, OSError."""
     library = _safetensors()
     if not path.exists():
         raise UserError(
             f"the recipe has codes in {path}, which is not there: Recipe.save writes two files, "
             "which stay together"
         )
+    opened(path).close()  # or the library would wait for a pipe
     if not _is_ours(path):
         raise UserError(f"{path} is no file of a recipe's codes, or of another version")
     with library.safe_open(path, "pt") as file:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+
+
+def has_codes(recipe: Path) -> bool:
+    """Whether there is a file by a name of the codes of this recipe."""
+    return bool(_files(recipe))
+
+
+def remove_codes(recipe: Path, keep: Container[str]) -> None:
+    """Removes the codes of earlier recipes at this path, but for the names `keep`. Files that qfx
+    did not write stay, and so do those that cannot be removed."""
+    for path in _files(recipe):
+        if path.name not in keep:
+            with suppress(OSError, UserError, ImportError):
+                opened(path).close()
+                if _is_ours(path):
+                    path.unlink()
+
+
+def _files(recipe: Path) -> list[Path]:
+    """Not those of another recipe, whose name ends like a digest."""
+    name = re.compile(rf"{re.escape(_stem(recipe))}(-[0-9a-f]{{16}})?\.safetensors")
+    with suppress(OSError):
+        found = [path for path in recipe.parent.iterdir() if name.fullmatch(path.name)]
+        earlier = recipe.with_name(earlier_name(recipe))
+        return [p for p in found if p == earlier or not p.with_suffix(".json").exists()]
+    return []
 
 
 def _is_ours(path: Path) -> bool:

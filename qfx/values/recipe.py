@@ -7,23 +7,20 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 from torch import Tensor
 
-from qfx.values.atomic_write import write_text
-from qfx.values.codes_file import beside, read_codes, write_codes
 from qfx.values.errors import UserError
-from qfx.values.json_text import parsed
 from qfx.values.printable import printable
+from qfx.values.recipe_files import Raw, RecipeFiles, raw_of, read_recipe, recipe_files, save_recipe
 from qfx.values.rounding import Rounding
 from qfx.values.scheme_json import list_of, scheme_from
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed
 
-VERSION = 1  # of the JSON
+VERSIONS = (1, 2)  # of the JSON; 2 names its file of codes, which qfx 0.2 does not look for
 _FOUND = ("module", "KxN", "scheme", "factor", "static scale", "outliers", "SQNR dB")
 _HEAD = (*_FOUND, "divergence", "reason")
 _LATER = ("rounding", "divergence")  # fields that are written where they are there
@@ -59,41 +56,53 @@ class Recipe:
 
     def to_json(self) -> str:
         """JSON text with a version, a line for each site; `from_json` gives an equal recipe."""
+        return self._text(None)
+
+    def _text(self, codes: str | None) -> str:
+        """With the name of the file of its codes."""
+        head = (
+            '"qfx_recipe": 1' if codes is None else f'"qfx_recipe": 2, "codes": {json.dumps(codes)}'
+        )
         pinned = "" if self.pinned is None else f', "pinned": {_listing(self.pinned)}'
-        return f'{{"qfx_recipe": {VERSION}, "sites": {_listing(self.sites)}{pinned}}}'
+        return f'{{{head}, "sites": {_listing(self.sites)}{pinned}}}'
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """Raises ValueError for what `to_json` of this version did not write, and for a recipe with
         codes, which JSON does not hold: `save` and `load` do."""
-        return _recipe(text, _no_codes)
+        return _recipe(raw_of(text), _no_codes)
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_json`; and where sites have codes, these into a file beside it, `.safetensors`
-        in the place of `.json`. Each file is whole, the new or the old; `load` tells codes from
-        those of another recipe. Raises OSError, ValueError where the file beside it is another's,
-        ImportError where there are codes, but not the package safetensors."""
+        """Writes the recipe as JSON and, where sites have codes, these into a file beside it that
+        is named by its content, such as `recipe-<16 digits>.safetensors` beside `recipe.json`.
+
+        The recipe at `path` is replaced as a whole when the JSON is renamed, last of all; the codes
+        of the one before are then removed. Raises, with the old recipe left as it was, OSError,
+        ValueError for what JSON cannot hold, and ImportError where there are codes, but not the
+        package safetensors.
+        """
+        save_recipe(Path(path), self.files(path))
+
+    def files(self, path: str | Path) -> RecipeFiles:
+        """The bytes that `save` writes for this path. Raises as `save`."""
         codes = {_key(s): s.rounding.codes for s in self.sites if s.rounding}
-        if codes:
-            write_codes(beside(path), codes)
-        write_text(path, self.to_json() + "\n")
+        return recipe_files(Path(path), codes, lambda name: f"{self._text(name)}\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Raises OSError without the file, ValueError for one that is no recipe, or whose codes are
-        not beside it as they were saved; ImportError where it has some, without safetensors."""
-        text = Path(path).read_text(encoding="utf-8")
-        return _recipe(text, cache(partial(read_codes, beside(path))))
+        """Reads what `save` wrote, of any earlier version. Raises OSError without the file,
+        ValueError for one that is no recipe, no regular file or too large, or whose codes are not
+        beside it as they were saved; ImportError where it has some, without safetensors."""
+        return read_recipe(Path(path), _recipe)
 
 
-def _recipe(text: str, codes: Callable[[], Mapping[str, Tensor]]) -> Recipe:
-    raw = parsed(text, "this is no recipe of qfx")
-    version = raw.get("qfx_recipe") if isinstance(raw, dict) else None
-    if version is None:
-        raise UserError("this is no recipe of qfx: it has no qfx_recipe version")
-    if type(version) is not int or version != VERSION:
-        raise UserError(f"a recipe of version {version!r}; this qfx reads version {VERSION}")
-    if unknown := sorted(raw.keys() - {"qfx_recipe", "sites", "pinned"}):
+def _recipe(raw: Raw, codes: Callable[[], Mapping[str, Tensor]]) -> Recipe:
+    version = raw["qfx_recipe"]
+    if type(version) is not int or version not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
+        raise UserError(f"a recipe of version {version!r}; this qfx reads versions {known}")
+    known_parts = {"qfx_recipe", "sites", "pinned"} | ({"codes"} if version == 2 else set())
+    if unknown := sorted(raw.keys() - known_parts):
         raise UserError(f"this recipe has an unknown part {', '.join(map(repr, unknown))}")
     try:
         pinned = raw.get("pinned")

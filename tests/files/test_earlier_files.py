@@ -3,18 +3,20 @@ refused by name."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
 import qfx
 from tests.conftest import same_bits
-from tests.files.test_hostile_files import Small, X, skeleton
+from tests.files.test_hostile_files import Small, X, data_of, skeleton
 from tests.lib.rounded import Net, calibrated
 from tests.nn.test_nn_linear import outputs
 
@@ -76,23 +78,24 @@ def _torch_save(path: Path) -> Path:
     return path / "model.pt"
 
 
-def _recipe(name: str) -> Callable[[Path], Path]:
+def _recipe(pattern: str) -> Callable[[Path], Path]:
     def write(path: Path) -> Path:
         calibrated(Net().eval()).save(path / "recipe.json")
-        return path / name
+        (found,) = path.glob(pattern)
+        return found
 
     return write
 
 
 def _shard(path: Path) -> Path:
     qfx.save(qfx.quantize_(Small()), path)
-    return path / "model.safetensors"
+    return data_of(path)
 
 
 OTHERS: dict[str, Callable[[Path], Path]] = {
     r"is a file of torch\.save, which qfx\.load does not read: quantize_ the model": _torch_save,
     "is a recipe, and no model: qfx.Recipe.load reads it": _recipe("recipe.json"),
-    "holds the codes of a recipe: qfx.Recipe.load reads it": _recipe("recipe.safetensors"),
+    "holds the codes of a recipe: qfx.Recipe.load reads it": _recipe("recipe-*.safetensors"),
     "is one file of a saved folder": _shard,
     "is GGUF of version 0, and 2 and 3 are read": _write(b"GGUF" + bytes(100)),
     "is no model that qfx.save wrote": _write(b'{"a": 1}', "config.json"),
@@ -125,3 +128,33 @@ def test_other_files_are_refused_by_name(phrase: str, tmp_path: Path) -> None:
 def test_what_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         qfx.load(tmp_path / "nowhere", Small())
+
+
+EARLIER = Path(__file__).parent / "earlier"  # what qfx 0.2 saved: under fixed names
+
+
+@pytest.mark.parametrize("name", ["whole", "shards"])
+def test_folders_of_fixed_names_load_and_are_replaced(name: str, tmp_path: Path) -> None:
+    shutil.copytree(EARLIER / name, tmp_path, dirs_exist_ok=True)
+    read: dict[str, Tensor] = {}
+    for path in tmp_path.glob("model*.safetensors"):
+        read |= load_file(path)
+    model = qfx.load(tmp_path, Net().to("meta").eval())
+    state = {n: t for n, t in model.state_dict().items() if n in read}
+    assert state.keys() == read.keys() and all(same_bits(state[n], read[n]) for n in read)
+    recipe = qfx.Recipe.load(tmp_path / "recipe.json") if name == "whole" else None
+    assert recipe is None or {s.name for s in recipe.sites if s.rounding} == {"b"}
+    qfx.save(model, tmp_path, recipe=recipe)
+    assert not [p for p in tmp_path.iterdir() if not re.search(r"json|lock|-\w{16}\.s", p.name)]
+    again = qfx.load(tmp_path, Net().to("meta").eval()).state_dict()
+    assert all(same_bits(again[n], read[n]) for n in read)
+    assert recipe is None or qfx.Recipe.load(tmp_path / "recipe.json") == recipe
+
+
+def test_recipes_of_fixed_names_load_and_are_replaced(tmp_path: Path) -> None:
+    for name in ("recipe.json", "recipe.safetensors"):
+        shutil.copy(EARLIER / "whole" / name, tmp_path)
+    recipe = qfx.Recipe.load(tmp_path / "recipe.json")
+    recipe.save(tmp_path / "recipe.json")
+    assert not (tmp_path / "recipe.safetensors").exists()
+    assert qfx.Recipe.load(tmp_path / "recipe.json") == recipe

@@ -63,6 +63,12 @@ def expected(folder: Path) -> Tensor:
     return outputs(qfx.load(folder, skeleton()), X)
 
 
+def data_of(folder: Path) -> Path:
+    """The one file of tensors of a saved folder."""
+    (path,) = folder.glob("model-*.safetensors")
+    return path
+
+
 def refused_or(path: Path, named: Path, accepted: Callable[[nn.Module], bool]) -> str:
     """What was said of it, '' where it was loaded."""
     model = skeleton()
@@ -100,12 +106,13 @@ def test_any_change_of_the_tensors_is_refused(
     folder: Path, expected: Tensor, tmp_path_factory: Any, data: st.DataObject
 ) -> None:
     path: Path = tmp_path_factory.mktemp("damaged")
-    whole = (folder / "model.safetensors").read_bytes()
+    whole = data_of(folder).read_bytes()
     new = changed(whole, st.integers(0, len(whole) - 1), data.draw)
     shutil.copy(folder / "qfx.json", path)
-    (path / "model.safetensors").write_bytes(new)
+    name = data_of(folder).name
+    (path / name).write_bytes(new)
     said = refused_or(path, path, lambda m: new == whole)
-    assert said == "" if new == whole else "model.safetensors" in said
+    assert said == "" if new == whole else name in said
 
 
 @given(st.data())
@@ -115,7 +122,7 @@ def test_a_forged_digest_does_not_help(
     """Whoever can write the file can write what is said of it. What is then accepted has the types
     and shapes of the skeleton, and codes and scales that quantizing makes."""
     path: Path = tmp_path_factory.mktemp("forged")
-    whole = (folder / "model.safetensors").read_bytes()
+    whole = data_of(folder).read_bytes()
     table = HEAD + int.from_bytes(whole[:HEAD], "little")
     places = st.integers(0, table - 1) | st.integers(table, len(whole) - 1)
     forge(folder, path, changed(whole, places, data.draw))
@@ -136,13 +143,14 @@ def usable(model: nn.Module) -> bool:
 def forge(folder: Path, path: Path, data: bytes) -> None:
     said = json.loads((folder / "qfx.json").read_text())
     digest = hashlib.sha256(data).hexdigest()
-    said["files"]["model.safetensors"] |= {"size": len(data), "sha256": digest}
+    name = data_of(folder).name
+    said["files"][name] |= {"size": len(data), "sha256": digest}
     (path / "qfx.json").write_text(json.dumps(said))
-    (path / "model.safetensors").write_bytes(data)
+    (path / name).write_bytes(data)
 
 
 def header(folder: Path) -> tuple[dict[str, Any], bytes]:
-    whole = (folder / "model.safetensors").read_bytes()
+    whole = data_of(folder).read_bytes()
     end = HEAD + int.from_bytes(whole[:HEAD], "little")
     return json.loads(whole[HEAD:end]), whole[end:]
 
@@ -172,7 +180,7 @@ def test_any_change_of_the_table_is_refused_or_harmless(folder: Path, tmp_path: 
 def test_any_change_of_the_description_is_refused_or_harmless(
     folder: Path, expected: Tensor, tmp_path: Path
 ) -> None:
-    shutil.copy(folder / "model.safetensors", tmp_path)
+    shutil.copy(data_of(folder), tmp_path)
     count = accepted = 0
     for text in mutated((folder / "qfx.json").read_text()):
         count += 1
@@ -196,7 +204,7 @@ def _table(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, Path], An
 
 def _said(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, Path], Any]:
     def damage(folder: Path, path: Path) -> None:
-        shutil.copy(folder / "model.safetensors", path)
+        shutil.copy(data_of(folder), path)
         said = json.loads((folder / "qfx.json").read_text())
         change(said)
         (path / "qfx.json").write_text(json.dumps(said))
@@ -223,26 +231,33 @@ def _twice(folder: Path, path: Path) -> None:
 
 
 def _in_two_files(folder: Path, path: Path) -> None:
-    def also(said: dict[str, Any]) -> None:
-        said["files"]["model-00001-of-00001.safetensors"] = said["files"]["model.safetensors"]
-
-    _said(also)(folder, path)
-    shutil.copy(folder / "model.safetensors", path / "model-00001-of-00001.safetensors")
+    other = "model-0123456789abcdef.safetensors"
+    _said(lambda said: said["files"].update({other: _file(said)}))(folder, path)
+    shutil.copy(data_of(folder), path / other)
 
 
 def _of_another(folder: Path, path: Path) -> None:
     qfx.save(made(-1.0), path)
+    data_of(path).replace(path / data_of(folder).name)
     shutil.copy(folder / "qfx.json", path)
+
+
+def _file(said: dict[str, Any]) -> dict[str, Any]:
+    (file,) = said["files"].values()
+    return file  # type: ignore[no-any-return]
+
+
+def _seven_bytes(folder: Path, path: Path) -> None:
+    shutil.copy(folder / "qfx.json", path)
+    (path / data_of(folder).name).write_bytes(b"1234567")
 
 
 SHA = "0" * 64
 ONE_BIT_OF_X = b"".join(n.to_bytes(4, "little") for n in (1, 4, 1))
 DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
     "qfx.json names it": lambda f, p: shutil.copy(f / "qfx.json", p),
-    "model.safetensors has 7 bytes, and qfx.json says": lambda f, p: (
-        shutil.copy(f / "qfx.json", p), (p / "model.safetensors").write_bytes(b"1234567")
-    ),
-    "model.safetensors has changed since it was saved": _of_another,
+    r"model-\w{16}\.safetensors has 7 bytes, and qfx.json says": _seven_bytes,
+    r"model-\w{16}\.safetensors has changed since it was saved": _of_another,
     "overflow computing buffer size": _table(lambda t: t["on"].update(shape=[2**40, 2**40])),
     "invalid offset": _table(lambda t: t["on"].update(data_offsets=[2**60, 2**60 + 3])),
     "is of type F4, which this qfx does not read": _table(
@@ -253,16 +268,17 @@ DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
     ),
     "'on' is there twice in one object": _twice,
     "does not hold what qfx.json says": _said(
-        lambda s: s["files"]["model.safetensors"]["tensors"].append("more")
+        lambda s: _file(s)["tensors"].append("more")
     ),
     "in two files": _in_two_files,
     "SHA-256 is .*, and qfx.json says 0000": _said(
-        lambda s: s["files"]["model.safetensors"].update(sha256=SHA)
+        lambda s: _file(s).update(sha256=SHA)
     ),
     "is no name of a file of a saved model": _said(
-        lambda s: s["files"].update({"../model.safetensors": s["files"]["model.safetensors"]})
+        lambda s: s["files"].update({"../model.safetensors": _file(s)})
     ),
-    "has format 2, and this qfx reads format 1": _said(lambda s: s.update(qfx_model=2)),
+    "has format 3, and this qfx reads formats 1 and 2": _said(lambda s: s.update(qfx_model=3)),
+    r"model-\w{16}\.safetensors is no name of a file": _said(lambda s: s.update(qfx_model=1)),
     r"\['colour'\] is missing or not known": _said(lambda s: s.update(colour=1)),
     r"\['same'\] is missing or not known": _said(lambda s: s.pop("same")),
     "a is xa8r_ws8r_h64, and qfx.json says xs8r_ws8r": _said(

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import qfx
-from qfx import Config
+from qfx import Config, Recipe
+from qfx.values.folder_lock import LOCK
 from tests.conftest import same_bits
 from tests.lib.rounded import Net, batches, calibrated
 from tests.lib.strategies import POSITIVE, SEEDS, recipes
@@ -97,7 +98,7 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     model = torch.compile(kept(), backend="eager")
     qfx.save(model, tmp_path, shard_size=10_000)  # type: ignore[arg-type]
     said = json.loads((tmp_path / "qfx.json").read_text())
-    assert {p.name for p in tmp_path.iterdir()} == {"qfx.json", *said["files"]}
+    assert {p.name for p in tmp_path.iterdir()} == {"qfx.json", LOCK, *said["files"]}
     read = {name: load_file(tmp_path / name) for name in said["files"]}
     assert all({*read[name]} == {*file["tensors"]} for name, file in said["files"].items())
     held = {name: tensor for file in read.values() for name, tensor in file.items()}
@@ -183,7 +184,7 @@ def test_the_layout_in_files_of_earlier_builds_is_left_there(tmp_path: Path) -> 
     assert at in said["derived"] and not said["linears"]
     loaded = qfx.load(tmp_path, signs(2.0))
     assert same_bits(outputs(loaded, ONES), outputs(model, ONES))
-    with pytest.raises(ValueError, match=r"model\.safetensors: again\.scale is missing"):
+    with pytest.raises(ValueError, match=r"model-\w{16}\.safetensors: again\.scale is missing"):
         qfx.load(tmp_path, Signs())
 
 
@@ -216,14 +217,32 @@ def test_a_recipe_travels_with_the_model(tmp_path: Path) -> None:
 def test_an_earlier_model_is_replaced_and_no_file_of_another(tmp_path: Path) -> None:
     qfx.save(kept(), tmp_path, shard_size=10_000)
     (tmp_path / "tokenizer.json").write_text("{}")
+    others = {tmp_path / "tokenizer.json"}
+    for name in ("model", "model-00001-of-00002", "model-0123456789abcdef"):
+        others.add(tmp_path / f"{name}.safetensors")
+        save_file({"weight": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    before = {path: path.read_bytes() for path in others}
     qfx.save(kept(), tmp_path)
-    names = {"model.safetensors", "qfx.json", "tokenizer.json"}
-    assert {p.name for p in tmp_path.iterdir()} == names
-    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=r"model\.safetensors is there, and is not of a model"):
-        qfx.save(kept(), tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    (name,) = json.loads((tmp_path / "qfx.json").read_text())["files"]
+    ours = {tmp_path / "qfx.json", tmp_path / LOCK, tmp_path / name}
+    assert {*tmp_path.iterdir()} == ours | others
+    assert {path: path.read_bytes() for path in others} == before
+
+
+OF_OTHERS = {
+    "qfx.json": ("{}", "is no description of a model"),
+    "recipe.json": ('{"flour": 500}', "recipe.json is no recipe of qfx"),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_file_of_another_that_is_in_the_way_stays(name: str, tmp_path: Path) -> None:
+    text, phrase = OF_OTHERS[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=phrase):
+        qfx.save(kept(), tmp_path, recipe=Recipe(()))
+    assert {p.name for p in tmp_path.iterdir()} == {name, LOCK}
+    assert (tmp_path / name).read_text() == text
 
 
 def _with(change: Callable[[Any], Any]) -> nn.Module:
@@ -380,5 +399,6 @@ def test_the_peak_is_little_more_than_the_file(tmp_path: Path) -> None:
     qfx.save(qfx.quantize_(nn.Sequential(nn.Embedding(8192, 512), *linears)), tmp_path)
     command = [sys.executable, "-c", PEAK, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    size = (tmp_path / "model.safetensors").stat().st_size
+    (path,) = tmp_path.glob("model-*.safetensors")
+    size = path.stat().st_size
     assert 0.9 * size < int(done.stdout) <= 1.15 * size

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import qfx
 from qfx import PER_COLUMN, QSpec, Recipe, Rounding, Scheme
+from qfx.values.folder_lock import LOCK
 from tests.conftest import same_bits
 from tests.lib.rounded import Net, batches, calibrated, nearest, run
 
@@ -33,53 +35,69 @@ def recipe(net: Net) -> Recipe:
 def test_a_recipe_and_its_codes_come_back(tmp_path: Path, net: Net, recipe: Recipe) -> None:
     path = tmp_path / "recipe.json"
     recipe.save(path)
-    assert {p.name for p in tmp_path.iterdir()} == {"recipe.json", "recipe.safetensors"}
+    codes = codes_of_file(tmp_path)
+    assert {*tmp_path.iterdir()} == {path, codes, tmp_path / LOCK}
     again, x = Recipe.load(path), batches()[0]
     assert again == recipe and hash(again) == hash(recipe)
     assert same_bits(run(net, path, x), run(net, recipe, x))  # type: ignore[arg-type]
     recipe.save(path)  # over its own files
     recipe.save(tmp_path / "other.v2")
     assert Recipe.load(tmp_path / "other.v2") == recipe
-    assert (tmp_path / "other.v2.safetensors").exists()
+    assert (tmp_path / codes.name.replace("recipe", "other.v2")).exists()
+
+
+def codes_of_file(folder: Path) -> Path:
+    (path,) = folder.glob("recipe-*.safetensors")
+    return path
 
 
 def _truncated(folder: Path, recipe: Recipe) -> None:
-    data = (folder / "recipe.safetensors").read_bytes()
-    (folder / "recipe.safetensors").write_bytes(data[: len(data) // 2])
+    path = codes_of_file(folder)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def _of_a_model(folder: Path, recipe: Recipe) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"a[0]": torch.ones(2)}, folder / "recipe.safetensors")
+    save_file({"a[0]": torch.ones(2)}, codes_of_file(folder))
 
 
 def _other_codes(folder: Path, recipe: Recipe) -> None:
     first, *rest = recipe.sites
     assert first.rounding
     other = replace(first.rounding, codes=-first.rounding.codes)
-    Recipe((replace(first, rounding=other), *rest)).save(folder / "other.json")
-    (folder / "other.safetensors").replace(folder / "recipe.safetensors")
+    _exchanged(folder, Recipe((replace(first, rounding=other), *rest)))
 
 
 def _fewer_codes(folder: Path, recipe: Recipe) -> None:
-    Recipe(recipe.sites[1:]).save(folder / "other.json")
-    (folder / "other.safetensors").replace(folder / "recipe.safetensors")
+    _exchanged(folder, Recipe(recipe.sites[1:]))
 
 
-def _edited(folder: Path, recipe: Recipe) -> None:
-    raw = json.loads((folder / "recipe.json").read_text())
-    raw["sites"][0]["rounding"]["method"] = "best"
-    (folder / "recipe.json").write_text(json.dumps(raw))
+def _exchanged(folder: Path, other: Recipe) -> None:
+    other.save(folder / "other.json")
+    (codes,) = folder.glob("other-*.safetensors")
+    codes.replace(codes_of_file(folder))
+
+
+def _edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, Recipe], Any]:
+    def edit(folder: Path, recipe: Recipe) -> None:
+        raw = json.loads((folder / "recipe.json").read_text())
+        change(raw)
+        (folder / "recipe.json").write_text(json.dumps(raw))
+
+    return edit
 
 
 DAMAGES: dict[str, Callable[[Path, Recipe], Any]] = {
-    "recipe.safetensors, which is not there": lambda f, r: (f / "recipe.safetensors").unlink(),
-    "recipe.safetensors is no whole file of a recipe's codes": _truncated,
-    "recipe.safetensors is no file of a recipe's codes": _of_a_model,
+    r"recipe-\w{16}\.safetensors, which is not there": lambda f, r: codes_of_file(f).unlink(),
+    r"recipe-\w{16}\.safetensors is no whole file of a recipe's codes": _truncated,
+    r"recipe-\w{16}\.safetensors is no file of a recipe's codes": _of_a_model,
+    "is no name of a file of codes beside it": _edited(
+        lambda raw: raw.update(codes=f"../{raw['codes']}")
+    ),
     "recipe of a: the codes beside it are not those it was saved with": _other_codes,
     "recipe of a: its codes are not in the file beside it": _fewer_codes,
-    "recipe of a: rounded by 'best'; there is gptq": _edited,
+    "recipe of a: rounded by 'best'; there is gptq": _edited(
+        lambda raw: raw["sites"][0]["rounding"].update(method="best")
+    ),
 }
 
 
@@ -92,12 +110,15 @@ def test_other_files_are_refused(phrase: str, tmp_path: Path, recipe: Recipe) ->
 
 
 def test_a_model_beside_the_recipe_is_not_written_over(tmp_path: Path, recipe: Recipe) -> None:
-    _of_a_model(tmp_path, recipe)
-    before = (tmp_path / "recipe.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="is there and is no file of a recipe's codes"):
-        recipe.save(tmp_path / "recipe.json")
-    assert [p.name for p in tmp_path.iterdir()] == ["recipe.safetensors"]
-    assert (tmp_path / "recipe.safetensors").read_bytes() == before
+    """By the name that codes had in qfx 0.2, or by one that they could have now."""
+    paths = [tmp_path / f"recipe{end}.safetensors" for end in ("", "-0123456789abcdef")]
+    for path in paths:
+        save_file({"a[0]": torch.ones(2)}, path)
+    before = [path.read_bytes() for path in paths]
+    recipe.save(tmp_path / "recipe.json")
+    nearest(recipe).save(tmp_path / "recipe.json")
+    assert [path.read_bytes() for path in paths] == before
+    assert {*tmp_path.iterdir()} == {*paths, tmp_path / "recipe.json", tmp_path / LOCK}
 
 
 def test_json_alone_has_no_codes(recipe: Recipe) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qfx.files.foreign.compressed_config import CompressedConfig, Group, compressed_config
+from qfx.files.foreign.compressed_config import LARGEST, CompressedConfig, Group, compressed_config
 from qfx.files.foreign.importing import Foreign, Item
 from qfx.files.foreign.weight import ForeignWeight
 from qfx.files.tensor_file import Entry, Table, on_own_pages, table_of, tensor_of
@@ -19,6 +19,7 @@ from qfx.values.errors import UserError
 from qfx.values.floats import FLOATS
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
+from qfx.values.reading import bytes_of
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -80,7 +81,7 @@ def _tables(folder: Path) -> tuple[Table, ...]:
     if not index.exists():
         return (table_of(folder / SINGLE),)
     at = printable(str(index))
-    raw = parsed(index.read_bytes().decode("utf-8", "replace"), at)
+    raw = parsed(bytes_of(index, LARGEST).decode("utf-8", "replace"), at)
     files = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise UserError(f"{at} has no weight_map from tensors to files")

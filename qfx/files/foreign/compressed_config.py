@@ -12,12 +12,13 @@ from qfx.files.foreign.weight import Grid
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
+from qfx.values.reading import bytes_of
 from qfx.values.scheme import QSpec
 
 METHOD = "compressed-tensors"
 FORMATS = ("int-quantized", "pack-quantized")
 PACKED_BITS = (4, 8)  # others lie otherwise in files of earlier versions
-_LARGEST = 2**26  # bytes of a config.json that is read
+LARGEST = 2**26  # bytes of a config.json, or of an index of files, that is read
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,7 @@ def compressed_config(folder: Path) -> CompressedConfig:
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     at = printable(str(path))
-    if path.stat().st_size > _LARGEST:
-        raise UserError(f"{at} has {path.stat().st_size} bytes, and at most {_LARGEST} are read")
-    raw = parsed(path.read_bytes().decode("utf-8", "replace"), at)
+    raw = parsed(bytes_of(path, LARGEST).decode("utf-8", "replace"), at)
     if not isinstance(raw, dict):
         raise UserError(f"{at} is no object of JSON")
     return raw

@@ -17,6 +17,7 @@ from qfx.files.foreign.torchao import is_torchao, torchao_file, torchao_state
 from qfx.files.manifest import NAME
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
+from qfx.values.reading import opened
 
 
 def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> Foreign | None:
@@ -27,7 +28,7 @@ def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> F
     path = Path(source)
     if path.is_dir():
         return _folder(path, skeleton)
-    with path.open("rb") as file:
+    with opened(path) as file:
         magic = file.read(len(MAGIC))
     if magic == MAGIC:
         return gguf_model(path, skeleton)

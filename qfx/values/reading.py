@@ -1,0 +1,62 @@
+"""Files that a path names, opened and read so that no path can make qfx wait or read for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from qfx.values.errors import UserError
+from qfx.values.printable import printable
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}  # fmt: skip
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """A regular file, opened for reading; links are followed. Raises UserError for a pipe, a device
+    or a socket, without opening it, and OSError for what is not there or is a folder."""
+    _check_regular(os.stat(path).st_mode, path)
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(number, "rb")
+    try:
+        _check_regular(os.fstat(number).st_mode, path)  # it may have become another since
+    except (OSError, UserError):
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(mode: int, path: str | Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+        raise UserError(f"{printable(str(path))} is {kind}, expected a regular file")
+
+
+def bytes_of(path: str | Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises as `opened`, and UserError for
+    a larger file."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise UserError(f"{printable(str(path))} has {size} bytes, and at most {most} are read")
+        return file.read(size)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of the file that a description in `folder` names. Raises UserError for a name that
+    leads out of the folder: an absolute one, one with `..`, or a link."""
+    said = printable(repr(name))
+    path = Path(name)
+    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+        raise UserError(f"{printable(str(folder))} names {said}, which is no file inside of it")
+    real = Path(os.path.realpath(folder / path))
+    if Path(os.path.realpath(folder)) not in real.parents:
+        raise UserError(f"{printable(str(folder))} names {said}, a link that leads out of it")
+    return folder / path

@@ -1,0 +1,202 @@
+"""A recipe on disk: its JSON, which is replaced last, and the file of codes that it names.
+
+Beside a model that `qfx.save` replaces, the JSON is for a moment one that holds two recipes, and
+says by the digest of `qfx.json` which of them is the model's: so both change when `qfx.json` does.
+docs/decisions/0035
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from qfx.values.atomic_write import write_bytes
+from qfx.values.codes_file import (
+    codes_bytes,
+    codes_name,
+    earlier_name,
+    has_codes,
+    is_codes_name,
+    read_codes,
+    remove_codes,
+)
+from qfx.values.errors import UserError
+from qfx.values.folder_lock import locked
+from qfx.values.json_text import parsed
+from qfx.values.printable import printable
+from qfx.values.reading import bytes_of
+
+MODEL = "qfx.json"  # the description of a model that `qfx.save` wrote
+LARGEST = 2**28  # bytes of a JSON file that is read
+_ARMS = ("then", "otherwise")
+_EITHER = {"qfx_recipe", "model", *_ARMS}  # keys of a JSON with two recipes
+log = logging.getLogger(__name__)
+Raw = dict[str, Any]
+T = TypeVar("T")
+
+
+class RecipeFiles(NamedTuple):
+    """The bytes of a recipe's two files; without codes there is no second one."""
+
+    json: bytes
+    codes_name: str | None
+    codes: bytes
+
+
+def recipe_files(
+    path: Path, codes: Mapping[str, Tensor], text: Callable[[str | None], str]
+) -> RecipeFiles:
+    """`text`: the JSON, given the name of the file of codes."""
+    data = codes_bytes(codes) if codes else b""
+    name = codes_name(path, data) if codes else None
+    return RecipeFiles(text(name).encode("utf-8"), name, data)
+
+
+def save_recipe(path: Path, files: RecipeFiles) -> None:
+    """Replaces the recipe at `path`; the JSON is moved last. Removes the codes of the one before.
+    Raises OSError; there then is the recipe of before."""
+    if files.codes_name is None and not has_codes(path):
+        write_bytes(path, files.json)
+        return
+    with locked(path.parent) as alone:
+        try:
+            if files.codes_name is not None:
+                write_bytes(path.with_name(files.codes_name), files.codes)
+            write_bytes(path, files.json)
+        finally:
+            if alone:
+                sweep_codes(path)
+
+
+def sweep_codes(path: Path) -> None:
+    """Removes files of codes that the recipe at `path` does not name; none where it cannot be read.
+    To be called by whoever holds the lock of the folder."""
+    with suppress(OSError, UserError):
+        try:
+            texts = _texts(raw_of(bytes_of(path, LARGEST)))
+        except FileNotFoundError:
+            texts = []
+        remove_codes(path, {_named(raw, path) for raw in texts})
+
+
+def read_recipe(path: Path, make: Callable[[Raw, Callable[[], Mapping[str, Tensor]]], T]) -> T:
+    """What `make` makes of the JSON and of a function that reads the codes. Begins anew where the
+    recipe was replaced while it was read. Raises UserError and OSError."""
+    while True:
+        data = bytes_of(path, LARGEST)
+        try:
+            raw = _valid(path, raw_of(data, printable(str(path))))
+            found = make(raw, cache(partial(_codes, path, raw)))
+        except (UserError, OSError):
+            if bytes_of(path, LARGEST) == data:
+                raise
+            continue
+        if not _is_one_of_two(raw_of(data)) or bytes_of(path, LARGEST) == data:
+            return found
+
+
+def current_recipe(path: Path) -> str | None:
+    """The JSON of the recipe that is valid at `path`, None if there is none."""
+    try:
+        data = bytes_of(path, LARGEST)
+    except FileNotFoundError:
+        return None
+    raw = raw_of(data, printable(str(path)))
+    return _chosen(path, raw) if _is_one_of_two(raw) else data.decode()
+
+
+def one_of_two(model: bytes, then: str | None, otherwise: str | None) -> bytes:
+    """JSON of two recipes: `then` is valid if `qfx.json` beside it has the content `model`, else
+    `otherwise`; None stands for no recipe."""
+    digest = hashlib.sha256(model).hexdigest()
+    both = {"qfx_recipe": 2, "model": digest, "then": then, "otherwise": otherwise}
+    return json.dumps(both).encode()
+
+
+def settle(path: Path) -> None:
+    """Leaves the valid one of two recipes. That they are two is no fault: where one cannot be
+    written, the next save does it."""
+    try:
+        raw = raw_of(bytes_of(path, LARGEST))
+        if not _is_one_of_two(raw):
+            return
+        text = _chosen(path, raw)
+        if text is None:
+            path.unlink()
+        else:
+            write_bytes(path, text.encode())
+    except FileNotFoundError:
+        return
+    except (OSError, UserError) as why:
+        log.info("%s still holds the recipe of the model before: %s", path, why)
+
+
+def raw_of(text: str | bytes, at: str = "this") -> Raw:
+    """The JSON object of a recipe, of which nothing but that is checked. Raises UserError, in which
+    `at` stands for the file."""
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8")
+    except UnicodeDecodeError as why:
+        raise UserError(f"{at} is no recipe of qfx: it is no text, {why}") from None
+    raw = parsed(text, f"{at} is no recipe of qfx")
+    if not isinstance(raw, dict) or raw.get("qfx_recipe") is None:
+        raise UserError(f"{at} is no recipe of qfx: it has no qfx_recipe version")
+    return raw
+
+
+def _is_one_of_two(raw: Raw) -> bool:
+    return raw.keys() == _EITHER and all(isinstance(raw[k], str | None) for k in _ARMS)
+
+
+def _texts(raw: Raw) -> list[Raw]:
+    """The recipe, or both."""
+    if not _is_one_of_two(raw):
+        return [raw]
+    return [raw_of(raw[arm]) for arm in _ARMS if raw[arm] is not None]
+
+
+def _valid(path: Path, raw: Raw) -> Raw:
+    if not _is_one_of_two(raw):
+        return raw
+    text = _chosen(path, raw)
+    if text is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return raw_of(text)
+
+
+def _chosen(path: Path, raw: Raw) -> str | None:
+    """The one of two that goes with the model that is there now."""
+    try:
+        digest = hashlib.sha256(bytes_of(path.with_name(MODEL), LARGEST)).hexdigest()
+    except FileNotFoundError:
+        digest = ""
+    found: str | None = raw["then"] if raw["model"] == digest else raw["otherwise"]
+    return found
+
+
+def _codes(path: Path, raw: Raw) -> dict[str, Tensor]:
+    name = raw.get("codes", earlier_name(path))
+    if not is_codes_name(name) and "codes" in raw:
+        raise UserError(f"{path}: {printable(repr(name))} is no name of a file of codes beside it")
+    return read_codes(path.with_name(name))
+
+
+def _named(raw: Raw, path: Path) -> str:
+    """The file of codes of a recipe; "" where it has none."""
+    if "codes" in raw:
+        return str(raw["codes"])
+    sites = raw.get("sites")
+    rounded = isinstance(sites, list) and any(
+        isinstance(s, dict) and "rounding" in s for s in sites
+    )
+    return earlier_name(path) if rounded else ""
