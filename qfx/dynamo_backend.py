@@ -29,6 +29,7 @@ from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
 from qfx.ops import FAKES
 from qfx.pipeline import Context, run_passes
+from qfx.plan import unserved
 from qfx.plan.plan import Plan
 from qfx.plan.policy import tie_to_sizes
 from qfx.rewriting.constants import NewInputs, as_placeholders
@@ -81,7 +82,12 @@ def qfx(
     return with_packed_weights(compiled, feed, reporter(gm, here.code), give_back=give_back)
 
 
-qfx.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+def _forget() -> None:
+    forget()
+    unserved.forget()
+
+
+qfx.reset = _forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
 
 
 def _int8(
@@ -99,7 +105,10 @@ def _int8(
 
     def decided(plan: Plan) -> Plan:
         tie_to_sizes(plan)
-        compile_apart([entry.match for entry in plan.entries], config, here)
+        matches = [entry.match for entry in plan.entries]
+        asked = bool(config.skip or config.only or config.recipe)
+        unserved.tell(gm, matches, here.modules, here.code, asked)
+        compile_apart(matches, config, here)
         given = config.recipe.sites if config.recipe else ()
         if any(entry.recipe and entry.recipe not in given for entry in plan.entries):
             tie_to_modules(here)

@@ -16,6 +16,7 @@ from qfx.host.tensors import wraps_tensors
 from qfx.nn.carry import obstacles, parametrized
 from qfx.nn.loading import Checked, Stored
 from qfx.nn.trained_state import TrainedState
+from qfx.nn.weight_bytes import kinds, weight_bytes
 from qfx.values.config import Config
 from qfx.values.floats import FLOATS, SERVED
 from qfx.values.select import check_names, left_out
@@ -32,6 +33,7 @@ class Chosen(NamedTuple):
     taken: dict[str, nn.Linear]  # to be replaced
     left: dict[str, str]  # float as the config says, and how it says so
     missed: dict[str, str]  # float though the config does not say so, and why
+    asked: bool = False  # the config says that something stays float
 
 
 def chosen(
@@ -50,7 +52,8 @@ def chosen(
     linears = {n: m for n, m in modules if n and _is_float(m)}
     check_names(config, linears)
     check_unsharded(model, who)
-    found = Chosen(who, model, linears, {}, {}, {})
+    asked = bool(config.skip or config.only or config.recipe)
+    found = Chosen(who, model, linears, {}, {}, {}, asked)
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     for name, module in linears.items():
         if out := left_out(config, [name]):
@@ -71,6 +74,8 @@ def chosen(
         done = [n for n, m in model.named_modules() if isinstance(m, Stored)]
         if done:
             beside += f"; {listed(done)} hold codes already"
+        if stays := weight_bytes(model).multiplying:
+            beside += f"; what multiplies and stays float: {kinds(stays)}"
         raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
     return found
 

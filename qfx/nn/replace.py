@@ -10,6 +10,7 @@ from qfx.nn.carry import carry
 from qfx.nn.chosen import Chosen
 from qfx.nn.loading import check_first
 from qfx.nn.summary import Line, Summary, bytes_of, tell
+from qfx.nn.weight_bytes import weight_bytes
 
 
 def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
@@ -26,7 +27,7 @@ def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
         parents.add(parent)
     _leave_fast_paths(model, parents)
     lines = tuple(_line(name, linear, chosen, made) for name, linear in chosen.linears.items())
-    tell(Summary(chosen.who, lines, before, bytes_of(model)), chosen.missed)
+    tell(Summary(chosen.who, lines, before, bytes_of(model), weight_bytes(model)), chosen)
     if made:
         check_first(model)
     return model

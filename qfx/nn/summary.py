@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ from tabulate import tabulate
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from qfx.nn.chosen import by_reason
+from qfx.nn.chosen import Chosen, by_reason
+from qfx.nn.weight_bytes import WeightBytes
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +28,21 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """What `who` did to a model; prints as a table. Bytes are of its parameters and buffers."""
+    """What `who` did to a model; prints as a table. Bytes are of its parameters and buffers, before
+    and after; `weights`: how many of them are quantized."""
 
     who: str
     lines: tuple[Line, ...]
     bytes_before: int
     bytes_after: int
+    weights: WeightBytes
 
     def __str__(self) -> str:
         table = tabulate(self.lines, ("module", "KxN", "now", "reason"), disable_numparse=True)
         replaced = sum(line.now != "float" for line in self.lines)
         count = f"{self.who}: {replaced} of {len(self.lines)} linears replaced"
         sizes = f"{self.bytes_before / 1e6:,.2f} MB -> {self.bytes_after / 1e6:,.2f} MB"
-        return f"{table}\n{count}, the model: {sizes}"
+        return f"{table}\n{count}, the model: {sizes}\n{self.weights}"
 
 
 def bytes_of(model: nn.Module) -> int:
@@ -49,13 +51,26 @@ def bytes_of(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if not is_lazy(t))
 
 
-def tell(summary: Summary, missed: Mapping[str, str]) -> None:
-    """Logs the summary, and warns of linears that stayed float though nothing was said of them."""
+def tell(summary: Summary, chosen: Chosen) -> None:
+    """Logs the summary, and warns once of what stays float though the config does not say so: of
+    linears, and of other weights where less than half of those that multiply is quantized."""
     log.info("%s\n%s", summary.who, summary)
-    if missed:
-        warnings.warn(
-            f"qfx.{summary.who}: {len(missed)} of {len(summary.lines)} linears stay float without "
-            f"having been left out: {by_reason(missed)}. Naming them in skip silences this; "
-            "logging.basicConfig(level=logging.INFO) shows what became of each linear",
-            stacklevel=4,
-        )
+    said = [*_missed(summary, chosen), *_mostly_float(summary, chosen)]
+    if said:
+        hint = "logging.basicConfig(level=logging.INFO) shows what became of each linear"
+        warnings.warn(f"qfx.{summary.who}: {'. '.join([*said, hint])}", stacklevel=4)
+
+
+def _missed(summary: Summary, chosen: Chosen) -> list[str]:
+    if not chosen.missed:
+        return []
+    return [
+        f"{len(chosen.missed)} of {len(summary.lines)} linears stay float without having been left "
+        f"out: {by_reason(chosen.missed)}",
+        "Naming them in skip silences this",
+    ]
+
+
+def _mostly_float(summary: Summary, chosen: Chosen) -> list[str]:
+    said = "" if chosen.asked else summary.weights.mostly_float
+    return [said, "qfx.Config(only=['*']) says that this is meant"] if said else []

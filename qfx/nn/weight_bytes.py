@@ -1,0 +1,139 @@
+"""Bytes of a model's weights: how many are quantized, how many are float and in what modules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from qfx.host.tensors import storage_id
+from qfx.nn.loading import Stored
+from qfx.nn.trained_state import TrainedState
+
+_SHOWN = 4  # kinds of modules in a sentence
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes in float of the parameters and buffers of a model, a shared storage counted once.
+
+    `quantized`: what the weights that are quantized took in float. `floating`: of what stays float,
+    by class of module. `multiplying`: the part of `floating` that matrices, kernels of convolutions
+    and weights of experts take. Embeddings are not part of it, since they are looked up, unless a
+    float linear has the same weight; nor are vectors and what is added to one sequence ([1, ...]).
+    `item`: bytes of an element, of the type that most of the weights have.
+    """
+
+    quantized: int
+    floating: Mapping[str, int]
+    multiplying: Mapping[str, int]
+    item: int = 4
+
+    @property
+    def total(self) -> int:
+        """Of all weights that multiply."""
+        return self.quantized + sum(self.multiplying.values())
+
+    @property
+    def share(self) -> float:
+        """Of the weights that multiply, the part that is quantized; 1 where there are none."""
+        return self.quantized / self.total if self.total else 1.0
+
+    @property
+    def mostly_float(self) -> str:
+        """A sentence where less than half of the weights that multiply is quantized; else ''."""
+        if self.share >= 0.5:
+            return ""
+        many = "less than half" if self.quantized else "none"
+        return (
+            f"{many} of the weights that multiply is quantized, {size(self.quantized)} of "
+            f"{size(self.total)} ({self.share:.1%}); float: {kinds(self.multiplying)}"
+        )
+
+    def __str__(self) -> str:
+        whole = self.quantized + sum(self.floating.values())
+        share = f"{self.quantized / whole:.1%}" if whole else "0.0%"
+        float_ = f"; float: {kinds(self.floating)}" if self.floating else ""
+        return f"{size(self.quantized)} of {size(whole)} of weights quantized ({share}){float_}"
+
+
+def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
+    """Counts those of `model`; weights of modules without a shape yet are left out.
+
+    `int8`: names of float parameters that a compiled graph quantizes.
+    """
+    tensors: dict[object, tuple[str, int, bool]] = {}
+    chosen: set[object] = set()
+    types: Counter[int] = Counter()
+    codes = 0
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in _own(module):
+            key = _key(tensor)
+            if (f"{path}.{name}" if path else name) in int8:
+                chosen.add(key)
+            multiplies = _multiplies(module, tensor)
+            if key not in tensors or (multiplies and not tensors[key][2]):
+                tensors[key] = (type(module).__name__, _bytes(tensor), multiplies)
+                types[tensor.element_size()] += tensor.numel()
+    item = types.most_common(1)[0][0] if types else 4
+    for module in model.modules():
+        if isinstance(module, Stored | TrainedState):
+            codes += int(module.in_features) * int(module.out_features) * item  # type: ignore
+    floating: Counter[str] = Counter()
+    multiplying: Counter[str] = Counter()
+    for key, (kind, count, multiplies) in tensors.items():
+        if key in chosen:
+            codes += count
+            continue
+        floating[kind] += count
+        if multiplies:
+            multiplying[kind] += count
+    return WeightBytes(codes, dict(floating), dict(multiplying), item)
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The module's own floats, without those that a quantized linear computes with."""
+    own: list[tuple[str, Tensor]] = [*module.named_parameters(recurse=False)]
+    if not isinstance(module, Stored):
+        own += module.named_buffers(recurse=False)
+    for name, tensor in own:
+        trained = isinstance(module, TrainedState) and name == "weight"
+        if not is_lazy(tensor) and tensor.is_floating_point() and not trained:
+            yield name, tensor
+
+
+def _multiplies(module: nn.Module, tensor: Tensor) -> bool:
+    is_matrix = isinstance(tensor, nn.Parameter) and tensor.ndim >= 2 and tensor.shape[0] > 1
+    return is_matrix and not isinstance(module, (*_LOOKUPS, TrainedState))
+
+
+def _key(tensor: Tensor) -> object:
+    storage = storage_id(tensor)
+    return id(tensor) if storage is None else (storage, tensor.storage_offset(), tensor.numel())
+
+
+def _bytes(tensor: Tensor) -> int:
+    """An expanded tensor takes no more than its storage."""
+    count = tensor.numel() * tensor.element_size()
+    if tensor.layout != torch.strided or 0 not in tensor.stride():
+        return count
+    return min(count, tensor.untyped_storage().nbytes())
+
+
+def kinds(by_kind: Mapping[str, int]) -> str:
+    """The largest of them with their sizes, and how much the others have together."""
+    largest = sorted(by_kind.items(), key=lambda item: (-item[1], item[0]))
+    said = [f"{kind} {size(count)}" for kind, count in largest[:_SHOWN]]
+    if rest := largest[_SHOWN:]:
+        said.append(f"{len(rest)} other kinds {size(sum(count for _, count in rest))}")
+    return ", ".join(said)
+
+
+def size(count: int) -> str:
+    """Bytes as kB below 1 MB, and as MB from there."""
+    return f"{count / 1e3:,.1f} kB" if count < 1e6 else f"{count / 1e6:,.2f} MB"

@@ -1,0 +1,98 @@
+"""torch.compile warns once of a graph whose weights mostly multiply in what has no int8."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tests.lib.decoders import decoder, ids
+
+K = 32
+
+
+@pytest.fixture(autouse=True)
+def recurrent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+
+
+def resnet() -> nn.Module:
+    sizes = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
+    config = transformers.ResNetConfig(**sizes, layer_type="basic")
+    return transformers.ResNetForImageClassification(config).eval()
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, K, 3), nn.Flatten(), nn.Linear(K * 4, 2))
+
+
+IMAGE = torch.randn(1, 3, 64, 64)
+MOSTLY_FLOAT: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "ResNet": (resnet, IMAGE, "Conv2d 83.1 kB"),
+    "Mixtral": (lambda: decoder("mixtral"), ids(1, 8), "MixtralExperts 786.4 kB"),
+    "LSTM": (lambda: nn.LSTM(K, K), torch.randn(5, 2, K), "LSTM 32.8 kB"),
+    "CNN": (_cnn, torch.randn(1, 3, 4, 4), "Conv2d 3.5 kB"),
+}
+
+
+def said(model: Any, *calls: Any, **options: Any) -> list[str]:
+    compiled = torch.compile(model, backend="qfx", options={"inner": "eager", **options})
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        for inputs in calls:
+            compiled(inputs)
+    return [str(w.message) for w in caught if str(w.message).startswith("qfx")]
+
+
+@pytest.mark.parametrize("row", MOSTLY_FLOAT)
+def test_kinds_that_have_no_int8_are_named(row: str) -> None:
+    make, inputs, kind = MOSTLY_FLOAT[row]
+    (warning,) = said(make(), inputs)
+    assert f"since qfx has no int8 for them: {kind}" in warning
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_costs_decide_is_no_warning(name: str) -> None:
+    """Small linears stay float by cost, and embeddings are looked up."""
+    assert said(decoder(name), ids(1, 2), minimum_gain=99.0) == []
+
+
+def test_what_was_asked_for_is_no_warning() -> None:
+    assert said(_cnn(), torch.randn(1, 3, 4, 4), only=("2",)) == []
+
+
+def test_graphs_of_other_sizes_say_it_once() -> None:
+    calls = (torch.randn(5, n, K) for n in (2, 3, 4))
+    assert len(said(nn.LSTM(K, K), *calls)) == 1
+
+
+class Helper(nn.Module):
+    """A graph break stands between a small convolution and large linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 2, 3, padding=1)
+        self.linear = nn.Linear(16 * K, 16 * K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x[:, None])[:, 0]
+        torch._dynamo.graph_break()
+        y: Tensor = self.linear(x)
+        return y
+
+
+def test_a_graph_of_few_of_the_weights_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "qfx"):
+        assert said(Helper(), torch.randn(2, 16 * K)) == []
+    assert "Conv1d 0.0 kB" in caplog.text
+
+
+def test_a_graph_without_weights_is_no_warning() -> None:
+    assert said(nn.ReLU(), torch.randn(2)) == []
