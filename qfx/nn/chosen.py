@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -57,7 +57,7 @@ def chosen(
     asked = bool(config.skip or config.only or config.recipe)
     found = Chosen(who, model, linears, {}, {}, {}, asked)
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
-    faults = cache(_fault_of_values)  # a shared module has several names
+    faults = cache(partial(_fault, sums_overflow))  # a shared module has several names
     for name, module in linears.items():
         if out := left_out(config, [name]):
             found.left[name] = out
@@ -65,8 +65,6 @@ def chosen(
             found.missed[name] = why
         elif out := left_by_recipe(module):
             found.left[name] = out
-        elif sums_overflow and (why := too_long(module._parameters.get("weight"))):
-            found.missed[name] = why
         elif why := faults(module):
             found.missed[name] = why
         else:
@@ -115,8 +113,9 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
     return unserved(weight)
 
 
-def _fault_of_values(module: nn.Linear) -> str:
-    return unquantizable(module._parameters.get("weight"))
+def _fault(sums_overflow: bool, module: nn.Linear) -> str:
+    weight = module._parameters.get("weight")
+    return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
 
 
 def refuse(
