@@ -198,10 +198,10 @@ def test_no_float_weight_stays_and_no_two_are_there(tmp_path: Path) -> None:
     alive: list[StorageWeakRef] = []
     quantize = QfxQuantizer.quantize
 
-    def counted(self: QfxQuantizer, name: str, weight: Tensor) -> None:
+    def counted(self: QfxQuantizer, name: str, weight: Tensor) -> bool:
         seen.append(sum(not storage.expired() for storage in alive))
         alive.append(StorageWeakRef(weight.untyped_storage()))
-        quantize(self, name, weight)
+        return quantize(self, name, weight)
 
     llama(tied=False).save_pretrained(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
