@@ -104,10 +104,10 @@ def _int8(
         note_factors(gm, examples, here)
 
     def decided(plan: Plan) -> Plan:
-        tie_to_sizes(plan)
         matches = [entry.match for entry in plan.entries]
         asked = bool(config.skip or config.only or config.recipe)
         unserved.tell(gm, matches, here.modules, here.code, asked)
+        tie_to_sizes(plan)
         compile_apart(matches, config, here)
         given = config.recipe.sites if config.recipe else ()
         if any(entry.recipe and entry.recipe not in given for entry in plan.entries):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from qfx.files.tensor_file import NAMES
 from qfx.host.fsdp import is_sharded
@@ -59,6 +60,8 @@ def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Ten
 def _unstorable(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"is of type {type(value).__name__}, of which a file of tensors has none"
+    if is_lazy(value):
+        return "has no shape yet: run the model once, which gives its lazy modules their weights"
     if wraps_tensors(value):
         return f"is a {type(value).__name__}, a tensor subclass: gather or convert it first"
     if not has_values(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ from qfx.generate.steps import Steps
 from qfx.hf.kv_cache import KVLayer, layers_of
 from qfx.nn import quantize_
 from qfx.nn.kinds import stored_linears
+from qfx.nn.weight_bytes import weight_bytes
 from qfx.ops.kv_cache import TOKENS
 from qfx.values.config import Config
+
+log = logging.getLogger(__name__)
 
 
 def compile_for_generate(
@@ -55,6 +59,8 @@ def compile_for_generate(
     if config is not None or not any(stored_linears(inner)):
         scheme = Config(scheme=config) if isinstance(config, str) else config
         quantize_(inner, scheme or Config())
+    else:
+        log.info("compile_for_generate: %s", weight_bytes(inner))
     inner.forward = Steps(inner, before, spans, cache.layers)  # type: ignore[arg-type]
     inner.forward.prepare(batch_size)
     return model

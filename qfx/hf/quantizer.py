@@ -17,6 +17,7 @@ from qfx.nn.kinds import stored_linears, told
 from qfx.nn.linear import Linear
 from qfx.nn.quantized import planned, quantize_
 from qfx.nn.replace import replace
+from qfx.nn.weight_faults import unquantizable, unserved
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
 from qfx.values.scheme import Scheme
@@ -94,14 +95,26 @@ class QfxQuantizer(HfQuantizer):
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)
 
-    def quantize(self, name: str, weight: Tensor) -> None:
-        """The weight [N, K] of the linear `name`, which is made when all is loaded."""
+    def quantize(self, name: str, weight: Tensor) -> bool:
+        """Takes the weight [N, K] of the linear `name`, which is made when all is loaded; False for
+        one that cannot be quantized, whose linear stays float."""
         assert self.found is not None
         linear = self.found.taken[name]
+        if why := unserved(weight) or unquantizable(weight):
+            self._leave(linear, why)
+            return False
         holder = nn.Linear(1, 1, bias=False, device="meta", dtype=weight.dtype)
         holder.weight = nn.Parameter(weight, requires_grad=False)
         self.made[linear] = Linear.from_float(holder, self.hows[linear])
         linear.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+        return True
+
+    def _leave(self, linear: nn.Linear, why: str) -> None:
+        assert self.found is not None
+        for name in [n for n, m in self.found.taken.items() if m is linear]:
+            del self.found.taken[name]
+            self.found.missed[name] = why
+        del self.hows[linear]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if self.pre_quantized:
@@ -109,7 +122,10 @@ class QfxQuantizer(HfQuantizer):
         elif self.found is None:
             quantize_(model, self.quantization_config.config)
         else:
-            for linear in self.hows:
+            for linear in [*self.hows]:
+                if linear not in self.made and (why := unquantizable(linear.weight)):
+                    self._leave(linear, why)
+                    continue
                 if linear not in self.made:
                     self.made[linear] = Linear.from_float(linear, self.hows[linear])
                 self.made[linear].bias = linear.bias
@@ -154,8 +170,8 @@ class _Quantize(ConversionOps):
         rest = {}
         for target, value in input_dict.items():
             tensor = value[0] if isinstance(value, list) else value
-            if self.quantizer.param_needs_quantization(kwargs["model"], target):
-                self.quantizer.quantize(target.removesuffix(".weight"), tensor)
+            wanted = self.quantizer.param_needs_quantization(kwargs["model"], target)
+            if wanted and self.quantizer.quantize(target.removesuffix(".weight"), tensor):
                 if (missing := kwargs.get("missing_keys")) is not None:
                     missing.discard(target)
             else:

@@ -30,9 +30,8 @@ from qfx.match.products import product
 from qfx.match.refusals import of_operands
 from qfx.match.site import Site
 from qfx.match.spellings import operands, spelling
-from qfx.values.floats import FLOATS, short
+from qfx.values.floats import FLOATS, LARGEST_K, short
 
-LARGEST_K = 65792  # docs/numerics.md (G1)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 

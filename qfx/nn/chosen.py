@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from qfx.host.fsdp import is_sharded
-from qfx.host.tensors import wraps_tensors
 from qfx.nn.carry import obstacles, parametrized
 from qfx.nn.loading import Checked, Stored
 from qfx.nn.trained_state import TrainedState
 from qfx.nn.weight_bytes import kinds, weight_bytes
+from qfx.nn.weight_faults import too_long, unquantizable, unserved
 from qfx.values.config import Config
-from qfx.values.floats import FLOATS, SERVED
 from qfx.values.select import check_names, left_out
 
 _SHOWN = 20  # names in an error or a warning
@@ -33,7 +33,7 @@ class Chosen(NamedTuple):
     taken: dict[str, nn.Linear]  # to be replaced
     left: dict[str, str]  # float as the config says, and how it says so
     missed: dict[str, str]  # float though the config does not say so, and why
-    asked: bool = False  # the config says that something stays float
+    asked: bool = True  # something stays float by the config, or there is none to ask
 
 
 def chosen(
@@ -41,11 +41,13 @@ def chosen(
     config: Config,
     who: str,
     left_by_recipe: Callable[[nn.Linear], str] = lambda linear: "",
+    sums_overflow: bool = True,
 ) -> Chosen:
     """The linears of `model` by what `config.skip` and `config.only` say, and by what they are.
 
     Only exact `nn.Linear` modules are taken: subclasses, parametrized ones and the projections of
-    nn.MultiheadAttention are read by other code than their own forward. Raises ValueError, in the
+    nn.MultiheadAttention are read by other code than their own forward. Weights are read, for NaN
+    and infinity. `sums_overflow`: those of K above 65792 int8 products. Raises ValueError, in the
     name of `who`, for a pattern that fits none, and where there is no such linear at all.
     """
     modules = model.named_modules(remove_duplicate=False)
@@ -55,6 +57,7 @@ def chosen(
     asked = bool(config.skip or config.only or config.recipe)
     found = Chosen(who, model, linears, {}, {}, {}, asked)
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    faults = cache(partial(_fault, sums_overflow))  # a shared module has several names
     for name, module in linears.items():
         if out := left_out(config, [name]):
             found.left[name] = out
@@ -62,6 +65,8 @@ def chosen(
             found.missed[name] = why
         elif out := left_by_recipe(module):
             found.left[name] = out
+        elif why := faults(module):
+            found.missed[name] = why
         else:
             found.taken[name] = module
     if not any(type(m) is nn.Linear for m in linears.values()):
@@ -108,13 +113,9 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
     return unserved(weight)
 
 
-def unserved(weight: Any) -> str:
-    """Why a weight of this type becomes no codes; '' where it does."""
-    if isinstance(weight, Tensor) and wraps_tensors(weight):
-        return f"its weight is a {type(weight).__name__}, a tensor subclass"
-    if isinstance(weight, Tensor) and weight.dtype not in FLOATS:
-        return f"its weight is {weight.dtype}; {SERVED}"
-    return ""
+def _fault(sums_overflow: bool, module: nn.Linear) -> str:
+    weight = module._parameters.get("weight")
+    return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
 
 
 def refuse(

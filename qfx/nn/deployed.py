@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from qfx.host.tensors import has_values
 from qfx.nn.binary import BinaryLinear, binary_packed
 from qfx.nn.carry import parametrized
-from qfx.nn.chosen import Chosen, check_unsharded, refuse, unserved
+from qfx.nn.chosen import Chosen, check_unsharded, refuse
 from qfx.nn.frozen_state import FrozenState
 from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
@@ -21,6 +21,7 @@ from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
 from qfx.nn.sign_linear import SignLinear
 from qfx.nn.trained_state import TrainedState
+from qfx.nn.weight_faults import unserved
 from qfx.ops.quantize import SMALLEST_SCALE
 
 ops = torch.ops.qfx

@@ -81,7 +81,7 @@ def prepare_binary(
             "prepare_binary: the scales of activations are fitted to data: give example inputs, "
             "prepare_binary(model, x, ...)"
         )
-    found = chosen(model, config or Config(), "prepare_binary")
+    found = chosen(model, config or Config(), "prepare_binary", sums_overflow=False)
 
     def make(linear: nn.Linear) -> BinaryLinear:
         return BinaryLinear.from_float(linear, shift=shift)

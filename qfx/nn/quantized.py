@@ -34,7 +34,8 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     to the module in its place; a hook that writes `module.weight` no longer changes anything.
 
     What became of each linear is logged as a table at level INFO. Subclasses of nn.Linear and
-    linears of other float types stay, with a warning. Raises ValueError, before anything is
+    linears of other float types stay, with a warning, and so do those whose weight is sparse or
+    empty, holds NaN or infinity, or has K above 65792. Raises ValueError, before anything is
     changed, for a pattern or recipe that does not fit the model, for a model without linears inside
     it, and for linears whose weight is computed before each call (weight_norm, spectral_norm,
     pruning), that have a forward of their own (accelerate), hooks on their state dict, or hooks of
@@ -63,7 +64,7 @@ def _made(linear: nn.Linear, how: Scheme | SiteRecipe) -> Linear:
 def planned(
     model: nn.Module, config: Config, who: str
 ) -> tuple[Chosen, dict[nn.Linear, Scheme | SiteRecipe]]:
-    """Which linears become int8, and how each is quantized; nothing is changed, no weight read.
+    """Which linears become int8, and how each is quantized; nothing is changed.
 
     Raises ValueError, in the name of `who`, where `quantize_` does.
     """

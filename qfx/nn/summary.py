@@ -58,7 +58,7 @@ def tell(summary: Summary, chosen: Chosen) -> None:
     said = [*_missed(summary, chosen), *_mostly_float(summary, chosen)]
     if said:
         hint = "logging.basicConfig(level=logging.INFO) shows what became of each linear"
-        warnings.warn(f"qfx.{summary.who}: {'. '.join([*said, hint])}", stacklevel=4)
+        warnings.warn(f"qfx.{summary.who}: {'; '.join([*said, hint])}", stacklevel=4)
 
 
 def _missed(summary: Summary, chosen: Chosen) -> list[str]:
@@ -67,7 +67,7 @@ def _missed(summary: Summary, chosen: Chosen) -> list[str]:
     return [
         f"{len(chosen.missed)} of {len(summary.lines)} linears stay float without having been left "
         f"out: {by_reason(chosen.missed)}",
-        "Naming them in skip silences this",
+        "naming them in skip silences this",
     ]
 
 

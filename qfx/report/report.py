@@ -19,6 +19,7 @@ from qfx.graph.unchanged import in_training, unchanged
 from qfx.host.dynamo import uncompiled_module
 from qfx.match.own_calls import BINARY
 from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
+from qfx.nn.weight_bytes import WeightBytes, kinds, weight_bytes
 from qfx.pipeline import Context, run_passes
 from qfx.report.breaks import BEFORE, said, said_since
 from qfx.report.html import page
@@ -34,12 +35,18 @@ from qfx.values.select import check_names, names_in
 class Report:
     """What `explain` found; prints as a table. `graphs`: how many graphs the model was cut into.
     `training`: which of its modules were in training mode, as words; '' where none was. `breaks`:
-    what Dynamo said of the code that it did not capture."""
+    what Dynamo said of the code that it did not capture. `macs`:
+    multiply-accumulates of what the plan makes int8, of all that the graphs do, and how many
+    matmuls are not counted. `weights`: bytes of the model's weights, and `beside`: those that
+    multiply in none of the rows, as convolutions and experts; None of a function."""
 
     rows: tuple[Row, ...]
     graphs: int
     training: str = ""
     breaks: tuple[str, ...] = ()
+    macs: tuple[int, int, int] = (0, 0, 0)
+    weights: WeightBytes | None = None
+    beside: WeightBytes | None = None
 
     @property
     def quantized(self) -> int:
@@ -76,8 +83,27 @@ class Report:
         note = "times: measured on this input; ~ predicted by the cost model"
         count = f"{self.quantized} of {self.total} matmuls in int8, {self.graphs} graph(s)"
         said = [_SAID, *map(printable, self.breaks)] if self.breaks else []
-        weights = _weights(self.rows)
-        return "\n".join(line for line in (text, note, self.mode, *said, weights, count) if line)
+        weights = _weights(self.rows, self.beside)
+        footer = (text, note, self.mode, *said, weights, self._int8, count)
+        return "\n".join(line for line in footer if line)
+
+    @property
+    def _int8(self) -> str:
+        """A line on how much of the whole model is int8."""
+        said = []
+        if self.weights is not None and self.weights.total:
+            said.append(f"{self.weights.share:.1%} of the bytes of weights that multiply")
+        if self.macs[1]:
+            unknown = (
+                f" without {self.macs[2]} matmuls that PyTorch does not count"
+                if self.macs[2]
+                else ""
+            )
+            share = self.macs[0] / self.macs[1]
+            said.append(f"{share:.1%} of {self.macs[1]:,} multiply-adds{unknown}")
+        stays = self.weights.multiplying if self.weights else {}
+        float_ = f"; float: {kinds(stays)}" if stays else ""
+        return f"int8: {', '.join(said)}{float_}" if said else ""
 
 
 _TRAINING = "what dropout and batch statistics do is in these numbers; eval() is for inference"
@@ -103,13 +129,16 @@ def _printed(row: Row, share: float | None, guarded: bool) -> dict[str, str]:
     }
 
 
-def _weights(rows: Sequence[Row]) -> str:
-    """A line on what the weights of all matmuls take, each counted as often as it is read."""
+def _weights(rows: Sequence[Row], beside: WeightBytes | None) -> str:
+    """A line on what the weights of all matmuls take, each counted as often as it is read, and
+    those beside them once."""
     known = [(row.weight_bytes, row.bits) for row in rows if row.weight_bytes and row.bits]
-    if not known:
+    others = sum(beside.multiplying.values()) if beside else 0
+    if not known and not others:
         return ""
-    size = sum(stored for stored, _ in known)
+    size = sum(stored for stored, _ in known) + others
     elements = sum(8 * stored / bits for stored, bits in known)
+    elements += others / beside.item if beside else 0
     return f"weights: {size / 1e6:.3g} MB read a call, {8 * size / elements:.2f} bits an element"
 
 
@@ -137,7 +166,7 @@ def explain(
     input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
     """
     config, _ = parse_options(options)
-    session, before = _Session(config, chosen_costs(), [], set()), said()
+    session, before = _Session(config, chosen_costs(), [], set(), set()), said()
     with unchanged(model, "explain"):
         watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
     if isinstance(model, nn.Module):
@@ -150,7 +179,18 @@ def explain(
         warnings.warn(f"qfx.explain saw no graph: {_why_none(breaks)}", stacklevel=2)
     elif not any(row.reason.endswith(_UNSEEN) for row in rows):
         breaks = tuple(line for line in breaks if not line.startswith(BEFORE))
-    return Report(tuple(rows), len(session.graphs), in_training(model), breaks)
+    counts = [graph.multiplied() for graph in session.graphs]
+    int8, every, unknown = (sum(count[i] for count in counts) for i in range(3))
+    whole = uncompiled_module(model) if isinstance(model, nn.Module) else None
+    return Report(
+        tuple(rows),
+        len(session.graphs),
+        in_training(model),
+        breaks,
+        (int8, every, unknown),
+        weight_bytes(whole, session.int8) if whole is not None else None,
+        weight_bytes(whole, session.seen) if whole is not None else None,
+    )
 
 
 def _why_none(breaks: Sequence[str]) -> str:
@@ -195,12 +235,15 @@ class _Session(NamedTuple):
     costs: Costs
     graphs: list[SideBySide]
     seen: set[str]  # names of modules and parameters
+    int8: set[str]  # of parameters
 
     def look(self, gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         context = Context(self.config, self.costs, here, around=None)
         work = run_passes(gm, context, "decide")
         matches, observer = work.matches, SideBySide(gm, work.plan)
         self.graphs.append(observer)
+        int8 = [root for e in work.plan.entries if e.scheme for root in e.match.weights]
+        self.int8.update(parameter_name(w, here) for w in int8)
         weights = [root for m in matches for root in m.weights]
         self.seen.update(parameter_name(w, here) for w in weights)
         self.seen.update(name for m in matches for name in (m.path, m.name))

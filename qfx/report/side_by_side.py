@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from qfx.cost.timing import medians
 from qfx.graph.capture import attribute
 from qfx.graph.views import apply
+from qfx.host.shapes import hint
 from qfx.match.attention import Attention
+from qfx.match.base import FLOAT
+from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.activations import activate
@@ -52,6 +57,7 @@ class SideBySide(fx.Interpreter):
         self.lefts = {e.match.node: left for e in self.entries if (left := e.match.left)}
         self.ranges: dict[fx.Node, Range] = {}
         self.measured: dict[fx.Node, Measured] = {}
+        self.macs: dict[fx.Node, int] = {}
         for attention, _ in plan.of(Attention):
             node = attention.node
             self._keep({attention.key, attention.val} - {*node.all_input_nodes}, node)
@@ -72,13 +78,23 @@ class SideBySide(fx.Interpreter):
         )
         return [row_of(*row) for row in found]
 
+    def multiplied(self) -> tuple[int, int, int]:
+        """Multiply-accumulates of what becomes int8, and of all: those that PyTorch counts, of
+        grouped products, and of the model's own int8 operators. And of how many matmuls they are
+        not known, as of recurrent cells."""
+        own = {e.match.node: _sizes(e) for e in self.entries if isinstance(e.match, OwnCall)}
+        macs = self.macs | own
+        quantized = [e.match.node for e in self.entries if e.token != FLOAT]
+        unknown = sum(not macs.get(entry.match.node) for entry in self.entries)
+        return sum(macs.get(node, 0) for node in quantized), sum(macs.values()), unknown
+
     def run_node(self, n: fx.Node) -> Any:
         if n in self.lefts:
             source, view = self.lefts[n]
             self.ranges[n] = range_of(apply(view, self.env[source]))
         if n in self.starts:
             self.int8[n] = self._run_int8(*self.starts[n])
-        result = super().run_node(n)
+        result = self._counted(n)
         if n in self.products:
             self._run_product(*self.products[n], result)
         if n in self.attentions:
@@ -89,6 +105,16 @@ class SideBySide(fx.Interpreter):
             start = self.ends[n]
             output, float_s, int8_s, guarded = self.int8.pop(start)
             self.measured[start] = Measured(sqnr(result, output), float_s, int8_s, guarded)
+        return result
+
+    def _counted(self, n: fx.Node) -> Any:
+        """Runs a node in float, with its multiply-accumulates counted."""
+        with FlopCounterMode(display=False) as counter:
+            result = super().run_node(n)
+        self.macs[n] = counter.get_total_flops() // 2
+        if not self.macs[n] and "grouped_mm" in str(n.target) and isinstance(result, Tensor):
+            rows = self.env[n.all_input_nodes[0]]  # each [K] is multiplied by one expert's [K, N]
+            self.macs[n] = result.numel() * int(rows.shape[-1])
         return result
 
     def _run_int8(self, site: Site, entry: Entry) -> _Tried:
@@ -141,6 +167,11 @@ class SideBySide(fx.Interpreter):
         if self.constants[node] is None:  # it stands later in the graph
             self.constants[node] = attribute(node)
         return self.constants[node]  # type: ignore[return-value]
+
+
+def _sizes(entry: Entry) -> int:
+    match = entry.match
+    return math.prod(hint(size) or 0 for size in (match.batch or 1, match.m, match.k, match.n))
 
 
 def int8_form(

@@ -89,7 +89,8 @@ def factors_without_graph(model: nn.Module, who: str) -> Factors:
 def _known_of(module: nn.Module | None) -> _Known | None:
     if module is None or any(is_lazy(p) or wraps_tensors(p) for p in module.parameters()):
         return None
-    weights = tuple(p for p in module.parameters() if has_values(p))
+    dense = (p for p in module.parameters() if p.layout == torch.strided)
+    weights = tuple(p for p in dense if has_values(p))
     modes = tuple((part.training, has_forward_hooks(part)) for part in module.modules())
     known = _known.get(module)
     if known is None or known.modes != modes or not known.weights.unchanged(weights):

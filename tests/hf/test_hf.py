@@ -198,10 +198,10 @@ def test_no_float_weight_stays_and_no_two_are_there(tmp_path: Path) -> None:
     alive: list[StorageWeakRef] = []
     quantize = QfxQuantizer.quantize
 
-    def counted(self: QfxQuantizer, name: str, weight: Tensor) -> None:
+    def counted(self: QfxQuantizer, name: str, weight: Tensor) -> bool:
         seen.append(sum(not storage.expired() for storage in alive))
         alive.append(StorageWeakRef(weight.untyped_storage()))
-        quantize(self, name, weight)
+        return quantize(self, name, weight)
 
     llama(tied=False).save_pretrained(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
@@ -318,3 +318,26 @@ def test_which_compiled_models_generate_in_int8(compile_it: Any, runs: bool) -> 
             IDS, max_new_tokens=2, do_sample=False, cache_implementation="static"
         )
     assert any(event.key.startswith("qfx::") for event in profiled.key_averages()) == runs
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_weight_that_is_not_finite_stays_float(tied: bool, tmp_path: Path) -> None:
+    """One that is read from the file, and one that is tied and known only when all is loaded."""
+    model = llama(tied)
+    bad = ("model.layers.1.mlp.up_proj", "lm_head")
+    for name in bad:
+        model.get_submodule(name).weight.data[3, 4] = torch.nan
+    model.save_pretrained(tmp_path / "float")
+    with pytest.warns(UserWarning, match="2 of 15 linears stay float .* NaN or infinity"):
+        loaded: Any = LlamaForCausalLM.from_pretrained(
+            tmp_path / "float", quantization_config=QfxConfig(smoothing=False)
+        )
+    floats = [n for n, m in loaded.named_modules() if type(m) is nn.Linear]
+    assert sorted(floats) == sorted(bad)
+    loaded.save_pretrained(tmp_path / "int8")
+    again: Any = LlamaForCausalLM.from_pretrained(tmp_path / "int8")
+    assert [n for n, m in again.named_modules() if type(m) is nn.Linear] == floats
+    for name in bad:
+        assert torch.equal(
+            again.get_submodule(name).weight.isnan(), model.get_submodule(name).weight.isnan()
+        )

@@ -27,6 +27,25 @@ def _of_two(linear: nn.Linear) -> nn.Linear:
     return linear
 
 
+def _with(value: float) -> nn.Linear:
+    linear = nn.Linear(K, K)
+    linear.weight.data[3, 4] = value
+    return linear
+
+
+def _sparse(how: str) -> nn.Linear:
+    linear = nn.Linear(K, K)
+    linear.weight = nn.Parameter(getattr(torch.eye(K), how)(), requires_grad=False)
+    return linear
+
+
+def _empty(k: int, n: int) -> nn.Linear:
+    linear = nn.Linear(1, 1)
+    linear.weight, linear.bias = nn.Parameter(torch.ones(n, k)), nn.Parameter(torch.ones(n))
+    linear.in_features, linear.out_features = k, n
+    return linear
+
+
 def _projected(attention: nn.MultiheadAttention) -> nn.MultiheadAttention:
     attention.out_proj = nn.Linear(K, K)  # type: ignore[assignment]
     return attention
@@ -39,6 +58,15 @@ STAYS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Linear(K, K).to(torch.float8_e4m3fn),
         r"1 \(its weight is torch.float8_e4m3fn; int8 serves float32, bfloat16 and float16\)",
     ),
+    "NaN": (lambda: _with(torch.nan), r"1 \(its weight holds NaN or infinity\)"),
+    "infinity": (lambda: _with(-torch.inf).bfloat16(), r"1 \(its weight holds NaN or infinity\)"),
+    "huge": (lambda: _with(3e38), r"1 \(its weight holds 3e\+38: scales above 1.27e\+30 may over"),
+    "sparse": (lambda: _sparse("to_sparse"), r"1 \(its weight has the layout torch.sparse_coo"),
+    "sparse rows": (lambda: _sparse("to_sparse_csr"), r"1 \(its .* layout torch.sparse_csr"),
+    "mkldnn": (lambda: _sparse("to_mkldnn"), r"1 \(its weight has the layout torch._mkldnn"),
+    "complex": (lambda: nn.Linear(K, K, dtype=torch.complex64), r"1 \(its weight is torch.comple"),
+    "no inputs": (lambda: _empty(0, K), r"1 \(its weight \[32, 0\] has no elements\)"),
+    "no outputs": (lambda: _empty(K, 0), r"1 \(its weight \[0, 32\] has no elements\)"),
     "tensor subclass": (lambda: _of_two(nn.Linear(K, K)), r"1 \(its weight is a TwoTensor, a ten"),
     "lazy": (lambda: nn.LazyLinear(K), r"1 \(LazyLinear: its weight has no shape yet, run the mod"),
     "attention": (
@@ -81,6 +109,29 @@ def test_linears_that_nobody_left_out_stay_with_one_warning(row: str, how: str) 
         warnings.simplefilter("error", UserWarning)
         PREPARE[how](Beside(make()), qfx.Config(skip=("1",)))
         PREPARE[how](Beside(make()), qfx.Config(only=("0",)))
+
+
+STORED = ("NaN", "infinity", "huge", "complex", "no inputs", "no outputs")
+
+
+@pytest.mark.filterwarnings("ignore:qfx.quantize_")
+@pytest.mark.parametrize("row", STORED)
+def test_what_stays_is_saved_and_loaded(row: str, tmp_path: Path) -> None:
+    make, _ = STAYS[row]
+    model = qfx.quantize_(Beside(make()))
+    qfx.save(model, tmp_path)
+    again = qfx.load(tmp_path, Beside(make()))
+    assert torch.equal(again(X), model(X)) and type(again.get_submodule("1")) is nn.Linear
+
+
+@pytest.mark.parametrize("how", ["quantize_", "prepare_qat"])
+def test_sums_that_could_overflow_stay_float(how: str, tmp_path: Path) -> None:
+    """Sums of signs cannot: prepare_binary takes such a linear."""
+    model = Beside(nn.Linear(65793, 1))
+    with pytest.warns(UserWarning, match=r"1 \(K=65793 is above 65792, where an int32 accumulator"):
+        PREPARE[how](model)
+    qfx.save(qfx.convert(model) if how == "prepare_qat" else model, tmp_path)
+    assert type(qfx.load(tmp_path, Beside(nn.Linear(65793, 1))).get_submodule("1")) is nn.Linear
 
 
 def test_parametrizations_are_removed_as_the_message_says() -> None:

@@ -232,3 +232,28 @@ def test_ranges_of_empty_zero_and_faulty_inputs() -> None:
     assert range_of(torch.zeros(0, 3)) == range_of(torch.zeros(2, 3)) == (0, 0)
     assert range_of(torch.tensor([1.0, math.inf])).input_max == math.inf
     assert math.isnan(range_of(torch.tensor([1.0, math.nan])).input_max)
+
+
+class _Experts(nn.Module):
+    """A linear, a convolution and experts that no graph multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.conv = nn.Linear(64, 64, bias=False), nn.Conv1d(64, 64, 3, bias=False)
+        self.experts = nn.Parameter(torch.randn(8, 64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(self.linear(x).mT)
+        return y
+
+
+def test_the_footer_counts_the_whole_model() -> None:
+    """Weights: 1, 3 and 8 matrices of 64 x 64; multiply-adds: 1 x 10 and 3 x 8 rows of them."""
+    report = qfx.explain(_Experts(), torch.randn(1, 10, 64), options={"minimum_gain": 0})
+    assert report.macs == (10 * 64**2, (10 + 3 * 8) * 64**2, 0)
+    assert report.weights is not None and report.weights.share == 1 / 12
+    text = str(report)
+    assert f"int8: 8.3% of the bytes of weights that multiply, {10 / 34:.1%} of 139,264" in text
+    assert "float: _Experts 131.1 kB, Conv1d 49.2 kB" in text
+    row = report.rows[0]
+    assert row.weight_bytes and f"{(row.weight_bytes + 11 * 64**2 * 4) / 1e6:.3g} MB read" in text
