@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.host.autograd import without_autocast
 from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import Quantized, dequantize, quantize
 from qfx.values.scheme import QSpec
@@ -68,6 +69,7 @@ class Order(NamedTuple):
     ways_kk: Tensor | None = None  # codes are to stand for w + w ways (Q11)
 
 
+@without_autocast
 def ordered(moments: Moments) -> Order:
     """The columns of most power first. (Q9)"""
     h_kk = moments.h_kk
@@ -106,6 +108,7 @@ def _share(h_kk: Tensor, columns: Tensor, damping: float) -> Tensor | None:
     return None if info else lower.div_(lower.diagonal().clone()).float().flip(0, 1)
 
 
+@without_autocast
 def rounded_codes(w_nk: Tensor, spec: QSpec, order: Order) -> Tensor:
     """Codes int8 [N, K] for w float32 [N, K], under the scales that `spec` gives it. (Q9)-(Q11)
 

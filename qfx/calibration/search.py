@@ -19,6 +19,7 @@ from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import SharedInput, Transform
 from qfx.calibration.sensitivity import Call
 from qfx.cost.model import CostModel, Work
+from qfx.host.autograd import without_autocast
 from qfx.ops.single_tensors import dequantize, quantize
 from qfx.ops.storage import stored_bytes
 from qfx.values.rounding import Rounding
@@ -105,6 +106,7 @@ def _some_rows(w_nk: Tensor) -> Tensor:
     return w_nk[:: max(-(-w_nk.shape[0] // WEIGHT_ROWS), 1)]
 
 
+@without_autocast
 def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[float, ...]:
     """The errors of a candidate's sites, with their codes."""
     assert candidate.scheme is not None
@@ -112,6 +114,7 @@ def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[
     return _Problem.of(group, per_row).errors_of(candidate, observer)
 
 
+@without_autocast
 def costs_of_errors(
     group: SharedInput, candidates: Sequence[Candidate], observer: str, calls: Sequence[Call]
 ) -> Tensor:
@@ -133,6 +136,7 @@ def costs_of_errors(
     return result
 
 
+@without_autocast
 def candidates(
     group: SharedInput,
     schemes: Sequence[Scheme],

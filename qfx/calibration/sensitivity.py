@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from qfx.calibration.record import Recorder, SiteKey, keyed_sites, matches_of
 from qfx.graph.views import apply
+from qfx.host.autograd import without_autocast
 from qfx.match.site import Site
 from qfx.values.errors import UserError
 
@@ -75,6 +76,7 @@ class _Probe(NamedTuple):
     total: int  # of all rows
     price: Tensor
 
+    @without_autocast
     def take(self, gradient: Tensor) -> None:
         g_mn = gradient.reshape(-1, gradient.shape[-1])[self.kept].float()
         self.price.copy_((g_mn @ g_mn.t()) / max(g_mn.shape[1], 1) * _pairs(self.total, len(g_mn)))

@@ -1,13 +1,17 @@
-"""Autograd's dispatch: kernels below it, forward mode, the recording of gradients."""
+"""Autograd's dispatch: kernels below it, forward mode, the recording of gradients; and autocast."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 # On the way of every call of an operator, so they are PyTorch's own and no functions here.
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # a context without autograd's kernels
@@ -32,3 +36,15 @@ def in_compiled_backward() -> bool:
 
 
 SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled  # what `torch.no_grad` calls in a graph
+
+
+def without_autocast(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """The function, whose products on the CPU have the type of their operands whatever the caller's
+    autocast asks for. As a decorator torch.autocast itself is not safe in several threads."""
+
+    @wraps(function)
+    def plain(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with torch.autocast("cpu", enabled=False):
+            return function(*args, **kwargs)
+
+    return plain

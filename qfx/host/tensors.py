@@ -121,11 +121,13 @@ class Watching(TorchDispatchMode):
 
 
 def watched() -> bool:
-    """Whether a mode sees what is called."""
+    """Whether a mode sees what is called, other than the one that is a default device."""
     from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    return bool(_get_current_function_mode_stack() or _get_current_dispatch_mode_stack())
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.host.autograd import without_autocast
 from qfx.host.tensors import has_values, without_subclass
 from qfx.nn.frozen import Frozen, float_weight, values_of, with_values
 from qfx.ops.packing import Packing
@@ -92,6 +93,7 @@ class Earlier(NamedTuple):
     change: Tensor
 
 
+@without_autocast
 @torch.no_grad()
 def written(
     value: Tensor, now: Frozen, earlier: tuple[Earlier, ...], scheme: Scheme

@@ -158,7 +158,7 @@ def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
     given: list[Tensor] = []
     try:
         plain = torch.autocast(ids.table.device.type, enabled=False)  # whoever compiles it first
-        with without_modes(), plain, unchanged(module, "smoothing"):
+        with torch.inference_mode(False), without_modes(), plain, unchanged(module, "smoothing"):
             torch.default_generator.manual_seed(0)
             reads = reads_of(lambda: given.extend(ids.call(module)), module.parameters())
     except Exception:  # of a module that takes something else, which may be of any kind

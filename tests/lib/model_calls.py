@@ -145,7 +145,7 @@ def compile_for_generate(folder: Path) -> Call:
     model, tokens = decoder("llama"), ids(1, 12)
 
     def run() -> Any:
-        fast = qfx.compile_for_generate(model, "w4a8", max_length=64)
+        fast = qfx.compile_for_generate(model, "w4a8", max_length=16)
         how = {"max_new_tokens": 3, "do_sample": False, "attention_mask": MASK}
         assert fast.forward.why_none is None and fast.forward.runners
         save_programs(fast, folder / "programs.safetensors")

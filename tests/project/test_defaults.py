@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import qfx
-from qfx.host.tensors import tree_leaves
+from qfx.host.tensors import tree_leaves, watched
+from qfx.smoothing.factors import factors_of
 from tests.lib import model_calls, public_calls
 from tests.lib.public_calls import Call
 
@@ -26,10 +27,9 @@ DEVICES = (None, "cpu", "meta")
 # transformers itself reads no file while the default device is meta, with qfx or without.
 NOT_OURS = {("from_pretrained", "meta")}
 LONG = os.environ.get("QFX_TEST_PROFILE") == "long"
-Default = tuple[torch.dtype, str | None]
-# Dtypes and devices are asked for in different places: the quick profile has each once.
-ALONE = [(dtype, None) for dtype in DTYPES[1:]] + [(torch.float32, d) for d in DEVICES[1:]]
-DEFAULTS = [(dtype, device) for dtype in DTYPES for device in DEVICES] if LONG else ALONE
+# Each of them once; the long profile has all pairs.
+SOME = [(torch.float16, None), (torch.bfloat16, "meta"), (torch.float64, "cpu")]
+DEFAULTS = [(dtype, device) for dtype in DTYPES for device in DEVICES] if LONG else SOME
 ROWS = [(n, *each) for n in CALLS for each in DEFAULTS if (n, each[1]) not in NOT_OURS]
 
 
@@ -109,3 +109,44 @@ def test_what_transformers_does_not_read_by_itself(tmp_path: Path) -> None:
     model_calls.decoder("llama").save_pretrained(tmp_path)
     with default(torch.float32, "meta"), pytest.raises((RuntimeError, NotImplementedError)):
         model_calls.AutoModelForCausalLM.from_pretrained(tmp_path, **model_calls.STATED)
+
+
+def test_a_default_device_watches_nothing() -> None:
+    """It is a mode to PyTorch; programs are kept on disk under one too."""
+    with default(torch.float32, "cpu"):
+        assert not watched()
+        with torch.overrides.TorchFunctionMode():
+            assert watched()
+
+
+@pytest.mark.parametrize("name", ["gptq", "direction", "bits"])
+def test_calibration_computes_without_the_callers_autocast(name: str, tmp_path: Path) -> None:
+    """What the only linear reads is float32 with autocast and without."""
+    model = torch.nn.Sequential(public_calls.mlp()[0]).eval()
+    config = qfx.Config(minimum_gain=0)
+    given = {"progress": False, **public_calls.CALIBRATIONS[name]}
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            recipe = qfx.calibrate(model, [public_calls.rows()], config, **given)
+        found.append(leaves(public_calls.text_of(recipe)))
+    assert all(map(same, *found)) and len(found[0]) > 8
+
+
+def test_writes_to_a_weight_are_taken_back_under_autocast() -> None:
+    linear = qfx.quantize_(public_calls.mlp())[0]
+    codes, changes = (
+        linear.state_dict()["codes"].clone(),
+        [public_calls.rows(i, 96) for i in (1, 2)],
+    )
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        for change in (*changes, *(-change for change in changes)):
+            linear.weight.data += change
+    assert torch.equal(linear.state_dict()["codes"], codes)
+
+
+def test_smoothing_without_data_is_the_same_in_inference_mode() -> None:
+    model = public_calls.Text().eval()
+    with torch.inference_mode():
+        found = sorted(factors_of(model).values())
+    assert found == sorted(factors_of(public_calls.Text().eval()).values()) and found
