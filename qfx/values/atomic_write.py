@@ -81,7 +81,8 @@ class Partial:
         if not self._moved:
             with suppress(OSError):  # the next write removes it
                 self.path.unlink(missing_ok=True)
-        self._file.close()
+        with suppress(OSError):  # of what was not flushed, and is gone
+            self._file.close()
 
     def write(self, write: Writer) -> None:
         """Flushes to the disk what `write` writes: a rename may overtake what is not flushed."""

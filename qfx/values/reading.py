@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
@@ -39,14 +41,38 @@ def _check_regular(mode: int, path: str | Path) -> None:
         raise UserError(f"{printable(str(path))} is {kind}, expected a regular file")
 
 
+class Snapshot(NamedTuple):
+    """The content of a file, and what tells it from a later file of the same name and content."""
+
+    data: bytes
+    inode: int
+    modified: int  # nanoseconds
+
+
 def bytes_of(path: str | Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises as `opened`, and UserError for
     a larger file."""
+    return snapshot_of(path, most).data
+
+
+def snapshot_of(path: str | Path, most: int) -> Snapshot:
+    """`bytes_of`, with which file it was."""
     with opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise UserError(f"{printable(str(path))} has {size} bytes, and at most {most} are read")
-        return file.read(size)
+        about = os.fstat(file.fileno())
+        if about.st_size > most:
+            raise UserError(
+                f"{printable(str(path))} has {about.st_size} bytes, and at most {most} are read"
+            )
+        return Snapshot(file.read(about.st_size), about.st_ino, about.st_mtime_ns)
+
+
+@contextmanager
+def missing_as_os_error(path: Path) -> Iterator[None]:
+    """safetensors opens a file twice; one that goes in between is a RuntimeError of PyTorch."""
+    try:
+        yield
+    except RuntimeError as why:
+        raise FileNotFoundError(errno.ENOENT, printable(str(why)), str(path)) from why
 
 
 def inside(folder: Path, name: str) -> Path:
