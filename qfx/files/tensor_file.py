@@ -26,7 +26,7 @@ from qfx.memory.huge_pages import Room
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
-from qfx.values.reading import missing_as_os_error, opened
+from qfx.values.reading import first_bytes, missing_as_os_error, opened
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -71,7 +71,7 @@ def open_table(path: Path) -> Iterator[tuple[BinaryIO, Table]]:
     at = printable(str(path))
     while True:
         with opened(path) as file:
-            if known := _kind(file.read(4)):
+            if known := _kind(first_bytes(file, 4)):
                 raise UserError(f"{at} is {known}")
             try:
                 with missing_as_os_error(path), library.safe_open(path, "pt") as checked:

@@ -41,6 +41,11 @@ def _check_regular(mode: int, path: str | Path) -> None:
         raise UserError(f"{printable(str(path))} is {kind}, expected a regular file")
 
 
+def first_bytes(file: BinaryIO, count: int) -> bytes:
+    """Of an open file, none of one that says it is empty: such files of the system may wait."""
+    return file.read(min(count, os.fstat(file.fileno()).st_size))
+
+
 class Snapshot(NamedTuple):
     """The content of a file, and what tells it from a later file of the same name and content."""
 
@@ -78,11 +83,22 @@ def missing_as_os_error(path: Path) -> Iterator[None]:
 def inside(folder: Path, name: str) -> Path:
     """The path of the file that a description in `folder` names. Raises UserError for a name that
     leads out of the folder: an absolute one, one with `..`, or a link."""
-    said = printable(repr(name))
+    path = folder / relative(name, printable(str(folder)))
+    real = Path(os.path.realpath(path))
+    if Path(os.path.realpath(folder)) not in real.parents:
+        raise UserError(
+            f"{printable(str(folder))} names {printable(repr(name))}, a link that leads out of it"
+        )
+    return path
+
+
+def relative(name: str, at: str) -> Path:
+    """The path that a file names relative to its own folder. Raises UserError, in which `at` stands
+    for the file, for a name that leads elsewhere."""
     path = Path(name)
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
-        raise UserError(f"{printable(str(folder))} names {said}, which is no file inside of it")
-    real = Path(os.path.realpath(folder / path))
-    if Path(os.path.realpath(folder)) not in real.parents:
-        raise UserError(f"{printable(str(folder))} names {said}, a link that leads out of it")
-    return folder / path
+        raise UserError(
+            f"{at} names {printable(repr(name))}, which is no file inside of its folder: files of "
+            "a model may name nothing else"
+        )
+    return path
