@@ -2,7 +2,7 @@
 
 Beside a model that `qfx.save` replaces, the JSON is for a moment one that holds two recipes, and
 says by the digest of `qfx.json` which of them is the model's: so both change when `qfx.json` does.
-docs/decisions/0035
+docs/decisions/0036
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def save_recipe(path: Path, files: RecipeFiles) -> None:
     with locked(path.parent) as alone:
         try:
             if files.codes_name is not None:
-                write_bytes(path.with_name(files.codes_name), files.codes)
+                write_bytes(path.with_name(files.codes_name), files.codes, like=path)
             write_bytes(path, files.json)
         finally:
             if alone:
