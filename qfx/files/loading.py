@@ -4,7 +4,6 @@ have values."""
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,14 +18,14 @@ from qfx.files.foreign.weight import Activations
 from qfx.files.made_buffers import buffers_of
 from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
 from qfx.files.skeleton import Fitted, fill, fitted
-from qfx.files.tensor_file import Entry, Table, table_in, tensors_of
+from qfx.files.tensor_file import Entry, Table, open_table, tensors_of
 from qfx.host.dynamo import uncompiled_module
 from qfx.nn.loading import Stored
 from qfx.values.config import Config
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
-from qfx.values.reading import bytes_of, opened
+from qfx.values.reading import Snapshot, bytes_of, snapshot_of
 from qfx.values.recipe_files import LARGEST
 
 
@@ -115,8 +114,7 @@ def _opened(path: Path) -> Iterator[Saved]:
 
 def _alone(path: Path, files: ExitStack) -> Saved:
     at = printable(str(path))
-    file = files.enter_context(opened(path))
-    table = table_in(file, path)
+    file, table = files.enter_context(open_table(path))
     if MARK in table.metadata:
         raise UserError(f"{at} is one file of a saved folder: load the folder that has {NAME}")
     if "qfx_codes" in table.metadata:
@@ -134,18 +132,18 @@ def _refuse_json(path: Path, at: str) -> None:
 def _described(folder: Path, files: ExitStack) -> Saved:
     """Begins anew where another process replaced the model before all of its files were open."""
     while True:
-        data = _description(folder)
+        read = _description(folder)
         try:
-            return _checked(folder, manifest_of(data, folder / NAME), files)
+            return _checked(folder, manifest_of(read.data, folder / NAME), files)
         except (UserError, OSError):
-            if _description(folder) == data:
+            if _description(folder) == read:
                 raise
         files.close()
 
 
-def _description(folder: Path) -> bytes:
+def _description(folder: Path) -> Snapshot:
     try:
-        return bytes_of(folder / NAME, LARGEST)
+        return snapshot_of(folder / NAME, LARGEST)
     except FileNotFoundError:
         if not folder.is_dir():
             raise
@@ -157,8 +155,8 @@ def _description(folder: Path) -> bytes:
 
 
 def _checked(folder: Path, said: Manifest, files: ExitStack) -> Saved:
-    handles = tuple(_whole(folder / name, file, files) for name, file in said.files.items())
-    tables = tuple(map(table_in, handles, [folder / name for name in said.files]))
+    whole = [_whole(folder / name, file, files) for name, file in said.files.items()]
+    handles, tables = tuple(h for h, _ in whole), tuple(t for _, t in whole)
     for table, file in zip(tables, said.files.values(), strict=True):
         if {*table.entries} != {*file.tensors}:
             raise UserError(f"{printable(str(table.path))} does not hold what {NAME} says")
@@ -169,18 +167,17 @@ def _checked(folder: Path, said: Manifest, files: ExitStack) -> Saved:
     return Saved(printable(str(folder / NAME)), tables, handles, said)
 
 
-def _whole(path: Path, file: File, files: ExitStack) -> BinaryIO:
+def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, Table]:
     try:
-        handle = files.enter_context(opened(path))
+        size = path.stat().st_size
+        if size != file.size:
+            raise UserError(
+                f"{printable(str(path))} has {size} bytes, and {NAME} says {file.size}: it is not "
+                "whole, or of another model"
+            )
+        return files.enter_context(open_table(path))
     except FileNotFoundError:
         raise UserError(f"{printable(str(path))} is not there, and {NAME} names it") from None
-    size = os.fstat(handle.fileno()).st_size
-    if size != file.size:
-        raise UserError(
-            f"{printable(str(path))} has {size} bytes, and {NAME} says {file.size}: it is not "
-            "whole, or of another model"
-        )
-    return handle
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""qfx.json, which says what a saved folder holds; docs/decisions/0027 and 0035 have the reasons."""
+"""qfx.json, which says what a saved folder holds; docs/decisions/0027 and 0036 have the reasons."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _replace(
     with ExitStack() as partials:
         files = dict(_write_tensors(folder, tensors, partials) for tensors in shards)
         if recipe is not None and recipe.codes_name is not None:
-            write_bytes(folder / recipe.codes_name, recipe.codes)
+            write_bytes(folder / recipe.codes_name, recipe.codes, like=folder / RECIPE)
         linears = {name: linear.token for name, linear in state.linears.items()}
         said = Manifest(files, linears, state.same, state.derived, recipe is not None)
         text = said.to_json().encode()
@@ -144,5 +144,5 @@ def _write_tensors(
     with naming(folder):
         partial = partials.enter_context(Partial(folder / NAME))
         partial.write(write)
-        partial.move(folder / tensor_file_name(digest))
+        partial.move(folder / tensor_file_name(digest), like=folder / NAME)
     return tensor_file_name(digest), File(size, digest, tuple(tensors))

@@ -13,6 +13,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from ctypes import c_ubyte
 from math import prod
 from pathlib import Path
@@ -25,7 +26,7 @@ from qfx.memory.huge_pages import Room
 from qfx.values.errors import UserError
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
-from qfx.values.reading import opened
+from qfx.values.reading import first_bytes, missing_as_os_error, opened
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -58,24 +59,34 @@ class Table(NamedTuple):
 
 def table_of(path: Path) -> Table:
     """Raises UserError, which names the file and the fault, and OSError."""
-    with opened(path) as file:
-        return table_in(file, path)
+    with open_table(path) as (_, table):
+        return table
 
 
-def table_in(file: BinaryIO, path: Path) -> Table:
-    """That of an open file, which is at its beginning and which `path` still names. Raises as
-    `table_of`."""
+@contextmanager
+def open_table(path: Path) -> Iterator[tuple[BinaryIO, Table]]:
+    """The open file and its table. Begins anew where another file takes its place while it is
+    checked. Raises as `table_of`."""
     library = safetensors()
     at = printable(str(path))
-    if known := _kind(file.read(4)):
-        raise UserError(f"{at} is {known}")
-    try:
-        with library.safe_open(path, "pt") as checked:
-            metadata = dict(checked.metadata() or {})
-    except library.SafetensorError as why:
-        raise UserError(f"{at} is no whole file of tensors: {printable(str(why))}") from None
-    if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-        raise UserError(f"{at} was replaced as it was read")
+    while True:
+        with opened(path) as file:
+            if known := _kind(first_bytes(file, 4)):
+                raise UserError(f"{at} is {known}")
+            try:
+                with missing_as_os_error(path), library.safe_open(path, "pt") as checked:
+                    metadata = dict(checked.metadata() or {})
+            except library.SafetensorError as why:
+                raise UserError(
+                    f"{at} is no whole file of tensors: {printable(str(why))}"
+                ) from None
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield file, _table(file, path, metadata)
+                return
+
+
+def _table(file: BinaryIO, path: Path, metadata: Mapping[str, str]) -> Table:
+    at = printable(str(path))
     file.seek(0)
     length = int.from_bytes(file.read(_LENGTH), "little")
     text = file.read(length).decode("utf-8")  # as safetensors found it to be

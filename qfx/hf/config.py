@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from qfx.nn.scheme_tensor import LENGTH
 from qfx.values.config import Config
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
+from qfx.values.reading import inside, relative
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme
 from qfx.values.scheme_json import scheme_from
@@ -26,7 +27,8 @@ FORMAT = 1
 class QfxConfig(QuantizationConfigMixin):
     """For `from_pretrained(..., quantization_config=QfxConfig(...))`.
 
-    `scheme`, `skip`, `only`, `backward` and `recipe` (or its path) are those of `qfx.Config`.
+    `scheme`, `skip`, `only`, `backward` and `recipe` (or its path) are those of `qfx.Config`. A
+    recipe that a config.json names is a file inside of the model's folder.
     `smoothing` too, but here it is False: its factors need the whole float model, so that with it
     nothing is quantized before all is loaded. `linears` is for saved models: the int8 linears, by
     the numbers of their scheme (`qfx/nn/scheme_tensor.py`). Raises ValueError or TypeError.
@@ -51,6 +53,7 @@ class QfxConfig(QuantizationConfigMixin):
             )
         self.quant_method: Any = METHOD
         self.format = FORMAT
+        self.recipe_name: str | None = None
         self.linears = None if linears is None else _checked(linears)
         self.config = Config(
             scheme=_scheme(scheme),
@@ -60,6 +63,26 @@ class QfxConfig(QuantizationConfigMixin):
             smoothing=smoothing,
             recipe=Recipe.load(recipe) if isinstance(recipe, str | Path) else recipe,
         )
+
+    @classmethod
+    def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Of a config.json, which anyone may have written: what it names is read only when its
+        folder is known. Raises ValueError for a recipe elsewhere."""
+        said = dict(config_dict)
+        named = said.get("recipe")
+        if not isinstance(named, str | Path):
+            return super().from_dict(said, return_unused_kwargs, **kwargs)
+        del said["recipe"]
+        found = super().from_dict(said, return_unused_kwargs, **kwargs)
+        config = found[0] if return_unused_kwargs else found
+        config.recipe_name = str(relative(str(named), "the quantization_config"))
+        return found
+
+    def read_recipe(self, folder: Path) -> None:
+        """Reads the recipe that config.json of `folder` names. Raises ValueError and OSError."""
+        if self.recipe_name is not None:
+            recipe = Recipe.load(inside(folder, self.recipe_name))
+            self.config = replace(self.config, recipe=recipe)
 
     def to_dict(self) -> dict[str, Any]:
         """For config.json. Of a model that is int8: which linears are, by which numbers; all else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 
 from qfx.hf.awaited import MARK, Awaited
 from qfx.hf.config import METHOD, QfxConfig
+from qfx.hf.one_save import check_one_save, mark_save
 from qfx.hf.state import marked_state, scheme_numbers
 from qfx.nn.chosen import Chosen
 from qfx.nn.kinds import stored_linears, told
@@ -53,6 +55,10 @@ class QfxQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if self.pre_quantized:
+            files = [Path(file) for file in kwargs.get("checkpoint_files") or ()]
+            if files:
+                self.quantization_config.read_recipe(files[0].parent)
+            check_one_save(model.config, files)
             self._await(model)
         elif not self.quantization_config.config.smoothing:
             self.found, self.hows = planned(model, self.quantization_config.config, WHO)
@@ -137,10 +143,11 @@ class QfxQuantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """For save_pretrained, which afterwards writes config.json."""
-        self.quantization_config.linears = scheme_numbers(model)
+        """For save_pretrained, which writes nothing before, and config.json first of all."""
+        state, linears = marked_state(model), scheme_numbers(model)
+        self.quantization_config.linears = linears
         model.config.quantization_config = self.quantization_config
-        return marked_state(model), {}
+        return state, mark_save(model.config)
 
     @property
     def quantized_element_size(self) -> float:

@@ -31,15 +31,16 @@ def write_text(path: str | Path, text: str, mode: int = 0o666) -> None:
     write_bytes(path, text.encode("utf-8"), mode)
 
 
-def write_bytes(path: str | Path, data: bytes, mode: int = 0o666) -> None:
+def write_bytes(path: str | Path, data: bytes, mode: int = 0o666, like: Path | None = None) -> None:
     """`write_file` of `data`."""
-    write_file(Path(path), lambda file: file.write(data), mode)
+    write_file(Path(path), lambda file: file.write(data), mode, like)
 
 
-def write_file(path: Path, write: Writer, mode: int = 0o666) -> None:
+def write_file(path: Path, write: Writer, mode: int = 0o666, like: Path | None = None) -> None:
     """Replaces a file by what `write` writes.
 
-    The permissions of a file that exists are kept; those of a new one are `mode` less the umask. A
+    The permissions of a file that exists, or of `like`, are kept; without one they are `mode` less
+    the umask. A
     symbolic link stays, and the file that it points to is replaced. What is not a regular file,
     such as a pipe, is written to directly. Raises OSError that names `path`; the file then has its
     old content, unless the folder alone could not be flushed after the rename.
@@ -53,7 +54,7 @@ def write_file(path: Path, write: Writer, mode: int = 0o666) -> None:
         remove_partials(target.parent, target.name)
         with Partial(target, mode) as partial:
             partial.write(write)
-            partial.move(target)
+            partial.move(target, like)
         sync_folder(target.parent)
 
 
@@ -81,7 +82,8 @@ class Partial:
         if not self._moved:
             with suppress(OSError):  # the next write removes it
                 self.path.unlink(missing_ok=True)
-        self._file.close()
+        with suppress(OSError):  # of what was not flushed, and is gone
+            self._file.close()
 
     def write(self, write: Writer) -> None:
         """Flushes to the disk what `write` writes: a rename may overtake what is not flushed."""
@@ -89,10 +91,12 @@ class Partial:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def move(self, target: Path) -> None:
-        """Renames it to `target`, whose permissions it takes where that exists."""
-        if target.exists():
-            shutil.copymode(target, self.path)
+    def move(self, target: Path, like: Path | None = None) -> None:
+        """Renames it to `target`. It takes the permissions of `like`, or `target`, where that
+        exists."""
+        like = target if like is None else like
+        if like.exists():
+            shutil.copymode(like, self.path)
         self.path.replace(target)
         self._moved = True
 

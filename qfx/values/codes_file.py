@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
-from qfx.values.reading import opened
+from qfx.values.reading import missing_as_os_error, opened
 
 _MARK = {"qfx_codes": "1"}  # version of the file, in its header
 
@@ -57,7 +57,7 @@ def read_codes(path: Path) -> dict[str, Tensor]:
     opened(path).close()  # or the library would wait for a pipe
     if not _is_ours(path):
         raise UserError(f"{path} is no file of a recipe's codes, or of another version")
-    with library.safe_open(path, "pt") as file:
+    with missing_as_os_error(path), library.safe_open(path, "pt") as file:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
 
@@ -90,7 +90,7 @@ def _files(recipe: Path) -> list[Path]:
 def _is_ours(path: Path) -> bool:
     library = _safetensors()
     try:
-        with library.safe_open(path, "pt") as file:
+        with missing_as_os_error(path), library.safe_open(path, "pt") as file:
             return bool(file.metadata() == _MARK)
     except library.SafetensorError as why:
         raise UserError(

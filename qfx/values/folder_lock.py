@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qfx.values.atomic_write import naming, sync_folder
@@ -33,7 +33,8 @@ def locked(folder: Path) -> Iterator[bool]:
             yield held
         finally:
             if held:
-                fcntl.flock(opened, fcntl.LOCK_UN)  # a fork may have the descriptor too
+                with suppress(OSError):  # closing it releases it too, unless a fork has it
+                    fcntl.flock(opened, fcntl.LOCK_UN)
     finally:
         os.close(opened)
 

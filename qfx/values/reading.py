@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
@@ -39,24 +41,64 @@ def _check_regular(mode: int, path: str | Path) -> None:
         raise UserError(f"{printable(str(path))} is {kind}, expected a regular file")
 
 
+def first_bytes(file: BinaryIO, count: int) -> bytes:
+    """Of an open file, none of one that says it is empty: such files of the system may wait."""
+    return file.read(min(count, os.fstat(file.fileno()).st_size))
+
+
+class Snapshot(NamedTuple):
+    """The content of a file, and what tells it from a later file of the same name and content."""
+
+    data: bytes
+    inode: int
+    modified: int  # nanoseconds
+
+
 def bytes_of(path: str | Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises as `opened`, and UserError for
     a larger file."""
+    return snapshot_of(path, most).data
+
+
+def snapshot_of(path: str | Path, most: int) -> Snapshot:
+    """`bytes_of`, with which file it was."""
     with opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise UserError(f"{printable(str(path))} has {size} bytes, and at most {most} are read")
-        return file.read(size)
+        about = os.fstat(file.fileno())
+        if about.st_size > most:
+            raise UserError(
+                f"{printable(str(path))} has {about.st_size} bytes, and at most {most} are read"
+            )
+        return Snapshot(file.read(about.st_size), about.st_ino, about.st_mtime_ns)
+
+
+@contextmanager
+def missing_as_os_error(path: Path) -> Iterator[None]:
+    """safetensors opens a file twice; one that goes in between is a RuntimeError of PyTorch."""
+    try:
+        yield
+    except RuntimeError as why:
+        raise FileNotFoundError(errno.ENOENT, printable(str(why)), str(path)) from why
 
 
 def inside(folder: Path, name: str) -> Path:
     """The path of the file that a description in `folder` names. Raises UserError for a name that
     leads out of the folder: an absolute one, one with `..`, or a link."""
-    said = printable(repr(name))
+    path = folder / relative(name, printable(str(folder)))
+    real = Path(os.path.realpath(path))
+    if Path(os.path.realpath(folder)) not in real.parents:
+        raise UserError(
+            f"{printable(str(folder))} names {printable(repr(name))}, a link that leads out of it"
+        )
+    return path
+
+
+def relative(name: str, at: str) -> Path:
+    """The path that a file names relative to its own folder. Raises UserError, in which `at` stands
+    for the file, for a name that leads elsewhere."""
     path = Path(name)
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
-        raise UserError(f"{printable(str(folder))} names {said}, which is no file inside of it")
-    real = Path(os.path.realpath(folder / path))
-    if Path(os.path.realpath(folder)) not in real.parents:
-        raise UserError(f"{printable(str(folder))} names {said}, a link that leads out of it")
-    return folder / path
+        raise UserError(
+            f"{at} names {printable(repr(name))}, which is no file inside of its folder: files of "
+            "a model may name nothing else"
+        )
+    return path

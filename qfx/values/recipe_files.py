@@ -2,7 +2,7 @@
 
 Beside a model that `qfx.save` replaces, the JSON is for a moment one that holds two recipes, and
 says by the digest of `qfx.json` which of them is the model's: so both change when `qfx.json` does.
-docs/decisions/0035
+docs/decisions/0036
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from qfx.values.errors import UserError
 from qfx.values.folder_lock import locked
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
-from qfx.values.reading import bytes_of
+from qfx.values.reading import bytes_of, snapshot_of
 
 MODEL = "qfx.json"  # the description of a model that `qfx.save` wrote
 LARGEST = 2**28  # bytes of a JSON file that is read
@@ -71,7 +71,7 @@ def save_recipe(path: Path, files: RecipeFiles) -> None:
     with locked(path.parent) as alone:
         try:
             if files.codes_name is not None:
-                write_bytes(path.with_name(files.codes_name), files.codes)
+                write_bytes(path.with_name(files.codes_name), files.codes, like=path)
             write_bytes(path, files.json)
         finally:
             if alone:
@@ -82,26 +82,24 @@ def sweep_codes(path: Path) -> None:
     """Removes files of codes that the recipe at `path` does not name; none where it cannot be read.
     To be called by whoever holds the lock of the folder."""
     with suppress(OSError, UserError):
-        try:
-            texts = _texts(raw_of(bytes_of(path, LARGEST)))
-        except FileNotFoundError:
-            texts = []
-        remove_codes(path, {_named(raw, path) for raw in texts})
+        text = current_recipe(path)
+        remove_codes(path, set() if text is None else {_named(raw_of(text), path)})
 
 
 def read_recipe(path: Path, make: Callable[[Raw, Callable[[], Mapping[str, Tensor]]], T]) -> T:
     """What `make` makes of the JSON and of a function that reads the codes. Begins anew where the
     recipe was replaced while it was read. Raises UserError and OSError."""
     while True:
-        data = bytes_of(path, LARGEST)
+        read = snapshot_of(path, LARGEST)
         try:
-            raw = _valid(path, raw_of(data, printable(str(path))))
+            whole = raw_of(read.data, printable(str(path)))
+            raw = _valid(path, whole)
             found = make(raw, cache(partial(_codes, path, raw)))
         except (UserError, OSError):
-            if bytes_of(path, LARGEST) == data:
+            if snapshot_of(path, LARGEST) == read:
                 raise
             continue
-        if not _is_one_of_two(raw_of(data)) or bytes_of(path, LARGEST) == data:
+        if raw is whole or snapshot_of(path, LARGEST) == read:
             return found
 
 
@@ -156,13 +154,6 @@ def raw_of(text: str | bytes, at: str = "this") -> Raw:
 
 def _is_one_of_two(raw: Raw) -> bool:
     return raw.keys() == _EITHER and all(isinstance(raw[k], str | None) for k in _ARMS)
-
-
-def _texts(raw: Raw) -> list[Raw]:
-    """The recipe, or both."""
-    if not _is_one_of_two(raw):
-        return [raw]
-    return [raw_of(raw[arm]) for arm in _ARMS if raw[arm] is not None]
 
 
 def _valid(path: Path, raw: Raw) -> Raw:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -227,6 +228,17 @@ def test_an_earlier_model_is_replaced_and_no_file_of_another(tmp_path: Path) -> 
     ours = {tmp_path / "qfx.json", tmp_path / LOCK, tmp_path / name}
     assert {*tmp_path.iterdir()} == ours | others
     assert {path: path.read_bytes() for path in others} == before
+
+
+def test_a_private_folder_stays_private(tmp_path: Path) -> None:
+    """Files by new names have the permissions of the description that they replace."""
+    recipe = calibrated(Net().eval())
+    qfx.save(kept(), tmp_path, recipe=recipe)
+    for path in tmp_path.iterdir():
+        path.chmod(0o600)
+    qfx.save(signs(), tmp_path, recipe=recipe)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 5 and {*modes.values()} == {0o600}, modes
 
 
 OF_OTHERS = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,3 +148,61 @@ def test_several_devices_are_refused(tmp_path: Path) -> None:
         tmp_path, quantization_config=QfxConfig(), device_map="cpu"
     )
     assert len(int8(one)) == 15
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "pipe.json")
+    return "pipe.json"
+
+
+def _large(folder: Path) -> str:
+    with (folder / "large.json").open("wb") as file:
+        file.truncate(2**28 + 1)
+    return "large.json"
+
+
+def _link(folder: Path) -> str:
+    (folder / "link.json").symlink_to("/dev/zero")
+    return "link.json"
+
+
+# What config.json names as a recipe: why it is not read.
+RECIPES: dict[str, Callable[[Path], str]] = {
+    "names '/dev/zero', which is no file inside of its folder": lambda f: "/dev/zero",
+    "names '../recipe.json', which is no file inside of its folder": lambda f: "../recipe.json",
+    "names 'link.json', a link that leads out of it": _link,
+    "pipe.json is a pipe, expected a regular file": _pipe,
+    "large.json has 268435457 bytes, and at most 268435456 are read": _large,
+}
+
+
+@pytest.mark.parametrize("phrase", RECIPES)
+def test_a_recipe_that_config_json_names_lies_in_the_folder(phrase: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    name = RECIPES[phrase](tmp_path)
+    _said(lambda q: q.update(recipe=name))(tmp_path)
+    with pytest.raises(ValueError, match=phrase):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_recipe_in_the_folder_is_read(tmp_path: Path) -> None:
+    saved(tmp_path)
+    recipe = qfx.Recipe((qfx.SiteRecipe(UP, 0, 4, 2, None),))
+    recipe.save(tmp_path / "recipe.json")
+    _said(lambda q: q.update(recipe="recipe.json"))(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.hf_quantizer.quantization_config.config.recipe == recipe
+    with pytest.raises(ValueError, match="/dev/zero is a device, expected a regular file"):
+        QfxConfig(recipe="/dev/zero")
+
+
+def test_files_of_two_saves_are_refused(tmp_path: Path) -> None:
+    """What a save_pretrained that was cut off leaves: some files are those of an earlier model."""
+    for name in ("a", "b"):
+        qfx.quantize_(llama(tied=False)).save_pretrained(tmp_path / name, max_shard_size="40KB")
+    shards = sorted(path.name for path in (tmp_path / "a").glob("model-*.safetensors"))
+    assert len(shards) > 2
+    shutil.copy(tmp_path / "a" / shards[1], tmp_path / "b")
+    with pytest.raises(ValueError, match=f"{shards[1]} is of save .*did not end"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "a")

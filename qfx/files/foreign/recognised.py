@@ -17,7 +17,7 @@ from qfx.files.foreign.torchao import is_torchao, torchao_file, torchao_state
 from qfx.files.manifest import NAME
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
-from qfx.values.reading import opened
+from qfx.values.reading import first_bytes, opened
 
 
 def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> Foreign | None:
@@ -29,7 +29,7 @@ def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> F
     if path.is_dir():
         return _folder(path, skeleton)
     with opened(path) as file:
-        magic = file.read(len(MAGIC))
+        magic = first_bytes(file, len(MAGIC))
     if magic == MAGIC:
         return gguf_model(path, skeleton)
     return torchao_file(path) if is_torchao(path, magic) else None

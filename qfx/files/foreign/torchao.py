@@ -20,6 +20,7 @@ from qfx.values.errors import UserError
 from qfx.values.floats import FLOATS
 from qfx.values.json_text import parsed
 from qfx.values.printable import printable
+from qfx.values.reading import missing_as_os_error
 from qfx.values.scheme import QSpec
 
 KIND = "Int8Tensor"
@@ -74,7 +75,7 @@ def is_torchao(path: Path, magic: bytes) -> bool:
         return False
     library = safetensors()
     try:
-        with library.safe_open(path, "pt") as opened:
+        with missing_as_os_error(path), library.safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
     except library.SafetensorError:
         return False  # its faults are told where it is read
