@@ -11,23 +11,22 @@ Matrix matrix_of(const char* op, const char* what, const Tensor& t) {
   return {rows, t.size(t.dim() - 1)};
 }
 
-Transform transform_of(const char* op, const Tensor& x, const Matrix& size,
-                       const std::optional<Tensor>& factor, int64_t rotation) {
+void check_transform(const char* op, const Tensor& x, const Matrix& size,
+                     const std::optional<Tensor>& factor, int64_t rotation) {
   const int64_t k = size.columns;
-  Transform transform = {};
   STD_TORCH_CHECK(rotation == 0 || rotation == 16 || rotation == 64, op, ": rotation=", rotation,
                   ", expected 0, 16 or 64");
   STD_TORCH_CHECK(rotation == 0 || k % rotation == 0, op, ": x has K=", k, " (shape ", shape_of(x),
                   "), which rotation=", rotation, " does not divide");
-  transform.rotation = static_cast<int>(rotation);
-  if (factor.has_value()) {
-    check_dtype(op, "factor", *factor, {ScalarType::Float});
-    STD_TORCH_CHECK(factor->dim() == 1 && factor->numel() == k, op, ": factor has shape ",
-                    shape_of(*factor), " but x has K=", k, " (shape ", shape_of(x),
-                    "), expected one element for each k");
-    transform.factor = floats(*factor);
-  }
-  return transform;
+  if (!factor.has_value()) return;
+  check_dtype(op, "factor", *factor, {ScalarType::Float});
+  STD_TORCH_CHECK(factor->dim() == 1 && factor->numel() == k, op, ": factor has shape ",
+                  shape_of(*factor), " but x has K=", k, " (shape ", shape_of(x),
+                  "), expected one element for each k");
+}
+
+Transform transform_of(const std::optional<Tensor>& factor, int64_t rotation) {
+  return {factor.has_value() ? floats(*factor) : nullptr, static_cast<int>(rotation)};
 }
 
 Dtype dtype_of(const char* op, ScalarType dtype) {

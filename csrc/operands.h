@@ -21,9 +21,12 @@ struct Matrix {
 
 Matrix matrix_of(const char* op, const char* what, const Tensor& t);
 
-// The transform (R1) of x's rows; `factor` must be contiguous.
-Transform transform_of(const char* op, const Tensor& x, const Matrix& size,
-                       const std::optional<Tensor>& factor, int64_t rotation);
+// What x's rows are to be transformed by (R1).
+void check_transform(const char* op, const Tensor& x, const Matrix& size,
+                     const std::optional<Tensor>& factor, int64_t rotation);
+
+// The transform (R1) of a checked `factor`, which must be contiguous.
+Transform transform_of(const std::optional<Tensor>& factor, int64_t rotation);
 
 Dtype dtype_of(const char* op, ScalarType dtype);
 
@@ -72,7 +75,8 @@ Tensor allocated(const std::vector<int64_t>& shape, ScalarType dtype, const Make
   }
 }
 
-// t itself where it is contiguous, without a call of the dispatcher.
+// t itself where it is contiguous, without a call of the dispatcher. An expanded t may have any
+// number of elements, so operators copy an operand after they have checked all of them.
 Tensor made_contiguous(const Tensor& t);
 std::optional<Tensor> made_contiguous(const std::optional<Tensor>& t);
 

@@ -62,7 +62,8 @@ set(QFX_CPU_OPERATORS
   ops/requantize.cpp
   ops/rotate.cpp
   ops/stochastic.cpp
-  ops/weight_only.cpp)
+  ops/weight_only.cpp
+  ops/written.cpp)
 # Every form of an op must give the same bits, so the compiler may not contract a*b+c on its own.
 # Nothing reads floating-point traps or errno; saying so lets it vectorize the activations.
 set(QFX_CPU_OPTIONS -ffp-contract=off -fno-trapping-math -fno-math-errno)

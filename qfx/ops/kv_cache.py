@@ -105,7 +105,8 @@ def kv_write(
     """Writes the tokens k [B, H, T, D] and v [B, H, T, E] to `places` int64 [T] of a cache. (K1)
 
     Of two tokens at one place the later stays. A place outside the cache is an error, before
-    anything is written. To autograd what is written is a constant.
+    anything is written; so are tensors of the cache of which two, or two elements of one, share
+    memory. To autograd what is written is a constant.
     """
     k_codes, k_scales = _encode(k, bits_of(key_scale))
     v_codes, v_scales = _encode(v, bits_of(value_scale))
@@ -131,7 +132,13 @@ def _(
     v: Tensor,
     places: Tensor,
 ) -> None:
-    return None
+    written = (keys, "keys"), (key_scale, "key_scale"), (values, "values")
+    for tensor, name in (*written, (value_scale, "value_scale")):
+        if any(stride == 0 for stride in tensor.stride()[:2]) and tensor.numel():
+            raise RuntimeError(
+                f"kv_write: {name} is to be written, but elements of its shape "
+                f"{'x'.join(map(str, tensor.shape))} share memory; pass a clone"
+            )
 
 
 def key_codes(keys: Tensor, key_scale: Tensor, length: int) -> Tensor:

@@ -55,8 +55,7 @@ def quantize(
     if scale is None:
         found = _chosen(rows, spec)
     else:
-        given = (scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1))
-        found = ops.quantize_static(rows, *given, spec.bits, spec.symmetric)
+        found = ops.quantize_static(rows, scale, zero_point, spec.bits, spec.symmetric)
     codes, row_scale, row_zero = found
     shape = _scale_shape(x, spec)
     return Quantized(
@@ -80,8 +79,7 @@ def dequantize(
     """
     codes, scale, zero_point, spec = quantized
     rows = _rows(codes, spec)
-    per_row = (scale.reshape(-1, 1), zero_point.reshape(-1, 1))
-    x = ops.dequantize(rows, *per_row, None, None, "none", dtype)
+    x = ops.dequantize(rows, scale, zero_point, None, None, "none", dtype)
     x = _matrix(x, codes, spec)
     if out is None:
         return x

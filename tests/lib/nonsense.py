@@ -1,6 +1,8 @@
-"""Calls every operator with random nonsense; run in a process of its own: nonsense.py SEED COUNT.
+"""Calls every operator with random nonsense; run in a process of its own, whose memory is limited:
+nonsense.py SEED COUNT. Some operands are expanded to 2^40 elements, some lie in another's memory.
 
-Prints how many calls returned and how many raised; anything but a Python exception is a crash.
+Prints how many calls returned and how many raised, and by how many MB the resident set grew;
+anything but a Python exception is a crash.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch import Tensor
 
 import qfx  # noqa: F401
 from tests.lib.rows import BUILDERS, Row
+from tests.lib.stretched import MANY, limit_memory, resident
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.uint8]
 DTYPES += [torch.int32, torch.int64, torch.bool, torch.complex64]
@@ -23,7 +26,10 @@ STRINGS = ["none", "relu", "gelu", "", "softmax", "relu\0gelu", "x" * 1000]
 def tensor(rng: random.Random) -> Tensor:
     shape = [rng.choice([0, 1, 2, 3, 16, 33]) for _ in range(rng.randrange(5))]
     t = torch.randint(-5, 100, shape).to(rng.choice(DTYPES))
-    kind = rng.randrange(6)
+    kind = rng.randrange(7)
+    if kind == 6:
+        one = t.new_ones(1)
+        return rng.choice([one.expand(MANY), one.expand(MANY, 1), one.expand(1, 2, MANY)])
     if kind == 0 and t.ndim:
         return t.transpose(0, -1)
     if kind == 1:
@@ -73,21 +79,41 @@ def value(rng: random.Random, like: Any) -> Any:
     return rng.choice(DTYPES)
 
 
+def overlay(rng: random.Random, arguments: list[Any]) -> None:
+    """Puts a tensor into the memory of another, where it fits."""
+    tensors = [
+        i for i, a in enumerate(arguments) if isinstance(a, Tensor) and a.device.type == "cpu"
+    ]
+    if len(tensors) < 2:
+        return
+    i, j = rng.sample(tensors, 2)
+    like, memory = arguments[i].detach(), arguments[j].detach().untyped_storage()
+    room = memory.nbytes() // like.element_size() - like.numel()
+    if room >= 0 and like.is_contiguous():
+        offset = rng.randrange(room + 1)
+        made = like.new_empty(0).set_(memory, offset, like.shape, like.stride())
+        arguments[i] = made.copy_(like) if rng.random() < 0.7 else made
+
+
 def main(seed: int, count: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     returned = raised = 0
+    limit_memory()
+    before = resident()
     for _ in range(count):
         op = rng.choice(sorted(BUILDERS))
         arguments = list(Row(op, leading=(rng.randrange(4),), k=rng.randrange(40)).arguments(seed))
         for i in rng.sample(range(len(arguments)), rng.randrange(len(arguments)) + 1):
-            arguments[i] = value(rng, arguments[i])
+            arguments[i] = value(rng, arguments[i]) if rng.random() < 0.7 else arguments[i]
+        for _ in range(rng.randrange(3)):
+            overlay(rng, arguments)
         try:
             getattr(torch.ops.qfx, op)(*arguments)
             returned += 1
         except Exception:
             raised += 1
-    print(f"{returned} returned, {raised} raised")
+    print(f"{returned} returned, {raised} raised, {resident() - before:.0f} MB")
 
 
 if __name__ == "__main__":

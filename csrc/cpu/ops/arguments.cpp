@@ -20,22 +20,41 @@ void check_cpu(const char* op, const char* what, const Tensor& t) {
 
 FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
                             const std::optional<Tensor>& factor, int64_t rotation) {
-  if (factor.has_value()) check_cpu(op, "factor", *factor);
-  const Transform transform = transform_of(op, x, size, factor, rotation);
   const Dtype dtype = dtype_of(op, x.scalar_type());
+  const Transform transform = transform_of(factor, rotation);
   return {x.const_data_ptr(), dtype, size.rows, size.columns, size.columns, transform};
 }
 
-PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                       int64_t n) {
-  check_dtype(op, "the packed weight", packed, {ScalarType::Char});
-  STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
-                  ", pack_weight returns one dimension");
-  PackedWeight weight;
-  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
-  std::string fault = open_packed(data, packed.numel(), &weight);
-  if (fault.empty()) fault = fault_at_first_use(data, packed.numel(), weight.contents);
+void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPacked& open) {
+  constexpr int64_t kHeader = 64;
+  check_dtype(op, "the packed weight", *packed, {ScalarType::Char});
+  STD_TORCH_CHECK(packed->dim() == 1, op, ": the packed weight has shape ", shape_of(*packed), ", ",
+                  maker, " returns one dimension");
+  const int64_t bytes = packed->numel();
+  const int8_t* data = static_cast<const int8_t*>(packed->const_data_ptr());
+  std::string fault;
+  uint64_t contents = 0;
+  if (!packed->is_contiguous()) {
+    int8_t header[kHeader] = {};
+    for (int64_t i = 0; i < std::min(bytes, kHeader); ++i) header[i] = data[i * packed->stride(0)];
+    fault = open(header, bytes, &contents);
+    if (fault.empty()) {
+      *packed = made_contiguous(*packed);
+      data = static_cast<const int8_t*>(packed->const_data_ptr());
+    }
+  }
+  if (fault.empty()) fault = open(data, bytes, &contents);
+  if (fault.empty()) fault = fault_at_first_use(data, bytes, contents);
   STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
+}
+
+PackedWeight packed_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n) {
+  PackedWeight weight;
+  open_whole(op, "pack_weight", packed, [&](const int8_t* data, int64_t bytes, uint64_t* contents) {
+    const std::string fault = open_packed(data, bytes, &weight);
+    *contents = weight.contents;
+    return fault;
+  });
   STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
                   ") but the weight was packed for K=", weight.k);
   STD_TORCH_CHECK(weight.n == n, op, ": N=", n,
@@ -76,10 +95,15 @@ Tensor empty_packed(int64_t size) {
   });
 }
 
-const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
-  if (!bias.has_value()) return nullptr;
+void check_bias(const char* op, const std::optional<Tensor>& bias, int64_t n) {
+  if (!bias.has_value()) return;
   check_float(op, "bias", *bias);
   check_vector(op, "bias", *bias, n);
+}
+
+const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
+  check_bias(op, bias, n);
+  if (!bias.has_value()) return nullptr;
   const Dtype dtype = dtype_of(op, bias->scalar_type());
   const bool contiguous = bias->is_contiguous();
   if (dtype == Dtype::kFloat32 && contiguous) return floats(*bias);

@@ -1,8 +1,10 @@
 // Reading arguments into the CPU kernels' types, with checks.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cpu/gemm/pack.h"
@@ -25,12 +27,28 @@ inline void check_float(const char* op, const char* what, const Tensor& t) {
   qfx::check_float(op, what, t);
 }
 
-// The rows of x, transformed (R1); x and `factor` must be contiguous.
+// The same, of a factor that must be on the CPU besides.
+inline void check_cpu_transform(const char* op, const Tensor& x, const Matrix& size,
+                                const std::optional<Tensor>& factor, int64_t rotation) {
+  if (factor.has_value()) check_cpu(op, "factor", *factor);
+  check_transform(op, x, size, factor, rotation);
+}
+
+// The rows of x, transformed (R1); x and `factor` must be checked and contiguous.
 FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
                             const std::optional<Tensor>& factor, int64_t rotation);
 
-// Opens a packed weight for activations with k columns and n outputs; `packed` must be contiguous.
-PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n);
+// Reads the header of a packed weight and what it says of the contents; what is wrong with it, or
+// an empty string.
+using OpenPacked =
+    std::function<std::string(const int8_t* data, int64_t bytes, uint64_t* contents)>;
+
+// Makes a packed weight contiguous, once its header says that it is one, and opens it. `maker` is
+// the operator that packs.
+void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPacked& open);
+
+// Makes `packed` contiguous and opens it for activations with k columns and n outputs.
+PackedWeight packed_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n);
 
 // A zero point int32 for each of `rows` rows, or one for all.
 void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows);
@@ -40,8 +58,10 @@ Tensor empty_on_cpu(const std::vector<int64_t>& shape, ScalarType dtype);
 // Memory for a packed weight; when it is freed, it is no longer known to be whole (whole.h).
 Tensor empty_packed(int64_t size);
 
-// bias[n] as float, null without a bias: the tensor's own memory where that will do, else memory of
-// the calling thread until the next call.
+void check_bias(const char* op, const std::optional<Tensor>& bias, int64_t n);
+
+// Checks bias[n]; returns it as float, null without a bias: the tensor's own memory where that will
+// do, else memory of the calling thread until the next call.
 const float* bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n);
 
 }  // namespace qfx::cpu

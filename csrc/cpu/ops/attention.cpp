@@ -12,15 +12,23 @@
 namespace qfx::cpu {
 namespace {
 
-// The result of run(attention), which writes it; `op` says who asks.
-template <typename Run>
-Tensor attention(const char* op, Tensor q, Tensor k, Tensor v, const std::optional<Tensor>& mask,
-                 double scale, bool causal, ScalarType out_dtype, const Run& run) {
+// The shape of an attention's result, once its operands are checked. `sizes` are those of q, k, v
+// or of what k and v are a part of.
+std::vector<int64_t> checked_shape(const char* op, const Tensor& q, const Tensor& k,
+                                   const Tensor& v, const AttentionSizes& sizes,
+                                   const std::optional<Tensor>& mask, ScalarType out_dtype) {
   check_float(op, "q", q);
   check_float(op, "k", k);
   check_float(op, "v", v);
   dtype_of(op, out_dtype);
-  const auto shape = attention_shape(op, {q, k, v, mask, scale, causal});
+  return attention_shape(op, sizes, mask);
+}
+
+// The result of run(attention), which writes it; `op` says who asks.
+template <typename Run>
+Tensor attention(const char* op, Tensor q, Tensor k, Tensor v, const std::optional<Tensor>& mask,
+                 double scale, bool causal, ScalarType out_dtype, const Run& run) {
+  const auto shape = checked_shape(op, q, k, v, {q.sizes(), k.sizes(), v.sizes()}, mask, out_dtype);
   q = with_contiguous_rows(q);
   k = with_contiguous_rows(k);
   v = with_contiguous_rows(v);
@@ -54,18 +62,34 @@ Tensor attention_decode(Tensor q, Tensor k, Tensor v, std::optional<Tensor> mask
                    });
 }
 
-// The rows of `past`, then those of `added`: [*B, P + R, D], filled one matrix at a time.
+// [*B, P + R, D], the shape of the rows of `past` and those of `added`.
+std::vector<int64_t> grown_shape(const char* op, const char* what, const Tensor& past,
+                                 const Tensor& added) {
+  const bool same = past.dim() >= 2 && past.dim() == added.dim() &&
+                    past.scalar_type() == added.scalar_type() &&
+                    past.size(past.dim() - 1) == added.size(past.dim() - 1) &&
+                    std::equal(past.sizes().begin(), past.sizes().end() - 2, added.sizes().begin());
+  STD_TORCH_CHECK(same, op, ": past_", what, " is ", dtype_name(past.scalar_type()), " with shape ",
+                  shape_of(past), " and ", what, " ", dtype_name(added.scalar_type()),
+                  " with shape ", shape_of(added),
+                  ", expected one dtype and shapes [*B, P, D] and [*B, R, D]");
+  check_cpu(op, what, added);
+  std::vector<int64_t> shape(past.sizes().begin(), past.sizes().end());
+  shape[shape.size() - 2] += added.size(past.dim() - 2);
+  return shape;
+}
+
+// The rows of `past`, then those of `added`, filled one matrix at a time.
 class Grown {
  public:
-  Grown(const char* op, const char* what, const Tensor& past, const Tensor& added)
-      : past_tensor_(checked(op, what, past, added)),
+  Grown(const Tensor& past, const Tensor& added, const std::vector<int64_t>& shape)
+      : past_tensor_(with_contiguous_rows(past)),
         added_tensor_(with_contiguous_rows(added)),
         past_(past_tensor_),
         added_(added_tensor_),
-        whole_(empty_on_cpu(shape_with(past, past_.rows + added_.rows), past.scalar_type())) {}
+        whole_(empty_on_cpu(shape, past.scalar_type())) {}
 
   const Tensor& whole() const { return whole_; }
-  int64_t count() const { return past_.count; }
 
   void fill_all() const {
     const int64_t count = whole_.numel() == 0 ? 0 : past_.count;
@@ -81,24 +105,6 @@ class Grown {
   }
 
  private:
-  static Tensor checked(const char* op, const char* what, const Tensor& past, const Tensor& added) {
-    const bool same =
-        past.dim() >= 2 && past.dim() == added.dim() && past.scalar_type() == added.scalar_type() &&
-        past.size(past.dim() - 1) == added.size(past.dim() - 1) &&
-        std::equal(past.sizes().begin(), past.sizes().end() - 2, added.sizes().begin());
-    STD_TORCH_CHECK(same, op, ": past_", what, " is ", dtype_name(past.scalar_type()),
-                    " with shape ", shape_of(past), " and ", what, " ",
-                    dtype_name(added.scalar_type()), " with shape ", shape_of(added),
-                    ", expected one dtype and shapes [*B, P, D] and [*B, R, D]");
-    return with_contiguous_rows(past);
-  }
-
-  static std::vector<int64_t> shape_with(const Tensor& t, int64_t rows) {
-    std::vector<int64_t> shape(t.sizes().begin(), t.sizes().end());
-    shape[shape.size() - 2] = rows;
-    return shape;
-  }
-
   static void copy(const Matrices& from, int64_t i, char* out) {
     const int64_t bytes = from.columns * from.element;
     if (bytes == 0) return;
@@ -123,9 +129,12 @@ std::tuple<Tensor, Tensor, Tensor> attention_append(Tensor q, Tensor past_k, Ten
                                                     std::optional<Tensor> mask, double scale,
                                                     bool causal, ScalarType out_dtype) {
   constexpr const char* op = "attention_append";
-  const Grown keys(op, "k", past_k, k), values(op, "v", past_v, v);
-  STD_TORCH_CHECK(keys.count() == values.count(), op, ": past_k has shape ", shape_of(past_k),
-                  " but past_v ", shape_of(past_v), ", expected the same batch axes");
+  const auto k_shape = grown_shape(op, "k", past_k, k), v_shape = grown_shape(op, "v", past_v, v);
+  checked_shape(op, q, past_k, past_v, {q.sizes(), k_shape, v_shape}, mask, out_dtype);
+  STD_TORCH_CHECK(std::equal(k_shape.begin(), k_shape.end() - 2, v_shape.begin()), op,
+                  ": past_k has shape ", shape_of(past_k), " but past_v ", shape_of(past_v),
+                  ", expected the same batch axes");
+  const Grown keys(past_k, k, k_shape), values(past_v, v, v_shape);
   const Kernels& kernels = kernels_of(current_isa());
   Tensor y = attention(
       op, q, keys.whole(), values.whole(), mask, scale, causal, out_dtype, [&](const Attention& a) {

@@ -17,24 +17,24 @@ int64_t step(const Tensor& t, int64_t axis) {
 }
 
 // Queries of each head of keys along this axis, 1 unless k and v have fewer heads.
-int64_t queries_per_head(const AttentionOperands& a, int64_t axis) {
-  const int64_t q = a.q.size(axis), k = a.k.size(axis);
-  const bool fewer = axis == a.q.dim() - 3 && k == a.v.size(axis) && k > 1 && q > k && q % k == 0;
+int64_t queries_per_head(const AttentionSizes& a, size_t axis) {
+  const int64_t q = a.q[axis], k = a.k[axis];
+  const bool fewer = axis + 3 == a.q.size() && k == a.v[axis] && k > 1 && q > k && q % k == 0;
   return fewer ? q / k : 1;
 }
 
 // The size of the result along a batch axis, or -1 where the operands' do not fit.
-int64_t batch_size(const AttentionOperands& a, int64_t axis) {
-  if (queries_per_head(a, axis) > 1) return a.q.size(axis);
+int64_t batch_size(const AttentionSizes& a, size_t axis) {
+  if (queries_per_head(a, axis) > 1) return a.q[axis];
   int64_t size = 1;
-  for (const Tensor* t : {&a.q, &a.k, &a.v}) size = t->size(axis) == 1 ? size : t->size(axis);
-  for (const Tensor* t : {&a.q, &a.k, &a.v}) {
-    if (t->size(axis) != 1 && t->size(axis) != size) return -1;
+  for (const Sizes& t : {a.q, a.k, a.v}) size = t[axis] == 1 ? size : t[axis];
+  for (const Sizes& t : {a.q, a.k, a.v}) {
+    if (t[axis] != 1 && t[axis] != size) return -1;
   }
   return size;
 }
 
-void check_mask(const char* op, const Tensor& mask, const AttentionOperands& a,
+void check_mask(const char* op, const Tensor& mask, const AttentionSizes& a,
                 const std::vector<int64_t>& shape, int64_t n) {
   check_dtype(op, "mask", mask, {ScalarType::Float, ScalarType::Bool});
   const int64_t dim = static_cast<int64_t>(shape.size()), missing = dim - mask.dim();
@@ -44,7 +44,7 @@ void check_mask(const char* op, const Tensor& mask, const AttentionOperands& a,
     fits = size == 1 || size == (i == dim - 1 ? n : shape[i]);
   }
   STD_TORCH_CHECK(fits, op, ": mask has shape ", shape_of(mask),
-                  ", which does not broadcast to the scores of q with shape ", shape_of(a.q),
+                  ", which does not broadcast to the scores of q with shape ", text_of(a.q),
                   " and N=", n);
 }
 
@@ -57,6 +57,7 @@ int64_t mask_step(const std::optional<Tensor>& mask, int64_t axis, int64_t dim) 
 
 // The batch axes, those of keys in front of those of queries that share them.
 std::vector<Axis> axes_of(const AttentionOperands& a, const Tensor& y) {
+  const AttentionSizes sizes = {a.q.sizes(), a.k.sizes(), a.v.sizes()};
   std::vector<Axis> axes;
   for (int64_t i = 0; i < y.dim() - 2; ++i) {
     const Axis axis = {y.size(i),
@@ -65,7 +66,7 @@ std::vector<Axis> axes_of(const AttentionOperands& a, const Tensor& y) {
                        step(a.v, i),
                        mask_step(a.mask, i, y.dim()),
                        y.stride(i) * y.element_size()};
-    const int64_t group = queries_per_head(a, i);
+    const int64_t group = queries_per_head(sizes, static_cast<size_t>(i));
     if (group == 1) {
       axes.push_back(axis);
       continue;
@@ -110,26 +111,28 @@ bool shows_all(const Tensor& mask) {
 
 }  // namespace
 
-std::vector<int64_t> attention_shape(const char* op, const AttentionOperands& a) {
-  const Tensor &q = a.q, &k = a.k, &v = a.v;
-  bool fits = q.dim() >= 2 && q.dim() == k.dim() && q.dim() == v.dim();
-  std::vector<int64_t> shape(q.sizes().begin(), q.sizes().end());
-  for (int64_t i = 0; fits && i < q.dim() - 2; ++i) {
+std::vector<int64_t> attention_shape(const char* op, const AttentionSizes& a,
+                                     const std::optional<Tensor>& mask) {
+  const Sizes &q = a.q, &k = a.k, &v = a.v;
+  bool fits = q.size() >= 2 && q.size() == k.size() && q.size() == v.size();
+  std::vector<int64_t> shape(q.begin(), q.end());
+  for (size_t i = 0; fits && i + 2 < q.size(); ++i) {
     shape[i] = batch_size(a, i);
     fits = shape[i] >= 0;
   }
-  STD_TORCH_CHECK(fits, op, ": q has shape ", shape_of(q), ", k ", shape_of(k), " and v ",
-                  shape_of(v), ", expected [*B, M, D], [*B, N, D] and [*B, N, E] with batch axes ",
+  STD_TORCH_CHECK(fits, op, ": q has shape ", text_of(q), ", k ", text_of(k), " and v ", text_of(v),
+                  ", expected [*B, M, D], [*B, N, D] and [*B, N, E] with batch axes ",
                   "that broadcast, or heads of q in groups that share one of k and v");
-  const int64_t last = q.dim() - 1, d = q.size(last), n = k.size(last - 1);
-  STD_TORCH_CHECK(d == k.size(last), op, ": q has D=", d, " (shape ", shape_of(q),
-                  ") but k has D=", k.size(last), " (shape ", shape_of(k), ")");
-  STD_TORCH_CHECK(n == v.size(last - 1), op, ": k has N=", n, " keys (shape ", shape_of(k),
-                  ") but v has ", v.size(last - 1), " (shape ", shape_of(v), ")");
+  const size_t last = q.size() - 1;
+  const int64_t d = q[last], n = k[last - 1];
+  STD_TORCH_CHECK(d == k[last], op, ": q has D=", d, " (shape ", text_of(q),
+                  ") but k has D=", k[last], " (shape ", text_of(k), ")");
+  STD_TORCH_CHECK(n == v[last - 1], op, ": k has N=", n, " keys (shape ", text_of(k),
+                  ") but v has ", v[last - 1], " (shape ", text_of(v), ")");
   STD_TORCH_CHECK(std::max(n, d) <= kMaxK, op, ": N=", n, " or D=", d, " is above ", kMaxK,
                   ", where the int32 accumulator of a dot product could overflow");
-  shape[last] = v.size(last);
-  if (a.mask.has_value()) check_mask(op, *a.mask, a, shape, n);
+  shape[last] = v[last];
+  if (mask.has_value()) check_mask(op, *mask, a, shape, n);
   return shape;
 }
 

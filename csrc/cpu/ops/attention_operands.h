@@ -18,8 +18,15 @@ struct AttentionOperands {
   bool causal;
 };
 
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+struct AttentionSizes {
+  Sizes q, k, v;
+};
+
 // The shape [*B, M, E] of the result. Errors: shapes that do not fit, too large sizes.
-std::vector<int64_t> attention_shape(const char* op, const AttentionOperands& operands);
+std::vector<int64_t> attention_shape(const char* op, const AttentionSizes& sizes,
+                                     const std::optional<Tensor>& mask);
 
 // Everything but `dtype` checked; the outputs lie in y, of that shape. Heads of keys are those that
 // differ: an axis along which neither k nor v moves, being expanded or of size 1, is one of queries

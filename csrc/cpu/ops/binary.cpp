@@ -73,15 +73,13 @@ struct ScaledSink final : TileSink {
   }
 };
 
-PackedBits bits_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n) {
-  check_dtype(op, "the packed weight", packed, {ScalarType::Char});
-  STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
-                  ", binary_pack returns one dimension");
+PackedBits bits_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n) {
   PackedBits weight;
-  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
-  std::string fault = open_packed_bits(data, packed.numel(), &weight);
-  if (fault.empty()) fault = fault_at_first_use(data, packed.numel(), weight.contents);
-  STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
+  open_whole(op, "binary_pack", packed, [&](const int8_t* data, int64_t bytes, uint64_t* contents) {
+    const std::string fault = open_packed_bits(data, bytes, &weight);
+    *contents = weight.contents;
+    return fault;
+  });
   STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
                   ") but the weight was packed for K=", weight.k);
   STD_TORCH_CHECK(
@@ -161,8 +159,7 @@ Tensor binary_mm(Tensor x, Tensor packed, int64_t n) {
   constexpr const char* op = "binary_mm";
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
-  packed = made_contiguous(packed);
-  const PackedBits w = bits_of(op, packed, x, size.columns, n);
+  const PackedBits w = bits_of(op, &packed, x, size.columns, n);
   x = made_contiguous(x);
   Tensor sums = empty_on_cpu(with_last(x, n), ScalarType::Int);
   if (sums.numel() == 0) return sums;  // of rows without number, perhaps
@@ -182,12 +179,12 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
   check_dtype(op, "scale", scale, {ScalarType::Float});
   check_vector(op, "scale", scale, scale.numel());
   const Matrix size = matrix_of(op, "x", x);
-  packed = made_contiguous(packed);
-  const PackedBits w = bits_of(op, packed, x, size.columns, scale.numel());
+  const PackedBits w = bits_of(op, &packed, x, size.columns, scale.numel());
+  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
+                    dtype_of(op, out_dtype), nullptr};
   x = made_contiguous(x);
   scale = made_contiguous(scale);
-  FloatOutput to = {floats(scale), bias_of(op, bias, w.n), activation_of(op, activation),
-                    dtype_of(op, out_dtype), nullptr};
+  to.w_scale = floats(scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
   if (y.numel() == 0) return y;
   to.data = static_cast<char*>(y.mutable_data_ptr());

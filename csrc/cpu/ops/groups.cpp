@@ -60,16 +60,17 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   check_dtype(op, "zero_point", zero_point, {ScalarType::Int});
   check_w_scale(op, w_scale);
   const Matrix size = matrix_of(op, "q", q);
-  packed = made_contiguous(packed);
-  const PackedWeight w = packed_of(op, packed, q, size.columns, w_scale.size(0));
-  q = made_contiguous(q);
-  scale = made_contiguous(scale);
-  zero_point = made_contiguous(zero_point);
-  const auto scales = row_values_of<float>(op, "scale", scale, size.rows, w.groups());
-  const auto zeros = row_values_of<int32_t>(op, "zero_point", zero_point, size.rows, w.groups());
+  const PackedWeight w = packed_of(op, &packed, q, size.columns, w_scale.size(0));
+  check_row_values(op, "scale", scale, size.rows, w.groups());
+  check_row_values(op, "zero_point", zero_point, size.rows, w.groups());
   const GroupedWeight weight = grouped_weight_of(op, w, w_scale, w_zero);
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
+  q = made_contiguous(q);
+  scale = made_contiguous(scale);
+  zero_point = made_contiguous(zero_point);
+  const auto scales = row_values_of<float>(scale, size.rows, w.groups());
+  const auto zeros = row_values_of<int32_t>(zero_point, size.rows, w.groups());
   Tensor y = empty_on_cpu(with_last(q, w.n), out_dtype);
   if (y.numel() == 0) return y;  // of rows without number, perhaps
   to.data = static_cast<char*>(y.mutable_data_ptr());
@@ -104,11 +105,12 @@ Tensor int8_linear_groups_dynamic(Tensor x, Tensor packed, Tensor w_scale,
   constexpr const char* op = "int8_linear_groups_dynamic";
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   return grouped_linear_of_floats(
-      op, x,
-      {{packed, w_scale, bias, spec, std::move(activation), out_dtype, factor, rotation},
-       w_zero,
-       group},
-      nullptr);
+             op, x,
+             {{packed, w_scale, bias, spec, std::move(activation), out_dtype, factor, rotation},
+              w_zero,
+              group},
+             false)
+      .y;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
@@ -119,14 +121,15 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
 
 }  // namespace
 
-Tensor grouped_linear_of_floats(const char* op, const Tensor& given, const DynamicGroups& how,
-                                double* sizes) {
+GroupedLinearOfFloats grouped_linear_of_floats(const char* op, const Tensor& given,
+                                               const DynamicGroups& how, bool with_sizes) {
   check_float(op, "x", given);
   const DynamicLinear& linear = how.linear;
   check_w_scale(op, linear.w_scale);
   const Matrix size = matrix_of(op, "x", given);
-  const Tensor packed = made_contiguous(linear.packed);
-  const PackedWeight w = packed_of(op, packed, given, size.columns, linear.w_scale.size(0));
+  Tensor packed = linear.packed;
+  const PackedWeight w = packed_of(op, &packed, given, size.columns, linear.w_scale.size(0));
+  check_cpu_transform(op, given, size, linear.factor, linear.rotation);
   check_group_of_x(op, how.group, w);
   const GroupedWeight weight = grouped_weight_of(op, w, linear.w_scale, how.w_zero);
   FloatOutput to = {nullptr, bias_of(op, linear.bias, w.n), activation_of(op, linear.activation),
@@ -134,12 +137,13 @@ Tensor grouped_linear_of_floats(const char* op, const Tensor& given, const Dynam
   const Tensor x = made_contiguous(given);
   const std::optional<Tensor> factor = made_contiguous(linear.factor);
   Tensor y = empty_on_cpu(with_last(x, w.n), linear.out_dtype);
+  if (y.numel() == 0) return {y, x, nullptr};
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, linear.rotation);
-  if (y.numel() == 0) return y;
   to.data = static_cast<char*>(y.mutable_data_ptr());
   to.bytes = y.numel() * to.element();
   const Kernels& kernels = kernels_of(current_isa());
-  thread_local Scratch scratch;
+  thread_local Scratch scratch, of_sizes;
+  double* sizes = with_sizes ? of_sizes.get<double>(size.rows) : nullptr;
   const CodeSpec& spec = linear.spec;
   TensorCode shared{};
   const bool per_tensor = spec.per_tensor && how.group == 0;
@@ -154,7 +158,7 @@ Tensor grouped_linear_of_floats(const char* op, const Tensor& given, const Dynam
                              sizes == nullptr ? nullptr : sizes + first);
     grouped_linear(kernels, rows, weight, to, first);
   });
-  return y;
+  return {y, x, sizes};
 }
 
 }  // namespace qfx::cpu

@@ -11,9 +11,15 @@ struct DynamicGroups {
   int64_t group;  // of x, or 0
 };
 
-// y[m][n] of x[m][k]. `sizes`, if given, becomes the root mean square of the scales of each row's
-// elements. `op` is named in errors.
-Tensor grouped_linear_of_floats(const char* op, const Tensor& x, const DynamicGroups& how,
-                                double* sizes);
+struct GroupedLinearOfFloats {
+  Tensor y, x;  // x contiguous
+  // The root mean square of the scales of each row's elements, in memory of the calling thread
+  // until the next call; null where none were asked for or y has no elements.
+  const double* sizes;
+};
+
+// y[m][n] of x[m][k]. `op` is named in errors.
+GroupedLinearOfFloats grouped_linear_of_floats(const char* op, const Tensor& x,
+                                               const DynamicGroups& how, bool with_sizes);
 
 }  // namespace qfx::cpu

@@ -145,7 +145,8 @@ void check_guard(const Guarding& g, const Tensor& x, int64_t n) {
                   " is no positive relative error");
 }
 
-// y, the int8 linear of x, whose rows have these scales, but for the rows that run in float.
+// y, the int8 linear of a contiguous x, whose rows have these scales, but for the rows that run in
+// float.
 template <typename Scale>
 Tensor guarded(const Guarding& g, const Tensor& x, const DynamicLinear& how, const Scale* scales,
                Tensor y) {
@@ -154,8 +155,9 @@ Tensor guarded(const Guarding& g, const Tensor& x, const DynamicLinear& how, con
     count_guarded(g.site, size.rows, 0);
     return y;
   }
-  const float* factor = how.factor.has_value() ? floats(*how.factor) : nullptr;
-  const Bound bound = bound_for(how.spec, g.error, factor, size.columns);
+  const Tensor error = made_contiguous(g.error);
+  const std::optional<Tensor> factor = made_contiguous(how.factor);
+  const Bound bound = bound_for(how.spec, error, factor ? floats(*factor) : nullptr, size.columns);
   const FloatMatrix matrix = float_matrix_of(g.op, x, size, std::nullopt, 0);
   const std::vector<int64_t> rows = rows_above(g.guard, bound, matrix, scales);
   if (!rows.empty()) run_in_float(g.op, rows, x, g.w, how, size, &y);
@@ -169,15 +171,12 @@ Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Te
                            ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
   constexpr const char* op = "int8_linear_guarded";
   check_float(op, "x", x);
-  const Guarding g = {op, w, made_contiguous(error), guard, site};
+  const Guarding g = {op, w, error, guard, site};
   check_guard(g, x, w_scale.numel());
-  x = made_contiguous(x);
-  factor = made_contiguous(factor);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   const DynamicLinear how = {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation};
-  thread_local Scratch scratch;
-  float* scales = scratch.get<float>(scales_for(matrix_of(op, "x", x), w_scale));
-  return guarded(g, x, how, scales, linear_of_floats(op, x, how, scales));
+  const LinearOfFloats made = linear_of_floats(op, x, how);
+  return guarded(g, made.x, how, made.scales, made.y);
 }
 
 Tensor int8_linear_groups_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale,
@@ -188,18 +187,15 @@ Tensor int8_linear_groups_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_sc
                                   std::optional<Tensor> factor, int64_t rotation) {
   constexpr const char* op = "int8_linear_groups_guarded";
   check_float(op, "x", x);
-  const Guarding g = {op, w, made_contiguous(error), guard, site};
+  const Guarding g = {op, w, error, guard, site};
   STD_TORCH_CHECK(w_scale.dim() == 2, op, ": w_scale has shape ", shape_of(w_scale),
                   ", expected [N, G], a scale for each output feature and group of K");
   check_guard(g, x, w_scale.size(0));
-  x = made_contiguous(x);
-  factor = made_contiguous(factor);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   const DynamicGroups how = {
       {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation}, w_zero, group};
-  thread_local Scratch scratch;
-  double* sizes = scratch.get<double>(scales_for(matrix_of(op, "x", x), w_scale));
-  return guarded(g, x, how.linear, sizes, grouped_linear_of_floats(op, x, how, sizes));
+  const GroupedLinearOfFloats made = grouped_linear_of_floats(op, x, how, true);
+  return guarded(g, made.x, how.linear, made.sizes, made.y);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {

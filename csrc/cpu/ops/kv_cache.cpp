@@ -1,11 +1,13 @@
 // kv_write, kv_keys, kv_values and kv_attention on the CPU.
 #include <algorithm>
+#include <vector>
 
 #include "cpu/attention/cache.h"
 #include "cpu/core/parallel.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
 #include "cpu/ops/matrices.h"
+#include "cpu/ops/written.h"
 #include "implement.h"
 
 namespace qfx::cpu {
@@ -105,18 +107,24 @@ void check_written(const GivenPart& given, const char* what, const Tensor& x,
                   shape_of(given.codes), " and ", part.bits, " bits hold");
 }
 
-void check_places(const char* op, const Tensor& places, const Tensor& k, const Tensor& v,
-                  int64_t capacity) {
+// A copy of `places`, checked: what is read to check it and what is written by it must be the same,
+// whoever else holds its memory.
+std::vector<int64_t> places_of(const char* op, const Tensor& places, const Tensor& k,
+                               const Tensor& v, int64_t capacity) {
   check_dtype(op, "places", places, {ScalarType::Long});
   STD_TORCH_CHECK(places.dim() == 1 && places.numel() == k.size(2) && k.size(2) == v.size(2), op,
                   ": places has shape ", shape_of(places), ", k ", shape_of(k), " and v ",
                   shape_of(v), ", expected one place for each of their T tokens");
-  const int64_t* at = static_cast<const int64_t*>(places.const_data_ptr());
-  for (int64_t t = 0; t < places.numel(); ++t) {
-    STD_TORCH_CHECK(at[t] >= 0 && at[t] < capacity, op, ": token ", t,
-                    " is to be written to place ", at[t], ", which is outside 0..", capacity - 1,
+  const int64_t* given = static_cast<const int64_t*>(places.const_data_ptr());
+  const int64_t step = places.stride(0);
+  std::vector<int64_t> copy(k.size(2));
+  for (int64_t t = 0; t < k.size(2); ++t) {
+    copy[t] = given[t * step];
+    STD_TORCH_CHECK(copy[t] >= 0 && copy[t] < capacity, op, ": token ", t,
+                    " is to be written to place ", copy[t], ", which is outside 0..", capacity - 1,
                     ": the cache has room for ", capacity, " tokens");
   }
+  return copy;
 }
 
 void kv_write(Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor k, Tensor v,
@@ -128,19 +136,21 @@ void kv_write(Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, 
   const CachePart key_part = part_of(of_keys), value_part = part_of(of_values);
   check_written(of_keys, "k", k, key_part);
   check_written(of_values, "v", v, value_part);
-  places = made_contiguous(places);
-  check_places(op, places, k, v, std::min(key_part.capacity, value_part.capacity));
-  if (places.numel() == 0) return;  // of heads without number, perhaps
-  k = with_contiguous_rows(k);
-  v = with_contiguous_rows(v);
+  const Written written(
+      op,
+      {{"keys", keys}, {"key_scale", key_scale}, {"values", values}, {"value_scale", value_scale}});
+  const std::vector<int64_t> at =
+      places_of(op, places, k, v, std::min(key_part.capacity, value_part.capacity));
+  if (at.empty()) return;  // of heads without number, perhaps
+  k = with_contiguous_rows(written.apart_from(k));
+  v = with_contiguous_rows(written.apart_from(v));
   const TokenVectors k_tokens = vectors_of(op, k), v_tokens = vectors_of(op, v);
-  const int64_t* at = static_cast<const int64_t*>(places.const_data_ptr());
   const Kernels& kernels = kernels_of(current_isa());
   parallel(key_part.batch * key_part.heads, (k.numel() + v.numel()) * kStepsPerElement,
            [&](int64_t i, int64_t end) {
              for (; i < end; ++i) {
-               write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, at, i);
-               write_cache(kernels, CacheKind::kValues, value_part, v_tokens, at, i);
+               write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, at.data(), i);
+               write_cache(kernels, CacheKind::kValues, value_part, v_tokens, at.data(), i);
              }
            });
 }

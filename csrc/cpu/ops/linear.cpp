@@ -18,8 +18,7 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   check_dtype(op, "q", q, {ScalarType::Char});
   const Matrix size = matrix_of(op, "q", q);
   check_zero_point(op, zero_point, size.rows);
-  packed = made_contiguous(packed);
-  const PackedWeight w = packed_of(op, packed, q, size.columns, n);
+  const PackedWeight w = packed_of(op, &packed, q, size.columns, n);
   q = made_contiguous(q);
   zero_point = made_contiguous(zero_point);
   Tensor acc = empty_on_cpu(with_last(q, n), ScalarType::Int);
@@ -50,8 +49,7 @@ Tensor int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Ten
   const Matrix size = matrix_of(op, "q", q);
   check_per_row(op, "scale", scale, size.rows);
   check_zero_point(op, zero_point, size.rows);
-  packed = made_contiguous(packed);
-  const PackedWeight w = packed_of(op, packed, q, size.columns, w_scale.numel());
+  const PackedWeight w = packed_of(op, &packed, q, size.columns, w_scale.numel());
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
   q = made_contiguous(q);
@@ -89,14 +87,11 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
                            std::vector<int64_t> axes, int64_t bits, bool symmetric, Text activation,
                            ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
   constexpr const char* op = "int8_linear_dynamic";
-  check_float(op, "x", x);
-  const Matrix size = matrix_of(op, "x", x);
-  thread_local Scratch scratch;
-  float* scales = scratch.get<float>(scales_for(size, w_scale));
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   return linear_of_floats(
-      op, x, {packed, w_scale, bias, spec, std::move(activation), out_dtype, factor, rotation},
-      scales);
+             op, x,
+             {packed, w_scale, bias, spec, std::move(activation), out_dtype, factor, rotation})
+      .y;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
@@ -108,26 +103,28 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
 
 }  // namespace
 
-Tensor linear_of_floats(const char* op, const Tensor& given, const DynamicLinear& how,
-                        float* scales) {
+LinearOfFloats linear_of_floats(const char* op, const Tensor& given, const DynamicLinear& how) {
   check_float(op, "x", given);
   check_w_scale(op, how.w_scale);
   const Matrix size = matrix_of(op, "x", given);
-  const Tensor packed = made_contiguous(how.packed);
-  const PackedWeight w = packed_of(op, packed, given, size.columns, how.w_scale.numel());
+  Tensor packed = how.packed;
+  const PackedWeight w = packed_of(op, &packed, given, size.columns, how.w_scale.numel());
+  check_cpu_transform(op, given, size, how.factor, how.rotation);
   FloatOutput to = {nullptr, bias_of(op, how.bias, w.n), activation_of(op, how.activation),
                     dtype_of(op, how.out_dtype), nullptr};
   const Tensor x = made_contiguous(given), w_scale = made_contiguous(how.w_scale);
   const std::optional<Tensor> factor = made_contiguous(how.factor);
+  thread_local Scratch scratch;
+  float* scales = scratch.get<float>(w.n == 0 ? 1 : std::max<int64_t>(size.rows, 1));
   Tensor y = empty_on_cpu(with_last(x, w.n), how.out_dtype);
+  if (y.numel() == 0) return {y, x, nullptr};
   to.w_scale = floats(w_scale);
   to.data = static_cast<char*>(y.mutable_data_ptr());
   to.bytes = y.numel() * to.element();
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, how.rotation);
-  if (y.numel() == 0) return y;
   const Linear all[] = {{w, to}};
   linears_of_rows(kernels_of(current_isa()), matrix, how.spec, all, scales);
-  return y;
+  return {y, x, scales};
 }
 
 }  // namespace qfx::cpu

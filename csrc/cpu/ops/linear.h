@@ -1,7 +1,6 @@
 // int8_linear_dynamic as other operators call it.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,13 +19,13 @@ struct DynamicLinear {
   int64_t rotation;
 };
 
-// How many scales of x's rows there are: none is written where the output has no elements.
-inline int64_t scales_for(const Matrix& x, const Tensor& w_scale) {
-  return w_scale.numel() == 0 ? 1 : std::max<int64_t>(x.rows, 1);
-}
+struct LinearOfFloats {
+  Tensor y, x;  // x contiguous
+  // Of x's rows, in memory of the calling thread until the next call; null where y has no elements.
+  const float* scales;
+};
 
-// y[m][n] of x[m][k]; the scales of x's rows go to scales[m].
-// `op` is named in errors.
-Tensor linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how, float* scales);
+// y[m][n] of x[m][k]. `op` is named in errors.
+LinearOfFloats linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how);
 
 }  // namespace qfx::cpu

@@ -18,18 +18,14 @@ namespace {
 
 const int8_t* bytes_of(const Tensor& t) { return static_cast<const int8_t*>(t.const_data_ptr()); }
 
-// Opens a weight for activations with k columns and n outputs; `packed` must be contiguous.
-LowbitWeight lowbit_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                       int64_t n) {
-  check_dtype(op, "the packed weight", packed, {ScalarType::Char});
-  STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
-                  ", pack_lowbit returns one dimension");
+// Makes `packed` contiguous and opens it for activations with k columns and n outputs.
+LowbitWeight lowbit_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n) {
   LowbitWeight w;
-  std::string fault = open_lowbit(bytes_of(packed), packed.numel(), &w);
-  if (fault.empty()) {
-    fault = fault_at_first_use(bytes_of(packed), packed.numel(), w.shape.contents);
-  }
-  STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
+  open_whole(op, "pack_lowbit", packed, [&](const int8_t* data, int64_t bytes, uint64_t* contents) {
+    const std::string fault = open_lowbit(data, bytes, &w);
+    *contents = w.shape.contents;
+    return fault;
+  });
   STD_TORCH_CHECK(w.shape.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
                   ") but the weight was packed for K=", w.shape.k);
   STD_TORCH_CHECK(w.shape.n == n, op, ": n=", n,
@@ -100,6 +96,13 @@ Tensor pack_lowbit(Tensor codes, Tensor scale, std::optional<Tensor> zero_point,
   check_of_groups(op, "scale", scale, codes, group);
   STD_TORCH_CHECK(!zero_point.has_value() || !minimum.has_value(), op,
                   ": both zero_point and minimum are given, expected one of them");
+  if (zero_point.has_value()) {
+    check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
+    check_of_groups(op, "zero_point", *zero_point, codes, group);
+  } else if (minimum.has_value()) {
+    check_dtype(op, "minimum", *minimum, {ScalarType::Float});
+    check_of_groups(op, "minimum", *minimum, codes, group);
+  }
   codes = made_contiguous(codes);
   scale = made_contiguous(scale);
   zero_point = made_contiguous(zero_point);
@@ -109,14 +112,10 @@ Tensor pack_lowbit(Tensor codes, Tensor scale, std::optional<Tensor> zero_point,
                       nullptr,         codes.size(0), codes.size(1)};
   Shift shift = Shift::kNone;
   if (zero_point.has_value()) {
-    check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
-    check_of_groups(op, "zero_point", *zero_point, codes, group);
     check_range<int32_t>(op, "zero points", *zero_point, bits);
     from.zero = ints(*zero_point);
     shift = Shift::kZeroPoints;
   } else if (minimum.has_value()) {
-    check_dtype(op, "minimum", *minimum, {ScalarType::Float});
-    check_of_groups(op, "minimum", *minimum, codes, group);
     from.minimum = floats(*minimum);
     shift = Shift::kMinimums;
   }
@@ -131,8 +130,7 @@ Tensor pack_lowbit(Tensor codes, Tensor scale, std::optional<Tensor> zero_point,
 std::tuple<Tensor, Tensor, Tensor, Tensor> unpack_lowbit(Tensor packed, int64_t n, int64_t k,
                                                          int64_t group) {
   constexpr const char* op = "unpack_lowbit";
-  packed = made_contiguous(packed);
-  const LowbitWeight w = lowbit_of(op, packed, packed, k, n);
+  const LowbitWeight w = lowbit_of(op, &packed, packed, k, n);
   check_kind(op, w, w.kind.bits, group);
   const std::string fault = fault_of_contents(bytes_of(packed), packed.numel(), w.shape.contents);
   STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
@@ -159,17 +157,18 @@ Tensor lowbit_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, i
   check_dtype(op, "scale", scale, {ScalarType::Float});
   check_dtype(op, "zero_point", zero_point, {ScalarType::Int});
   const Matrix size = matrix_of(op, "q", q);
-  packed = made_contiguous(packed);
-  const LowbitWeight w = lowbit_of(op, packed, q, size.columns, n);
+  const LowbitWeight w = lowbit_of(op, &packed, q, size.columns, n);
   check_kind(op, w, w_bits, w_group);
+  const int64_t groups = w.shape.groups();
+  check_row_values(op, "scale", scale, size.rows, groups);
+  check_row_values(op, "zero_point", zero_point, size.rows, groups);
+  FloatOutput to = {nullptr, bias_of(op, bias, n), activation_of(op, activation),
+                    dtype_of(op, out_dtype), nullptr};
   q = made_contiguous(q);
   scale = made_contiguous(scale);
   zero_point = made_contiguous(zero_point);
-  const int64_t groups = w.shape.groups();
-  const auto scales = row_values_of<float>(op, "scale", scale, size.rows, groups);
-  const auto zeros = row_values_of<int32_t>(op, "zero_point", zero_point, size.rows, groups);
-  FloatOutput to = {nullptr, bias_of(op, bias, n), activation_of(op, activation),
-                    dtype_of(op, out_dtype), nullptr};
+  const auto scales = row_values_of<float>(scale, size.rows, groups);
+  const auto zeros = row_values_of<int32_t>(zero_point, size.rows, groups);
   Tensor y = empty_on_cpu(with_last(q, n), out_dtype);
   if (y.numel() == 0) return y;  // of rows without number, perhaps
   to.data = static_cast<char*>(y.mutable_data_ptr());
@@ -195,10 +194,10 @@ Tensor lowbit_linear_dynamic(Tensor x, Tensor packed, int64_t n, int64_t w_bits,
   check_float(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
   const Matrix size = matrix_of(op, "x", x);
-  packed = made_contiguous(packed);
-  const LowbitWeight w = lowbit_of(op, packed, x, size.columns, n);
+  const LowbitWeight w = lowbit_of(op, &packed, x, size.columns, n);
   check_kind(op, w, w_bits, w_group);
   check_group_of_x(op, group, w.shape);
+  check_cpu_transform(op, x, size, factor, rotation);
   FloatOutput to = {nullptr, bias_of(op, bias, n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
   x = made_contiguous(x);
@@ -229,8 +228,7 @@ Tensor lowbit_weight_linear(Tensor x, Tensor packed, int64_t n, int64_t w_bits, 
   constexpr int64_t kRowsAtOnce = 64;  // whose sums of a panel stay in the first cache
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
-  packed = made_contiguous(packed);
-  const LowbitWeight w = lowbit_of(op, packed, x, size.columns, n);
+  const LowbitWeight w = lowbit_of(op, &packed, x, size.columns, n);
   check_kind(op, w, w_bits, w_group);
   FloatOutput to = {nullptr, bias_of(op, bias, n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};

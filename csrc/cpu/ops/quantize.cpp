@@ -22,6 +22,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize(Tensor x, std::vector<int64_t> axes,
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  check_cpu_transform(op, x, size, factor, rotation);
   x = made_contiguous(x);
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
@@ -59,6 +60,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_groups(Tensor x, int64_t group, int6
   check_group(op, group);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
+  check_cpu_transform(op, x, size, factor, rotation);
   x = made_contiguous(x);
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
@@ -90,16 +92,12 @@ std::tuple<Tensor, Tensor, Tensor> quantize_static(Tensor x, Tensor scale,
   const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
   check_dtype(op, "scale", scale, {ScalarType::Float});
   check_per_row(op, "scale", scale, size.rows);
+  if (zero_point.has_value()) check_zero_point(op, *zero_point, size.rows);
+  check_cpu_transform(op, x, size, factor, rotation);
   scale = made_contiguous(scale);
-  const int32_t* given_zeros = nullptr;
-  int64_t zero_step = 0;
-  if (zero_point.has_value()) {
-    check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
-    check_per_row(op, "zero_point", *zero_point, size.rows);
-    zero_point = made_contiguous(*zero_point);
-    given_zeros = static_cast<const int32_t*>(zero_point->const_data_ptr());
-    zero_step = zero_point->numel() == 1 ? 0 : 1;
-  }
+  zero_point = made_contiguous(zero_point);
+  const int32_t* given_zeros = zero_point.has_value() ? ints(*zero_point) : nullptr;
+  const int64_t zero_step = zero_point.has_value() ? stride_of(*zero_point) : 0;
   x = made_contiguous(x);
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);
@@ -199,28 +197,27 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
   check_dtype(op, "scale", scale, {ScalarType::Float});
   const Matrix size = matrix_of(op, "q", q);
   check_per_row(op, "scale", scale, size.rows);
-  q = made_contiguous(q);
-  scale = made_contiguous(scale);
-  const int32_t* zeros = nullptr;
   if (zero_point.has_value()) {
     check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
     STD_TORCH_CHECK(zero_point->numel() == scale.numel(), op, ": zero_point has ",
                     zero_point->numel(), " elements but scale has ", scale.numel());
-    zero_point = made_contiguous(*zero_point);
-    zeros = static_cast<const int32_t*>(zero_point->const_data_ptr());
   }
-  const float* col_scales = nullptr;
   int64_t rows_a_scale = std::max<int64_t>(size.rows, 1);
   if (col_scale.has_value()) {
     check_cpu(op, "col_scale", *col_scale);
     check_col_scale(op, *col_scale, q);
-    col_scale = made_contiguous(*col_scale);
-    col_scales = floats(*col_scale);
     if (col_scale->dim() > 1) rows_a_scale = std::max<int64_t>(q.size(q.dim() - 2), 1);
   }
-  const float* biases = bias_of(op, bias, size.columns);
+  check_bias(op, bias, size.columns);
   const Dtype dtype = dtype_of(op, out_dtype);
   const Activation chosen = activation_of(op, activation);
+  q = made_contiguous(q);
+  scale = made_contiguous(scale);
+  zero_point = made_contiguous(zero_point);
+  col_scale = made_contiguous(col_scale);
+  const int32_t* zeros = zero_point.has_value() ? ints(*zero_point) : nullptr;
+  const float* col_scales = col_scale.has_value() ? floats(*col_scale) : nullptr;
+  const float* biases = bias_of(op, bias, size.columns);
   Tensor y = empty_on_cpu(with_last(q, size.columns), out_dtype);
   if (y.numel() == 0) return y;  // of rows without number, perhaps
   const int64_t scale_rows = (size.rows + rows_a_scale - 1) / rows_a_scale;
@@ -252,8 +249,8 @@ Tensor fake_quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool sym
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  x = made_contiguous(x);
   const Dtype dtype = dtype_of(op, out_dtype);
+  x = made_contiguous(x);
   const FloatMatrix matrix = {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows,
                               size.columns};
   Tensor y = empty_on_cpu(with_last(x, size.columns), out_dtype);
@@ -294,8 +291,7 @@ Tensor pack_weight(Tensor w, int64_t group) {
 
 Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
   constexpr const char* op = "unpack_weight";
-  packed = made_contiguous(packed);
-  const PackedWeight weight = packed_of(op, packed, packed, k, n);
+  const PackedWeight weight = packed_of(op, &packed, packed, k, n);
   const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
   const std::string fault = fault_of_contents(data, packed.numel(), weight.contents);
   STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);

@@ -92,8 +92,7 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   check_zero_point(op, zero_point, size.rows);
   if (out_zero_point.has_value()) check_zero_point(op, *out_zero_point, size.rows);
   const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
-  packed = made_contiguous(packed);
-  const PackedWeight w = packed_of(op, packed, q, size.columns, w_scale.numel());
+  const PackedWeight w = packed_of(op, &packed, q, size.columns, w_scale.numel());
   FloatOutput linear = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                         Dtype::kFloat32, nullptr};
   q = made_contiguous(q);
@@ -101,7 +100,7 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   zero_point = made_contiguous(zero_point);
   w_scale = made_contiguous(w_scale);
   out_scale = made_contiguous(out_scale);
-  if (out_zero_point.has_value()) out_zero_point = made_contiguous(*out_zero_point);
+  out_zero_point = made_contiguous(out_zero_point);
   linear.w_scale = floats(w_scale);
   Tensor out_q = empty_on_cpu(with_last(q, w.n), ScalarType::Char);
   Tensor row_scale = empty_on_cpu(with_last(q, 1), ScalarType::Float);

@@ -46,6 +46,7 @@ Tensor rotate(Tensor x, std::optional<Tensor> factor, int64_t rotation, bool bac
   constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
+  check_cpu_transform(op, x, size, factor, rotation);
   x = made_contiguous(x);
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, rotation);

@@ -6,17 +6,24 @@
 
 namespace qfx::cpu {
 
-// One for all rows, one for each of them, or one for each of their groups; t must be contiguous.
-template <typename T>
-RowValues<T> row_values_of(const char* op, const char* what, const Tensor& t, int64_t rows,
-                           int64_t groups) {
-  const T* data = static_cast<const T*>(t.const_data_ptr());
-  const bool by_group =
-      groups != 1 && t.dim() > 0 && t.size(-1) == groups && t.numel() == rows * groups;
-  STD_TORCH_CHECK(by_group || t.numel() == 1 || t.numel() == rows, op, ": ", what, " has shape ",
-                  shape_of(t), ", expected one value, one for each of ", rows,
+inline bool is_by_group(const Tensor& t, int64_t rows, int64_t groups) {
+  return groups != 1 && t.dim() > 0 && t.size(-1) == groups && t.numel() == rows * groups;
+}
+
+// One for all rows, one for each of them, or one for each of their groups.
+inline void check_row_values(const char* op, const char* what, const Tensor& t, int64_t rows,
+                             int64_t groups) {
+  const bool fits = is_by_group(t, rows, groups) || t.numel() == 1 || t.numel() == rows;
+  STD_TORCH_CHECK(fits, op, ": ", what, " has shape ", shape_of(t),
+                  ", expected one value, one for each of ", rows,
                   " rows, or one for each of their ", groups, " groups");
-  if (by_group) return {data, groups, 1};
+}
+
+// The values of a checked t, which must be contiguous.
+template <typename T>
+RowValues<T> row_values_of(const Tensor& t, int64_t rows, int64_t groups) {
+  const T* data = static_cast<const T*>(t.const_data_ptr());
+  if (is_by_group(t, rows, groups)) return {data, groups, 1};
   return {data, t.numel() == 1 ? 0 : 1, 0};
 }
 

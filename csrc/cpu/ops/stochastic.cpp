@@ -65,6 +65,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_stochastic(Tensor x, Tensor seed,
   const uint64_t key = seed_of(op, seed);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, true);
+  check_cpu_transform(op, x, size, factor, 0);
   x = made_contiguous(x);
   factor = made_contiguous(factor);
   const FloatMatrix matrix = float_matrix_of(op, x, size, factor, 0);

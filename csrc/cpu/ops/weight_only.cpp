@@ -44,8 +44,7 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   check_dtype(op, "w_scale", w_scale, {ScalarType::Float});
   check_vector(op, "w_scale", w_scale, w_scale.numel());
   const Matrix size = matrix_of(op, "x", x);
-  packed = made_contiguous(packed);
-  const PackedWeight w = packed_of(op, packed, x, size.columns, w_scale.numel());
+  const PackedWeight w = packed_of(op, &packed, x, size.columns, w_scale.numel());
   FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
                     dtype_of(op, out_dtype), nullptr};
   x = made_contiguous(x);

@@ -36,26 +36,28 @@ std::vector<WeightLayout> checked(const char* op, const Tensor& packed, const Te
 
 FloatRows float_rows_of(const char* op, const Tensor& x, const Matrix& size,
                         const std::optional<Tensor>& factor, int64_t rotation) {
-  const Transform transform = transform_of(op, x, size, factor, rotation);
+  const Transform transform = transform_of(factor, rotation);
   return {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows, size.columns, transform};
 }
 
-PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                       int64_t n) {
-  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
-  return {checked(op, packed, x, k, n).front(), data};
+PackedWeight packed_of(const WeightLayout& layout, const Tensor& packed) {
+  return {layout, static_cast<const int8_t*>(packed.const_data_ptr())};
 }
 
-PackedWeight grouped_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                        const Tensor& w_scale) {
+WeightLayout layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
+                       int64_t n) {
+  return checked(op, packed, x, k, n).front();
+}
+
+WeightLayout grouped_layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
+                               const Tensor& w_scale) {
   STD_TORCH_CHECK(w_scale.dim() == 2, op, ": w_scale has shape ", shape_of(w_scale),
                   ", expected [N, G]");
-  const int8_t* data = static_cast<const int8_t*>(packed.const_data_ptr());
   const int64_t given = w_scale.size(1);
   std::string expected;
   for (const WeightLayout& layout : checked(op, packed, x, k, w_scale.size(0))) {
     const int64_t groups = layout.group == 0 ? std::min<int64_t>(k, 1) : layout.groups();
-    if (groups == given) return {layout, data};
+    if (groups == given) return layout;
     expected = std::to_string(w_scale.size(0)) + "x" + std::to_string(groups) +
                ": a column for each group of " +
                std::to_string(layout.group == 0 ? k : layout.group) +

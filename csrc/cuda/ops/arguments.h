@@ -17,17 +17,20 @@
 
 namespace qfx::cuda {
 
-// The rows of x, transformed (R1); x and `factor` must be contiguous.
+// The rows of x, transformed (R1); x and `factor` must be checked and contiguous.
 FloatRows float_rows_of(const char* op, const Tensor& x, const Matrix& size,
                         const std::optional<Tensor>& factor = std::nullopt, int64_t rotation = 0);
 
-// Opens a packed weight for activations with k columns and n outputs; `packed` must be aligned.
-PackedWeight packed_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n);
+// The layout of a packed weight for activations with k columns and n outputs.
+WeightLayout layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n);
 
 // The same for w_scale [N, G], a column for each group: G tells groups apart where the size alone
 // does not.
-PackedWeight grouped_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                        const Tensor& w_scale);
+WeightLayout grouped_layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
+                               const Tensor& w_scale);
+
+// Opens a packed weight, which must be aligned.
+PackedWeight packed_of(const WeightLayout& layout, const Tensor& packed);
 
 // x itself or a copy, contiguous. A transposed matrix, as backward has it, is turned by tiles.
 Tensor made_rows(const char* op, const Tensor& x, Stream stream);

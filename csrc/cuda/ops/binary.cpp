@@ -44,8 +44,8 @@ Tensor binary_pack(Tensor w) {
   return packed;
 }
 
-BitsLayout check_packed(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                        int64_t n) {
+void check_packed(const char* op, const Tensor& packed, const Tensor& x, int64_t n) {
+  const int64_t k = matrix_of(op, "x", x).columns;
   check_dtype(op, "the packed weight", packed, {ScalarType::Char});
   STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
                   ", binary_pack returns one dimension");
@@ -53,14 +53,13 @@ BitsLayout check_packed(const char* op, const Tensor& packed, const Tensor& x, i
   STD_TORCH_CHECK(packed.numel() == layout.bytes(), op, ": the packed weight has ", packed.numel(),
                   " bytes, but one for N=", n, " (n, or the size of scale) and K=", k,
                   " of x (shape ", shape_of(x), ") has ", layout.bytes());
-  return layout;
 }
 
-// The product of the signs of x and of a packed weight; `out` wants no scales of rows.
+// The product of the signs of x and of a checked packed weight; `out` wants no scales of rows.
 void run_signs(const char* op, const OnDevice& device, const Tensor& given, const Tensor& packed,
                int64_t n, Output out) {
   const Matrix size = matrix_of(op, "x", given);
-  const BitsLayout layout = check_packed(op, packed, given, size.columns, n);
+  const BitsLayout layout = {n, size.columns};
   if (size.rows * n == 0) return;
   const Tensor x = made_contiguous(given);
   Tensor bits = empty_beside(x, {size.rows, layout.words()}, ScalarType::Int);
@@ -83,7 +82,7 @@ Tensor binary_mm(Tensor x, Tensor packed, int64_t n) {
   constexpr const char* op = "binary_mm";
   const OnDevice device(op, x, packed);
   check_float(op, "x", x);
-  matrix_of(op, "x", x);
+  check_packed(op, packed, x, n);
   Tensor sums = empty_beside(x, with_last(x, n), ScalarType::Int);
   Output out = {};
   out.type = OutType::kIntegers;
@@ -97,15 +96,17 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
   constexpr const char* op = "binary_linear";
   const OnDevice device(op, x, packed, scale, bias);
   check_float(op, "x", x);
-  matrix_of(op, "x", x);
   const int64_t n = scale.numel();
-  scale = made_contiguous(scale);
-  bias = made_contiguous(bias);
+  check_packed(op, packed, x, n);
+  check_col_scales(op, "scale", scale, n);
+  check_bias(op, bias, n);
   Output out = {};
-  out.col_scale = col_scales_of(op, "scale", scale, n);
-  out.bias = bias_of(op, bias, n);
   out.activation = activation_of(op, activation);
   out.dtype = dtype_of(op, out_dtype);
+  scale = made_contiguous(scale);
+  bias = made_contiguous(bias);
+  out.col_scale = floats(scale);
+  out.bias = bias_of(op, bias);
   Tensor y = empty_beside(x, with_last(x, n), out_dtype);
   out.data = y.mutable_data_ptr();
   run_signs(op, device, x, made_aligned(packed), n, out);

@@ -25,9 +25,9 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   check_dtype(op, "a_q", a_q, {ScalarType::Char});
   check_dtype(op, "b_q", b_q, {ScalarType::Char});
   const BatchSizes size = batch_sizes_of(op, "a_q", a_q, "b_q", b_q);
+  check_zero_points(op, "a_zero_point", a_zero_point, size.batch * size.m);
   a_zero_point = made_contiguous(a_zero_point);
-  const PerRow<int32_t> zero =
-      zero_points_of(op, "a_zero_point", a_zero_point, size.batch * size.m);
+  const PerRow<int32_t> zero = zero_points_of(a_zero_point);
   Tensor acc = empty_beside(a_q, with_last(a_q, size.n), ScalarType::Int);
   if (acc.numel() == 0) return acc;
   Output out = {};

@@ -23,11 +23,15 @@ void check_group_zeros(const char* op, const Tensor& zero, const Tensor& scale, 
                   kMaxGroup, ", where its int32 sum could overflow; pack the weight in groups");
 }
 
-// What is said of a weight packed without groups: all of K is one.
+// Of a weight packed without groups all of K is one.
+int64_t group_of(const WeightLayout& layout) {
+  return layout.groups() == 0 ? WeightLayout::of(0, layout.k, kMaxK).group : layout.group;
+}
+
 GroupTerms terms_of(const PackedWeight& w) {
   GroupTerms terms = {};
   const int64_t groups = w.layout.groups();
-  terms.group = groups == 0 ? WeightLayout::of(0, w.layout.k, kMaxK).group : w.layout.group;
+  terms.group = group_of(w.layout);
   terms.colsum =
       groups == 0 ? PerGroup<int32_t>{w.colsum, 1, 0} : PerGroup<int32_t>{w.group_sums, groups, 1};
   return terms;
@@ -41,24 +45,28 @@ Tensor int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor pack
   check_dtype(op, "q", q, {ScalarType::Char});
   check_dtype(op, "w_scale", w_scale, {ScalarType::Float});
   const Matrix size = matrix_of(op, "q", q);
+  check_row_scales(op, "scale", scale, size.rows);
+  check_zero_points(op, "zero_point", zero_point, size.rows);
+  const WeightLayout layout = grouped_layout_of(op, packed, q, size.columns, w_scale);
+  if (w_zero.has_value()) {
+    check_group_zeros(op, *w_zero, w_scale, std::min(group_of(layout), size.columns));
+  }
+  check_bias(op, bias, layout.n);
+  Output out = {};
+  out.activation = activation_of(op, activation);
+  out.dtype = dtype_of(op, out_dtype);
   scale = made_contiguous(scale);
   zero_point = made_contiguous(zero_point);
   packed = made_aligned(packed);
   bias = made_contiguous(bias);
-  Output out = {};
-  out.row_scale = row_scales_of(op, "scale", scale, size.rows);
-  const PerRow<int32_t> zero = zero_points_of(op, "zero_point", zero_point, size.rows);
-  const PackedWeight w = grouped_of(op, packed, q, size.columns, w_scale);
+  out.row_scale = row_scales_of(scale);
+  out.bias = bias_of(op, bias);
+  const PerRow<int32_t> zero = zero_points_of(zero_point);
+  const PackedWeight w = packed_of(layout, packed);
   GroupTerms terms = terms_of(w);
   terms.zero = zero;
   terms.scale = values_of<float>(w_scale);
-  if (w_zero.has_value()) {
-    check_group_zeros(op, *w_zero, w_scale, std::min(terms.group, size.columns));
-    terms.w_zero = values_of<int32_t>(*w_zero);
-  }
-  out.bias = bias_of(op, bias, w.layout.n);
-  out.activation = activation_of(op, activation);
-  out.dtype = dtype_of(op, out_dtype);
+  if (w_zero.has_value()) terms.w_zero = values_of<int32_t>(*w_zero);
   Tensor y = empty_beside(q, with_last(q, w.layout.n), out_dtype);
   out.data = y.mutable_data_ptr();
   if (y.numel() == 0) return y;

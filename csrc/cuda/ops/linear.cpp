@@ -10,10 +10,12 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor packed, int64_t n) {
   const OnDevice device(op, q, zero_point, packed);
   check_dtype(op, "q", q, {ScalarType::Char});
   const Matrix size = matrix_of(op, "q", q);
+  check_zero_points(op, "zero_point", zero_point, size.rows);
+  const WeightLayout layout = layout_of(op, packed, q, size.columns, n);
   zero_point = made_contiguous(zero_point);
-  const PerRow<int32_t> zero = zero_points_of(op, "zero_point", zero_point, size.rows);
   packed = made_aligned(packed);
-  const PackedWeight w = packed_of(op, packed, q, size.columns, n);
+  const PerRow<int32_t> zero = zero_points_of(zero_point);
+  const PackedWeight w = packed_of(layout, packed);
   Tensor acc = empty_beside(q, with_last(q, n), ScalarType::Int);
   Output out = {};
   out.type = OutType::kIntegers;
@@ -50,6 +52,12 @@ Tensor int8_linear_dynamic(Tensor x, Tensor packed, Tensor w_scale, std::optiona
   const OnDevice device(op, x, packed, w_scale, bias, factor);
   check_float(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  const int64_t n = w_scale.numel();
+  check_col_scales(op, "w_scale", w_scale, n);
+  layout_of(op, packed, x, matrix_of(op, "x", x).columns, n);
+  check_bias(op, bias, n);
+  activation_of(op, activation);
+  dtype_of(op, out_dtype);
   const QuantizedRows codes = quantized_rows(op, x, spec, device.stream(), factor, rotation);
   return linear_of_codes(op, device,
                          {codes.q, codes.scale, codes.zero_point, packed, w_scale, bias},

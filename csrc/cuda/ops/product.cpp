@@ -106,29 +106,29 @@ HeldRows rows_of_matrices(const Tensor& given, Stream stream) {
 
 Rows rows_of_weight(const PackedWeight& w) { return {w.w, w.layout.pitch(), 0}; }
 
-PerRow<int32_t> zero_points_of(const char* op, const char* what, const Tensor& zero_point,
-                               int64_t rows) {
+void check_zero_points(const char* op, const char* what, const Tensor& zero_point, int64_t rows) {
   check_dtype(op, what, zero_point, {ScalarType::Int});
   check_per_row(op, what, zero_point, rows);
-  return {ints(zero_point), stride_of(zero_point)};
 }
 
-PerRow<float> row_scales_of(const char* op, const char* what, const Tensor& scale, int64_t rows) {
+void check_row_scales(const char* op, const char* what, const Tensor& scale, int64_t rows) {
   check_dtype(op, what, scale, {ScalarType::Float});
   check_per_row(op, what, scale, rows);
-  return {floats(scale), stride_of(scale)};
 }
 
-const float* col_scales_of(const char* op, const char* what, const Tensor& scale, int64_t n) {
+void check_col_scales(const char* op, const char* what, const Tensor& scale, int64_t n) {
   check_dtype(op, what, scale, {ScalarType::Float});
   check_vector(op, what, scale, n);
-  return floats(scale);
 }
 
-AnyFloats bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n) {
-  if (!bias.has_value()) return {nullptr, Dtype::kFloat32};
+void check_bias(const char* op, const std::optional<Tensor>& bias, int64_t n) {
+  if (!bias.has_value()) return;
   check_float(op, "bias", *bias);
   check_vector(op, "bias", *bias, n);
+}
+
+AnyFloats bias_of(const char* op, const std::optional<Tensor>& bias) {
+  if (!bias.has_value()) return {nullptr, Dtype::kFloat32};
   return {bias->const_data_ptr(), dtype_of(op, bias->scalar_type())};
 }
 
@@ -136,6 +136,7 @@ QuantizedRows quantized_rows(const char* op, const Tensor& given, const CodeSpec
                              Stream stream, const std::optional<Tensor>& given_factor,
                              int64_t rotation) {
   const Matrix size = matrix_of(op, "x", given);
+  check_transform(op, given, size, given_factor, rotation);
   const Tensor x = made_contiguous(given);
   const std::optional<Tensor> factor = made_contiguous(given_factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
@@ -167,19 +168,24 @@ Tensor linear_of_codes(const char* op, const OnDevice& device, LinearOperands o,
   check_dtype(op, "q", o.q, {ScalarType::Char});
   const Matrix size = matrix_of(op, "q", o.q);
   const int64_t n = o.w_scale.numel();
+  check_row_scales(op, "scale", o.scale, size.rows);
+  check_col_scales(op, "w_scale", o.w_scale, n);
+  check_zero_points(op, "zero_point", o.zero_point, size.rows);
+  const WeightLayout layout = layout_of(op, o.packed, o.q, size.columns, n);
+  check_bias(op, o.bias, n);
+  Output out = {};
+  out.activation = activation_of(op, activation);
+  out.dtype = dtype_of(op, out_dtype);
   o.scale = made_contiguous(o.scale);
   o.zero_point = made_contiguous(o.zero_point);
   o.packed = made_aligned(o.packed);
   o.w_scale = made_contiguous(o.w_scale);
   o.bias = made_contiguous(o.bias);
-  Output out = {};
-  out.row_scale = row_scales_of(op, "scale", o.scale, size.rows);
-  out.col_scale = col_scales_of(op, "w_scale", o.w_scale, n);
-  const PerRow<int32_t> zero = zero_points_of(op, "zero_point", o.zero_point, size.rows);
-  const PackedWeight w = packed_of(op, o.packed, o.q, size.columns, n);
-  out.bias = bias_of(op, o.bias, n);
-  out.activation = activation_of(op, activation);
-  out.dtype = dtype_of(op, out_dtype);
+  out.row_scale = row_scales_of(o.scale);
+  out.col_scale = floats(o.w_scale);
+  out.bias = bias_of(op, o.bias);
+  const PerRow<int32_t> zero = zero_points_of(o.zero_point);
+  const PackedWeight w = packed_of(layout, o.packed);
   Tensor y = empty_beside(o.q, with_last(o.q, n), out_dtype);
   out.data = y.mutable_data_ptr();
   const HeldRows rows = rows_of_codes(o.q, size, device.stream());

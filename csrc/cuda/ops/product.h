@@ -23,15 +23,18 @@ HeldRows rows_of_matrices(const Tensor& t, Stream stream);
 
 Rows rows_of_weight(const PackedWeight& w);
 
-// A value for each of `rows` rows, or one for all; contiguous.
-PerRow<int32_t> zero_points_of(const char* op, const char* what, const Tensor& zero_point,
-                               int64_t rows);
+// A value for each of `rows` rows, or one for all.
+void check_zero_points(const char* op, const char* what, const Tensor& zero_point, int64_t rows);
+void check_row_scales(const char* op, const char* what, const Tensor& scale, int64_t rows);
 
-PerRow<float> row_scales_of(const char* op, const char* what, const Tensor& scale, int64_t rows);
+// One element for each of n columns.
+void check_col_scales(const char* op, const char* what, const Tensor& scale, int64_t n);
+void check_bias(const char* op, const std::optional<Tensor>& bias, int64_t n);
 
-// One element for each of n columns; contiguous.
-const float* col_scales_of(const char* op, const char* what, const Tensor& scale, int64_t n);
-AnyFloats bias_of(const char* op, const std::optional<Tensor>& bias, int64_t n);
+// The values of checked tensors, which must be contiguous.
+inline PerRow<int32_t> zero_points_of(const Tensor& t) { return {ints(t), stride_of(t)}; }
+inline PerRow<float> row_scales_of(const Tensor& t) { return {floats(t), stride_of(t)}; }
+AnyFloats bias_of(const char* op, const std::optional<Tensor>& bias);
 
 // The codes of x [..., K] with their scales and zero points, made on the way.
 struct QuantizedRows {

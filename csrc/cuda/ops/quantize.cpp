@@ -28,6 +28,7 @@ Quantized quantize(Tensor x, std::vector<int64_t> axes, int64_t bits, bool symme
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
+  check_transform(op, x, size, factor, rotation);
   x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);
@@ -46,12 +47,15 @@ Quantized quantize_static(Tensor x, Tensor scale, std::optional<Tensor> zero_poi
   const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
   check_dtype(op, "scale", scale, {ScalarType::Float});
   check_per_row(op, "scale", scale, size.rows);
-  scale = made_contiguous(scale);
-  GivenCode given = {floats(scale), stride_of(scale), nullptr, 0};
   if (zero_point.has_value()) {
     check_dtype(op, "zero_point", *zero_point, {ScalarType::Int});
     check_per_row(op, "zero_point", *zero_point, size.rows);
-    zero_point = made_contiguous(*zero_point);
+  }
+  check_transform(op, x, size, factor, rotation);
+  scale = made_contiguous(scale);
+  zero_point = made_contiguous(zero_point);
+  GivenCode given = {floats(scale), stride_of(scale), nullptr, 0};
+  if (zero_point.has_value()) {
     given.zero_point = ints(*zero_point);
     given.zero_step = stride_of(*zero_point);
   }
@@ -73,6 +77,7 @@ Quantized quantize_stochastic(Tensor x, Tensor seed, std::vector<int64_t> axes, 
                   ", expected a single element");
   const Matrix size = matrix_of(op, "x", x);
   const CodeSpec spec = code_spec_of(op, axes, bits, true);
+  check_transform(op, x, size, factor, 0);
   x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, 0);
@@ -104,6 +109,7 @@ Tensor rotate(Tensor x, std::optional<Tensor> factor, int64_t rotation, bool bac
   const OnDevice device(op, x, factor);
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
+  check_transform(op, x, size, factor, rotation);
   x = made_rows(op, x, device.stream());
   factor = made_contiguous(factor);
   const FloatRows rows = float_rows_of(op, x, size, factor, rotation);

@@ -18,6 +18,19 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   check_dtype(op, "q", q, {ScalarType::Char});
   const Matrix size = matrix_of(op, "q", q);
   const int64_t n = w_scale.numel();
+  check_row_scales(op, "scale", scale, size.rows);
+  check_col_scales(op, "w_scale", w_scale, n);
+  check_zero_points(op, "zero_point", zero_point, size.rows);
+  check_row_scales(op, "out_scale", out_scale, size.rows);
+  if (out_zero_point.has_value()) {
+    check_zero_points(op, "zero_point", *out_zero_point, size.rows);
+  }
+  const WeightLayout layout = layout_of(op, packed, q, size.columns, n);
+  check_bias(op, bias, n);
+  Output out = {};
+  out.type = OutType::kCodes;
+  out.codes.spec = code_spec_of(op, {1}, bits, symmetric);
+  out.activation = activation_of(op, activation);
   scale = made_contiguous(scale);
   zero_point = made_contiguous(zero_point);
   packed = made_aligned(packed);
@@ -25,19 +38,13 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   bias = made_contiguous(bias);
   out_scale = made_contiguous(out_scale);
   out_zero_point = made_contiguous(out_zero_point);
-  Output out = {};
-  out.type = OutType::kCodes;
-  out.row_scale = row_scales_of(op, "scale", scale, size.rows);
-  out.col_scale = col_scales_of(op, "w_scale", w_scale, n);
-  const PerRow<int32_t> zero = zero_points_of(op, "zero_point", zero_point, size.rows);
-  out.codes.scale = row_scales_of(op, "out_scale", out_scale, size.rows);
-  if (out_zero_point.has_value()) {
-    out.codes.zero_point = zero_points_of(op, "zero_point", *out_zero_point, size.rows);
-  }
-  out.codes.spec = code_spec_of(op, {1}, bits, symmetric);
-  const PackedWeight w = packed_of(op, packed, q, size.columns, n);
-  out.bias = bias_of(op, bias, n);
-  out.activation = activation_of(op, activation);
+  out.row_scale = row_scales_of(scale);
+  out.col_scale = floats(w_scale);
+  const PerRow<int32_t> zero = zero_points_of(zero_point);
+  out.codes.scale = row_scales_of(out_scale);
+  if (out_zero_point.has_value()) out.codes.zero_point = zero_points_of(*out_zero_point);
+  const PackedWeight w = packed_of(layout, packed);
+  out.bias = bias_of(op, bias);
   Tensor out_q = empty_beside(q, with_last(q, n), ScalarType::Char);
   Tensor row_scale = empty_beside(q, with_last(q, 1), ScalarType::Float);
   Tensor row_zero = empty_beside(q, with_last(q, 1), ScalarType::Int);

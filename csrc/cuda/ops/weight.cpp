@@ -25,8 +25,9 @@ Tensor pack_weight(Tensor w, int64_t group) {
 Tensor unpack_weight(Tensor packed, int64_t n, int64_t k) {
   constexpr const char* op = "unpack_weight";
   const OnDevice device(op, packed);
+  const WeightLayout layout = layout_of(op, packed, packed, k, n);
   packed = made_aligned(packed);
-  const PackedWeight weight = packed_of(op, packed, packed, k, n);
+  const PackedWeight weight = packed_of(layout, packed);
   Tensor w = empty_beside(packed, {n, k}, ScalarType::Char);
   unpack_weight(weight, data_of<int8_t>(w), device.stream());
   return w;

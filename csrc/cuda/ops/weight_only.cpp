@@ -13,15 +13,18 @@ Tensor int8_weight_linear(Tensor x, Tensor packed, Tensor w_scale, std::optional
   check_float(op, "x", x);
   const Matrix size = matrix_of(op, "x", x);
   const int64_t n = w_scale.numel();
+  check_col_scales(op, "w_scale", w_scale, n);
+  const WeightLayout layout = layout_of(op, packed, x, size.columns, n);
+  check_bias(op, bias, n);
+  const Activation chosen = activation_of(op, activation);
+  const Dtype dtype = dtype_of(op, out_dtype);
   x = made_contiguous(x);
   packed = made_aligned(packed);
   w_scale = made_contiguous(w_scale);
   bias = made_contiguous(bias);
-  const float* scales = col_scales_of(op, "w_scale", w_scale, n);
-  const PackedWeight w = packed_of(op, packed, x, size.columns, n);
-  const AnyFloats biases = bias_of(op, bias, n);
-  const Activation chosen = activation_of(op, activation);
-  const Dtype dtype = dtype_of(op, out_dtype);
+  const float* scales = floats(w_scale);
+  const PackedWeight w = packed_of(layout, packed);
+  const AnyFloats biases = bias_of(op, bias);
   Tensor y = empty_beside(x, with_last(x, n), out_dtype);
   if (y.numel() == 0) return y;
   const WeightOnly problem = {x.const_data_ptr(),

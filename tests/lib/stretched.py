@@ -1,0 +1,151 @@
+"""Calls every operator with an operand expanded to 2^40 elements, alone and beside a second wrong
+argument, in a process of its own whose memory is limited: stretched.py LIBRARY SHARE SEED.
+
+LIBRARY is the namespace of the operators, `qfx` or `qfx_emulated`; SHARE of the calls with a second
+wrong argument are made, drawn with SEED. The same call with 7 elements says what to expect: where
+that is refused, an operator that checks before it copies refuses 2^40 as well, and anything that is
+out of memory was copied first. Prints each call that was, then how many were made and the growth of
+the resident set in MB.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import qfx  # noqa: F401
+from qfx.ops.lowbit_packing import MINIMUMS, ZERO_POINTS
+from tests.cuda import emulator
+from tests.lib.rows import BUILDERS, Row
+
+FEW, MANY = 7, 2**40
+ADDRESSES = 1 << 30  # that a call may map beyond what the process has
+Stretch = Callable[[int], Tensor]
+ABSENT = (torch.ones(1), torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int64))
+
+
+def rows(op: str) -> list[Row]:
+    grouped = Row(op, k=128, group=64, factor=True, rotation=16)
+    return [
+        Row(op),
+        Row(op, leading=(2, 3, 4), symmetric=True, k=16),
+        *(
+            [Row(op, k=128, group=64, x_groups=True, shift=shift) for shift in (0, ZERO_POINTS)]
+            if "lowbit" in op
+            else [grouped]
+        ),
+        Row(op, k=128, group=64, factor=True, symmetric=True, shift=MINIMUMS),
+    ]
+
+
+def stretches(t: Tensor) -> list[Stretch]:
+    """Tensors of t's dtype with an axis of any size, all of whose elements are the same memory."""
+    one = t.new_ones(1)
+    found: list[Stretch] = [
+        lambda n: one.expand(n),
+        lambda n: one.expand(n, 1),
+        lambda n: one.expand(1, n),
+    ]
+    for axis in range(t.dim() if t.numel() else 0):
+        found.append(lambda n, axis=axis: _along(t, axis, n))
+    return found
+
+
+def _along(t: Tensor, axis: int, n: int) -> Tensor:
+    return t.narrow(axis, 0, 1).expand(*t.shape[:axis], n, *t.shape[axis + 1 :])
+
+
+def wrong(argument: Any) -> list[Any]:
+    """Arguments of the same type that an operator has no use for, mostly."""
+    if isinstance(argument, Tensor):
+        return [argument.new_zeros(2, 1, 3, 1, 1), torch.zeros(argument.shape, dtype=torch.bool)]
+    if isinstance(argument, bool):
+        return []
+    if isinstance(argument, (int, float)):
+        return [type(argument)(-1)]
+    if isinstance(argument, str):
+        return ["softmax"]
+    if isinstance(argument, list):
+        return [[7]]
+    return [torch.int64] if isinstance(argument, torch.dtype) else [torch.zeros(3, 1, 2)]
+
+
+def calls(arguments: tuple[Any, ...]) -> Iterator[tuple[str, bool, Callable[[int], list[Any]]]]:
+    """What is stretched, whether something else is wrong too, and the arguments by their size."""
+    operands = [i for i, a in enumerate(arguments) if isinstance(a, Tensor) or a is None]
+    for i in operands:
+        given = [arguments[i]] if arguments[i] is not None else ABSENT
+        for t in given:
+            for s, stretch in enumerate(stretches(t)):
+
+                def alone(n: int, i: int = i, stretch: Stretch = stretch) -> list[Any]:
+                    return [*arguments[:i], stretch(n), *arguments[i + 1 :]]
+
+                yield f"{i} stretched by {s}", False, alone
+                for j, other in enumerate(arguments):
+                    for w, bad in enumerate(wrong(other) if j != i else ()):
+
+                        def both(n: int, j: int = j, bad: Any = bad, alone: Any = alone) -> Any:
+                            made = alone(n)
+                            return [*made[:j], bad, *made[j + 1 :]]
+
+                        yield f"{i} stretched by {s} beside wrong {w} of {j}", True, both
+
+
+def said(op: Callable[..., Any], arguments: list[Any]) -> str:
+    """The error's text, empty where there was none."""
+    try:
+        op(*arguments)
+    except Exception as why:
+        return f"{type(why).__name__}: {why}".partition("\n")[0]
+    return ""
+
+
+def resident() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def limit_memory() -> None:
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + ADDRESSES, hard))
+
+
+def check(library: str, share: float, rng: random.Random) -> int:
+    made = 0
+    for name in sorted(BUILDERS):
+        op = getattr(getattr(torch.ops, library), name, None)
+        if op is None:
+            continue
+        for row in rows(name):
+            arguments = row.arguments() if library == "qfx" else emulator.arguments_of(row)
+            for what, other, stretched in calls(arguments):
+                if other and rng.random() > share:
+                    continue
+                few, many = said(op, stretched(FEW)), said(op, stretched(MANY))
+                made += 2
+                if few and (not many or "memory" in many):
+                    print(f"{row}: argument {what}: of {FEW}: {few}; of {MANY}: {many}")
+                elif many and f"{name.removesuffix('_ste')}: " not in many.replace("_ste: ", ": "):
+                    print(f"{row}: argument {what}: no sentence: {many}")
+    return made
+
+
+if __name__ == "__main__":
+    library, share, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    if library != "qfx":
+        emulator.library()
+        emulator.emulate()
+    torch.set_num_threads(1)
+    check(library, 0, random.Random(seed))  # what is loaded at first use
+    limit_memory()
+    before = resident()
+    count = check(library, share, random.Random(seed))
+    print(f"{count} calls, {resident() - before:.0f} MB")
