@@ -65,6 +65,7 @@ void define_program(py::module_& m) {
       .def_property_readonly("work", &Program::work,
                              "Multiply-accumulates of one run, and elements where it multiplies "
                              "none.")
+      .def_property_readonly("written", &Program::written, "The slots that a run writes to.")
       .def_property_readonly("weights", &weights,
                              "Of each linear: the address of its packed weight, its bytes, and the "
                              "rows that it multiplies.")

@@ -12,7 +12,7 @@ from torch import Tensor
 import qfx._C as _C
 from qfx.files.tensor_file import safetensors, table_of, tensors_together
 from qfx.generate.masks import Places
-from qfx.generate.program_file import check_work, program_file
+from qfx.generate.program_file import check_steps, program_file
 from qfx.generate.rows import INTEGERS, MOST_ROWS, filled, rows_for
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
@@ -57,7 +57,7 @@ class Decoder:
         self._runners: dict[int, Runner] = {
             rows: restored(each, tensors) for rows, each in file.programs.items()
         }
-        check_work(file, tensors, self._runners)
+        check_steps(file, tensors, self._runners)
         self._places = Places(file.windows, self.length)
         self._rows = tuple(sorted(self._runners))
         layers = [
@@ -85,11 +85,16 @@ class Decoder:
             self._kept[:, self.seen : self.seen + count] = attention_mask.bool()
             self._padded = True
         positions, begin, logits = self._positions(count), 0, tokens.new_empty(0)
-        while begin < count:
-            rows = rows_for(count - begin, self.length - self.seen, self._rows)
-            end = min(begin + rows, count)
-            logits = self._step(tokens[:, begin:end], positions[:, begin:end], rows)
-            begin = end
+        first = self.seen
+        try:
+            while begin < count:
+                rows = rows_for(count - begin, self.length - self.seen, self._rows)
+                end = min(begin + rows, count)
+                logits = self._step(tokens[:, begin:end], positions[:, begin:end], rows)
+                begin = end
+        except BaseException:  # as of Ctrl-C: no token of these counts as read
+            self.seen = first
+            raise
         return logits
 
     def generate(self, tokens: Tensor, new: int, *, eos: int | None = None) -> Tensor:

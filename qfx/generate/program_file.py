@@ -93,12 +93,15 @@ def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | Non
     return file
 
 
-def check_work(
+def check_steps(
     file: ProgramFile, tensors: Mapping[str, Tensor], runners: Mapping[int, Runner]
 ) -> None:
-    """Raises UserError where a step would take longer than its weights and cache can explain."""
+    """Raises UserError where a step would take longer than its weights and cache can explain, or
+    write to its tokens, places or masks."""
     weights, cache = _bytes(tensors), _cache_bytes(file)
     for rows, runner in runners.items():
+        if runner.writes(range(len(runner.given) - len(file.cache))):
+            raise UserError(f"the program of {rows} tokens writes to an input that is no cache")
         tokens = rows * file.batch
         most = tokens * (_WEIGHTS_WORK * weights + _SMALL_WORK) + rows * _CACHE_WORK * cache
         if runner.work > most:

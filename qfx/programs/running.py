@@ -95,6 +95,17 @@ class Runner:
         """Multiply-accumulates of one run of its programs, and elements of what multiplies none."""
         return float(sum(program.work for program in self._runs))
 
+    def writes(self, inputs: range) -> bool:
+        """Whether one of its programs writes to one of these inputs, by their numbers."""
+        regions = {self.given[i].region for i in inputs}
+        runs = (part for part in self.parts if isinstance(part, Run))
+        return any(
+            run.given[slot - 1 - len(run.held)] in regions
+            for run in runs
+            for slot in run.program.written
+            if slot > len(run.held)
+        )
+
     @property
     def outside(self) -> list[str]:
         """The names of what PyTorch runs."""

@@ -89,6 +89,8 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
     addresses = [0, *(t.data_ptr() for t in kept), *(0 for _ in given)]
     held = [t.untyped_storage() for t in kept]
     program, kinds = Program(words.tolist(), sizes, addresses), [Kind.CONSTANT for _ in held]
+    if any(0 < slot <= len(held) for slot in program.written):
+        raise UserError("not a stored program: it writes to its weights")
     run = Run(program, given, held, kinds, words, sizes)
     results = [_view(each, places) for each in described["results"]]
     unused = {r for r in given if r.kind is Kind.RESULT} - {view.region for view in results}

@@ -82,6 +82,8 @@ struct Write final : Instruction {
         k(vectors_of(words, keys)),
         v(vectors_of(words, values)),
         places(words.matrix(Element::kLong)) {
+    for (const Part* part : {&keys, &values})
+      words.written(part->codes), words.written(part->scale);
     expect_same_heads(keys, values);
     expect(k.size(1) == keys.scale.size(1) && v.size(1) == keys.scale.size(1) &&
                places.elements() == k.size(2) && k.size(2) == v.size(2),
@@ -150,7 +152,7 @@ struct Attend final : Instruction {
       : keys(words, CacheKind::kKeys),
         values(words, CacheKind::kValues),
         q(vectors_of(words, keys)),
-        out(words.matrix(Element::kFloat)),
+        out(words.written(words.matrix(Element::kFloat))),
         has_mask(words.take() != 0) {
     if (has_mask) mask = words.operand();
     scale = words.take_float();

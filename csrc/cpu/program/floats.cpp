@@ -101,7 +101,7 @@ Made made(const std::array<Operand, 3>& operands, F f) {
 
 Made unary_of(Words& words) {
   const int64_t which = words.take();
-  const std::array<Operand, 2> operands = {words.operand(Element::kFloat),
+  const std::array<Operand, 2> operands = {words.written(words.operand(Element::kFloat)),
                                            words.operand(Element::kFloat)};
   switch (static_cast<Unary>(which)) {
     case Unary::kNeg:
@@ -141,7 +141,7 @@ Made unary_of(Words& words) {
 
 Made binary_of(Words& words) {
   const int64_t which = words.take();
-  const std::array<Operand, 3> operands = {words.operand(Element::kFloat),
+  const std::array<Operand, 3> operands = {words.written(words.operand(Element::kFloat)),
                                            words.operand(Element::kFloat),
                                            words.operand(Element::kFloat)};
   switch (static_cast<Binary>(which)) {

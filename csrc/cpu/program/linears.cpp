@@ -50,7 +50,8 @@ struct Told {
   Activation activation;
   Operand packed;
 
-  explicit Told(Words& words) : out(words.matrix(Element::kFloat)), has_bias(words.take() != 0) {
+  explicit Told(Words& words)
+      : out(words.written(words.matrix(Element::kFloat))), has_bias(words.take() != 0) {
     if (has_bias) bias = words.matrix(Element::kFloat);
     activation = static_cast<Activation>(words.take_int());
     packed = words.matrix(Element::kByte);

@@ -93,7 +93,7 @@ struct Lookups final : Instruction {
 }  // namespace
 
 Made copy_of(Words& words) {
-  const std::array<Operand, 2> operands = {words.operand(), words.operand()};
+  const std::array<Operand, 2> operands = {words.written(words.operand()), words.operand()};
   const Element to = operands[0].element, from = operands[1].element;
   if (to == Element::kFloat && from == to) return std::make_unique<Copies<float, float>>(operands);
   if (to == Element::kLong && from == to) {
@@ -119,13 +119,14 @@ Made copy_of(Words& words) {
 }
 
 Made mean_of(Words& words) {
-  const Operand out = words.matrix(Element::kFloat), x = words.matrix(Element::kFloat);
+  const Operand out = words.written(words.matrix(Element::kFloat));
+  const Operand x = words.matrix(Element::kFloat);
   expect(x.size(-1) > 0 && out.elements() * x.size(-1) == x.elements(), "a mean of other rows");
   return std::make_unique<Means>(out, x);
 }
 
 Made embedding_of(Words& words) {
-  const Operand out = words.matrix(), indices = words.matrix(Element::kLong);
+  const Operand out = words.written(words.matrix()), indices = words.matrix(Element::kLong);
   const Operand table = words.matrix(out.element);
   expect(table.axes == 2 && out.elements() == indices.elements() * table.size(1),
          "rows of another table");

@@ -117,4 +117,10 @@ Operand Words::matrix(Element element) {
   return o;
 }
 
+Operand Words::written(const Operand& o) {
+  expect(o.distinct(), "an output overlaps itself");
+  written_.push_back(o.slot);
+  return o;
+}
+
 }  // namespace qfx::cpu

@@ -65,10 +65,14 @@ class Words {
   // Contiguous, of the shape [.., columns].
   Operand matrix();
   Operand matrix(Element element);
+  // What the instruction writes to, each element of which has memory of its own.
+  Operand written(const Operand& o);
+  const std::vector<int64_t>& written_slots() const { return written_; }
   bool left() const { return next_ < words_.size(); }
 
  private:
   std::span<const int64_t> words_, slot_bytes_;
+  std::vector<int64_t> written_;
   size_t next_ = 0;
 };
 

@@ -64,6 +64,7 @@ Program::Program(std::span<const int64_t> words, std::vector<int64_t> bytes,
     Words own(words.subspan(1, static_cast<size_t>(count)), bytes);
     instructions_.push_back(instruction_of(own, slots_.data(), streaming_));
     expect(!own.left(), "an instruction says too much");
+    written_.insert(own.written_slots().begin(), own.written_slots().end());
     words = words.subspan(1 + static_cast<size_t>(count));
   }
 }

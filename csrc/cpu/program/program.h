@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -36,7 +37,8 @@ class Program {
   // run.
   void stream(const std::optional<Streaming>& how);
 
-  std::vector<Streamed> streamed() const;  // of each linear
+  std::vector<Streamed> streamed() const;                        // of each linear
+  const std::set<int64_t>& written() const { return written_; }  // slots
   // Multiply-accumulates and elements of one run.
   double work() const;
   int64_t instructions() const { return static_cast<int64_t>(instructions_.size()); }
@@ -58,6 +60,7 @@ class Program {
   std::unique_ptr<char, Free> memory_;
   std::optional<Streaming> streaming_;
   std::vector<Made> instructions_;
+  std::set<int64_t> written_;
 };
 
 }  // namespace qfx::cpu
