@@ -81,20 +81,20 @@ class Decoder:
         """
         count = self._checked(tokens, attention_mask)
         tokens = tokens.long()
+        before = self.seen, self._kept, self._padded
         if attention_mask is not None:
+            self._kept, self._padded = self._kept.clone(), True
             self._kept[:, self.seen : self.seen + count] = attention_mask.bool()
-            self._padded = True
         positions, begin, logits = self._positions(count), 0, tokens.new_empty(0)
-        first = self.seen
         try:
             while begin < count:
                 rows = rows_for(count - begin, self.length - self.seen, self._rows)
                 end = min(begin + rows, count)
                 logits = self._step(tokens[:, begin:end], positions[:, begin:end], rows)
                 begin = end
-        except BaseException:  # as of Ctrl-C: no token of these counts as read
-            self.seen = first
-            raise
+        finally:
+            if begin < count:  # an error, or Ctrl-C: none of these tokens counts as read
+                self.seen, self._kept, self._padded = before
         return logits
 
     def generate(self, tokens: Tensor, new: int, *, eos: int | None = None) -> Tensor:

@@ -6,6 +6,7 @@ Only programs alone: what PyTorch runs between them is Python, which no file hol
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -145,6 +146,7 @@ def _view(told: list[Any], places: Mapping[Any, Region]) -> View:
     last = _number(offset)
     for size, stride in zip(sizes, strides, strict=True):
         last += max(_number(size) - 1, 0) * _number(stride)
-    if (last + 1) * dtype.itemsize > region.bytes:
+    # as many elements as there is memory for: strides of 0 would give any number of them
+    if max(last + 1, prod(sizes)) * dtype.itemsize > region.bytes:
         raise UserError("not a stored program: a result leaves its memory")
     return View(region, dtype, tuple(sizes), tuple(strides), offset)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import qfx
-from qfx.files.tensor_file import table_of, tensors_of, write_tensors
+from qfx.files.tensor_file import table_of, tensors_together, write_tensors
 from qfx.generate import load_programs, save_programs
 from qfx.generate.decoder import KEY
 from tests.lib.decoders import decoder, ids
@@ -142,7 +142,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]] = {
 def test_a_damaged_file_is_refused(damage: str, path: Path, tmp_path: Path) -> None:
     table = table_of(path)
     told = json.loads(table.metadata[KEY])
-    tensors = dict(tensors_of(table, lambda _: None, lambda _: False))
+    tensors = tensors_together(table)
     DAMAGE[damage](told, tensors)
     with (tmp_path / "damaged").open("wb") as file:
         write_tensors(file, tensors, {KEY: json.dumps(told)})

@@ -17,9 +17,11 @@ from qfx.files.tensor_file import write_tensors
 from qfx.generate import load_programs
 from qfx.generate.decoder import KEY
 from qfx.generate.program_file import ProgramFile
+from qfx.programs.words import OPERATIONS
 from tests.generate import program_files
 from tests.generate.program_files import Tensors, hunt, read, tried
 from tests.lib.decoders import ids
+from tests.programs.written import floats
 
 Change = Callable[[Any, Tensors], Any]
 
@@ -77,6 +79,12 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "other logits": (
         lambda told, _: told["programs"]["1"]["results"][0].__setitem__(1, "int64"), "no logits",
+    ),
+    "logits without memory": (
+        lambda told, _: told["programs"]["1"]["results"][0].__setitem__(
+            slice(2, 4), [[1, 1, 2**40], [0, 0, 0]]
+        ),
+        "leaves its memory",
     ),
     "a result nobody gets": (
         lambda told, _: told["programs"]["1"]["results"].append(
@@ -149,6 +157,36 @@ def test_ctrl_c_ends_a_program() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
     )
     assert done.stdout == "interrupted\n", done.stderr
+
+
+def into_slot(told: Any, tensors: Tensors, place: int) -> None:
+    """The first instruction of a step writes to this slot of its program."""
+    name = told["programs"]["1"]["words"]
+    own = [OPERATIONS.index("copy"), *floats(place, 1), *floats(0, 1)]
+    tensors[name] = torch.cat([torch.tensor([len(own), *own]), tensors[name]])
+
+
+def test_a_program_writes_to_its_cache_alone(path: Path) -> None:
+    text, tensors = read(path)
+    described = json.loads(text)["programs"]["1"]
+    held, given = len(described["constants"]), described["given"]
+    places = {"weights": 1, "no cache": 1 + held + given.index(["input", 1])}
+    for message, place in places.items():
+        told, changed = json.loads(text), dict(tensors)
+        into_slot(told, changed, place)
+        with pytest.raises(ValueError, match=message):
+            program_files.Decoder(told, changed)
+
+
+def test_a_read_that_fails_leaves_all_as_it_was(path: Path) -> None:
+    found, other = load_programs(path), load_programs(path)
+    for each in (found, other):
+        each.read(ids(1, 5))
+    seen = torch.ones(1, 4, dtype=torch.int64)
+    seen[0, 0] = 0
+    with pytest.raises(IndexError, match="vocabulary"):
+        found.read(ids(1, 4) + 500, seen)
+    assert torch.equal(found.read(ids(1, 3)), other.read(ids(1, 3)))
 
 
 def test_ids_of_a_decoder(path: Path) -> None:
