@@ -168,9 +168,9 @@ CALIBRATING = (
         tests=("test_another_weight_is_refused", "test_codes_of_another_transform_are_refused"),
     ),
     Mutant(
-        "codes are written over a model",
-        old="if path.exists() and not _is_ours(path):",
-        new="if False:",
+        "a model beside a recipe is removed with its codes",
+        old="                if _is_ours(path):\n",
+        new="                if True:\n",
         tests=("test_a_model_beside_the_recipe_is_not_written_over",),
     ),
     Mutant(

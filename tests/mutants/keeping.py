@@ -7,9 +7,9 @@ from tests.mutants.mutant import Mutant
 KEEPING = (
     Mutant(
         "a file is written in place",
-        old="    _write(partials[path], write, mode)\n",
-        new="    with target.open('wb') as file:\n        write(file)\n"
-        "    shutil.copy(target, partials[path])\n",
+        old="            partial.write(write)\n            partial.move(target, like)\n",
+        new="            with target.open('wb') as file:\n                write(file)\n"
+        "            shutil.copy(target, partial.path)\n            partial.move(target, like)\n",
         tests=(
             "test_a_full_disk_leaves_the_earlier_file",
             "test_a_failure_at_the_end_leaves_the_earlier_file",
@@ -17,14 +17,14 @@ KEEPING = (
     ),
     Mutant(
         "a file that is written anew loses its permissions",
-        old="        shutil.copymode(target, partial)\n",
-        new="        pass\n",
+        old="            shutil.copymode(like, self.path)\n",
+        new="            pass\n",
         tests=("test_permissions_stay_and_links_are_followed",),
     ),
     Mutant(
         "a link is replaced, not what it points to",
-        old="_move(partial, Path(os.path.realpath(path)))",
-        new="_move(partial, Path(path))",
+        old="        target = Path(os.path.realpath(path))\n",
+        new="        target = Path(path)\n",
         tests=("test_permissions_stay_and_links_are_followed",),
     ),
     Mutant(
@@ -191,9 +191,9 @@ KEEPING = (
         tests=("test_a_model_comes_back",),
     ),
     Mutant(
-        "a model of another is written over",
-        old="if path.exists() and table_of(path).metadata.get(MARK) is None:",
-        new="if path.exists() and not table_of(path).entries:",
+        "a model of another is removed",
+        old="        if MARK in table_of(path).metadata:\n",
+        new="        if table_of(path).entries:\n",
         tests=("test_an_earlier_model_is_replaced_and_no_file_of_another",),
     ),
     Mutant(

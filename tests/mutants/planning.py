@@ -232,8 +232,8 @@ PLANNING = (
     ),
     Mutant(
         "a recipe of a later version is read",
-        old="if type(version) is not int or version != VERSION:",
-        new="if type(version) is not int or version < VERSION:",
+        old="if type(version) is not int or version not in VERSIONS:",
+        new="if type(version) is not int or version < min(VERSIONS):",
         tests=("test_text_that_is_no_recipe",),
     ),
     Mutant(
