@@ -90,9 +90,9 @@ def overlay(rng: random.Random, arguments: list[Any]) -> None:
     like, memory = arguments[i].detach(), arguments[j].detach().untyped_storage()
     room = memory.nbytes() // like.element_size() - like.numel()
     if room >= 0 and like.is_contiguous():
-        offset = rng.randrange(room + 1)
+        offset, values = rng.randrange(room + 1), like.clone()
         made = like.new_empty(0).set_(memory, offset, like.shape, like.stride())
-        arguments[i] = made.copy_(like) if rng.random() < 0.7 else made
+        arguments[i] = made if rng.random() < 0.3 else made.copy_(values)
 
 
 def main(seed: int, count: int) -> None:

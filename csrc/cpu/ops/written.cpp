@@ -84,6 +84,7 @@ bool Written::overlap(const Layout& a, const Layout& b) {
 Written::Written(const char* op, std::initializer_list<Argument> arguments) {
   std::vector<Layout> layouts;
   layouts.reserve(arguments.size());
+  extents_.reserve(arguments.size());
   for (const auto& [name, tensor] : arguments) {
     const Layout& layout = layouts.emplace_back(tensor);
     STD_TORCH_CHECK(layout.is_ordered(), op, ": ", name, " is to be written, but elements of its ",
