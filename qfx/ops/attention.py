@@ -41,7 +41,7 @@ def int8_attention(
     m, n, e = q.shape[-2], k.shape[-2], v.shape[-1]
     if m == 0 or n == 0:
         return q.new_zeros((*q.shape[:-1], e), dtype=out_dtype)
-    b = added(mask, causal, q, k).expand(*q.shape[:-1], n)  # (A1)
+    b = added(mask, causal, m, n, q.device).expand(*q.shape[:-1], n)  # (A1)
     seen = b != -math.inf
     keys = k.float() if causal else _centered(k.float(), seen)
     q_codes, q_scale = _codes(q)  # (A3)

@@ -30,9 +30,10 @@ def attention_decode(
     Batch axes, mask and `causal` as those of int8_attention. A row that sees no key is 0.
     """
     q, k, v = matched(q, k, v)
-    if k.shape[-2] == 0:
+    m, n = q.shape[-2], k.shape[-2]
+    if n == 0:
         return q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=out_dtype)
-    b = added(mask, causal, q, k)
+    b = added(mask, causal, m, n, q.device)
     scores = (q.double() @ k.double().mT) * scale + b  # (A7)
     scores = scores.masked_fill(b == -math.inf, -math.inf)
     top = scores.amax(-1, keepdim=True)

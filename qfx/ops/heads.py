@@ -42,11 +42,12 @@ def matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def added(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor:
-    """float32 [..., M, N] for q [..., M, D] and k [..., N, D]: what is added to the scores, minus
-    infinity for keys that a row does not see. (A1)"""
-    m, n = q.shape[-2], k.shape[-2]
-    none = torch.zeros(m, n, dtype=torch.float32, device=q.device)
+def added(
+    mask: Tensor | None, causal: bool, m: int, n: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """float32 [..., M, N]: what is added to the scores, minus infinity for keys that a row does not
+    see. (A1)"""
+    none = torch.zeros(m, n, dtype=torch.float32, device=device)
     b = none if mask is None else mask
     if b.dtype == torch.bool:
         b = torch.zeros_like(b, dtype=torch.float32).masked_fill(~b, -math.inf)

@@ -71,7 +71,8 @@ def _bytes(data: bytes) -> Tensor:
 def checksum(t: Tensor) -> int:
     """sum_{r, l} (2 r + 1) (2 l + 1) word[r, l] mod 2^64 of rows of four 64-bit words, int8 [*]."""
     words = t.view(torch.int64).reshape(-1, 4)
-    odd = [torch.arange(1, 2 * n, 2, dtype=torch.int64, device=t.device) for n in words.shape]
+    numbers = [torch.arange(n, dtype=torch.int64, device=t.device) for n in words.shape]
+    odd = [2 * each + 1 for each in numbers]
     return int((words * odd[0][:, None] * odd[1]).sum()) % 2**64
 
 
