@@ -64,13 +64,16 @@ def qfx(
     config, inner_options = parse_options(options)
     inner = _inner_compiler(config, inner_options, mode)
     copy, added, here = clone(gm), NewInputs(), surroundings()
+    told: list[str] = []
     try:
-        plan = _int8(copy, config, example_inputs, here, added)
+        plan = _int8(copy, config, example_inputs, here, added, told)
     except Exception as error:
         if not is_fault(error):
             raise
         _warn_of_fault(error)
         return inner(clone(gm), example_inputs)
+    for text in told:
+        warnings.warn(text, stacklevel=2)
     _record(plan, copy)
     if not added:
         return inner(copy, example_inputs)
@@ -96,7 +99,9 @@ def _int8(
     examples: Sequence[Any],
     here: Surroundings,
     added: NewInputs,
+    told: list[str],
 ) -> Plan:
+    """The plan of the graph, which it rewrites. `told` gets the texts of warnings."""
     wanted = config.recipe_names
     mark_repacked(gm, here)
     name_nodes(gm, examples, here, wanted)
@@ -106,7 +111,8 @@ def _int8(
     def decided(plan: Plan) -> Plan:
         matches = [entry.match for entry in plan.entries]
         asked = bool(config.skip or config.only or config.recipe)
-        unserved.tell(gm, matches, here.modules, here.code, asked)
+        text = unserved.warning_of(gm, matches, here.modules, here.code, asked)
+        told.extend([text] if text else [])
         tie_to_sizes(plan)
         compile_apart(matches, config, here)
         given = config.recipe.sites if config.recipe else ()

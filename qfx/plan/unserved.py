@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType
@@ -60,20 +59,20 @@ def _bytes(node: fx.Node) -> int:
     return int(weight.numel()) * weight.element_size() if isinstance(weight, Tensor) else 0
 
 
-def tell(
+def warning_of(
     gm: fx.GraphModule,
     matches: Sequence[Match],
     modules: Iterable[nn.Module],
     code: CodeType | None,
     asked: bool,
-) -> None:
-    """Warns where more than half of the bytes of weights that the graph multiplies are of a kind
-    that is not served, once for the code of a frame. Logs at INFO, instead, what was `asked` for
-    and what is less than 1 % of the parameters of `modules`, those around the graph."""
+) -> str | None:
+    """The text of a warning where more than half of the bytes of weights that the graph multiplies
+    are of a kind that is not served, once for the code of a frame. Logs at INFO, instead, what was
+    `asked` for and what is less than 1 % of the parameters of `modules`, those around the graph."""
     left, served = unserved(gm, matches)
     count = sum(left.values())
     if count <= served:
-        return
+        return None
     said = (
         f"{size(count)} of {size(count + served)} of the weights that this graph multiplies stay "
         f"float, since qfx has no int8 for them: {kinds(left)}. qfx.explain(model, *inputs) lists "
@@ -81,11 +80,12 @@ def tell(
     )
     if asked or count < _TINY * _around(modules):
         log.info("%s", said)
-        return
+        return None
     before = _SAID.setdefault(code, set()) if code is not None else set[str]()
-    if said not in before:
-        before.add(said)
-        warnings.warn(f"qfx: {said}", stacklevel=2)
+    if said in before:
+        return None
+    before.add(said)
+    return f"qfx: {said}"
 
 
 def _around(modules: Iterable[nn.Module]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from qfx.cost.timing import fastest
 from qfx.ops.forms import form_of
 from qfx.ops.packing import Packing
 from qfx.ops.weight import PANEL
+from qfx.values.disk_cache import DiskCache
 from qfx.weights.cache import pack
 from tests.conftest import on_threads
 from tests.lib.costs import FIXED, fixed_tables
@@ -62,6 +64,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     table.cache_clear()
 
 
+def kept_in(folder: Path) -> DiskCache:
+    return DiskCache(folder, re.compile(".*"), 9)
+
+
 @pytest.mark.real_cost
 def test_measured_once_when_asked_for_and_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,11 +98,11 @@ def test_measured_once_when_asked_for_and_kept(
 )
 def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
     table("int8", *MACHINE)
-    (path,) = folder.iterdir()
-    path.write_text(text)
+    (path,), cache = folder.iterdir(), kept_in(folder)
+    cache.write(path.name, text.encode())
     table.cache_clear()
     assert table("int8", *MACHINE) == SINGLE
-    assert path.read_text() != text
+    assert cache.read(path.name).decode() != text
 
 
 @pytest.mark.real_cost
@@ -106,9 +112,10 @@ def test_a_kept_time_that_is_none_is_measured_anew(
 ) -> None:
     table("int8", *MACHINE)
     (path,) = folder.iterdir()
-    raw = json.loads(path.read_text().removeprefix("1\n"))
+    cache = kept_in(folder)
+    raw = json.loads(cache.read(path.name).decode().removeprefix("1\n"))
     raw["grids"]["float"]["seconds"][0][0][0] = seconds
-    path.write_text(f"1\n{json.dumps(raw)}")
+    cache.write(path.name, f"1\n{json.dumps(raw)}".encode())
     measured = replace(SINGLE, numbers={**SINGLE.numbers, "uneven": (1.0,)})
     monkeypatch.setattr(Kind, "measure", lambda kind, dtype: measured)
     table.cache_clear()
