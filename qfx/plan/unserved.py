@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType
@@ -18,6 +19,7 @@ from qfx.match.site import Site
 from qfx.nn.weight_bytes import kinds, size
 
 log = logging.getLogger(__name__)
+_PRODUCT = re.compile(r"conv|lstm|gru|rnn|mm|matmul|mv|linear|einsum|dot|experts")
 _TINY = 0.01  # of the weights around a graph: what leaves less than this float is no news
 _SAID: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the code of the frame
 
@@ -41,12 +43,29 @@ def _multiplies(node: fx.Node) -> bool:
         return False
     if not weight.is_floating_point() or weight.ndim < 2 or weight.shape[0] == 1:
         return False
-    return any("embedding" not in str(user.target) for user in node.users)
+    return _reader(node) is not None
+
+
+def _reader(node: fx.Node) -> fx.Node | None:
+    """The product that a weight is an operand of, itself or by what is computed of it alone, as a
+    view or a cast; None of one that is looked up, added or multiplied element by element."""
+    todo, seen = [(node, user) for user in node.users], set[fx.Node]()
+    while todo:
+        operand, user = todo.pop(0)
+        name = str(getattr(user.target, "__name__", user.target))
+        if _PRODUCT.search(name):
+            if "add" not in name or operand in user.args[1:]:
+                return user
+        elif user.all_input_nodes == [operand] and user not in seen:
+            seen.add(user)
+            todo += [(user, after) for after in user.users]
+    return None
 
 
 def _kind(node: fx.Node) -> str:
     """The class of the module that reads the node, or the operation where none is known."""
-    reader = next(user for user in node.users if "embedding" not in str(user.target))
+    reader = _reader(node)
+    assert reader is not None
     stack = [*(reader.meta.get("nn_module_stack") or {}).values()]
     if not stack:
         return str(getattr(reader.target, "__name__", reader.target))

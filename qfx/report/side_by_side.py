@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from qfx.cost.timing import medians
 from qfx.graph.capture import attribute
 from qfx.graph.views import apply
+from qfx.host.operators import HigherOrderOperator
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import FLOAT
@@ -108,7 +109,10 @@ class SideBySide(fx.Interpreter):
         return result
 
     def _counted(self, n: fx.Node) -> Any:
-        """Runs a node in float, with its multiply-accumulates counted."""
+        """Runs a node in float, with its multiply-accumulates counted; those of bodies of
+        higher-order operators, which PyTorch's counter does not run, are not."""
+        if isinstance(n.target, HigherOrderOperator):
+            return super().run_node(n)
         with FlopCounterMode(display=False) as counter:
             result = super().run_node(n)
         self.macs[n] = counter.get_total_flops() // 2

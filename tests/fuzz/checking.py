@@ -127,7 +127,7 @@ def _check_inference(p: Program, inner: str) -> Seen:
             arguments, copies = with_inputs.arguments(), with_inputs.arguments()
             expected = eager(*arguments)
             with warnings.catch_warnings():
-                warnings.filterwarnings("error", message="qfx")  # as faults of the pass are
+                warnings.filterwarnings("error", message="qfx failed")  # as faults of the pass are
                 got, ran = counting(function, copies)
             exact_float, exact = floats.call(with_inputs), codes.call(with_inputs)
             names = [*p.outputs, *p.inputs]
