@@ -27,6 +27,8 @@ ALLOWED = {
     "nn.dtypes": {"nn.Linear(in_features, out_features, bias, dtype=torch.float32)"},
     # What a model's own code may ask for counts in the key of its programs.
     "generate.program_key": {"torch.get_default_dtype()", "torch.get_default_device()"},
+    # A program belongs to the default type under which it was made.
+    "generate.steps": {"torch.get_default_dtype()"},
     # A node of a graph, whose keywords state the device; its int64 follows no default.
     "rewriting.canonical": {"torch.randint"},
 }
