@@ -73,7 +73,8 @@ def test_no_text_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = names()
     for _ in range(2):
         USES[name]()
-    assert len(names()) == len(before), names() - before  # PyTorch keeps its last export
+    # PyTorch keeps its last export; texts of tests before may go at any time
+    assert len(names()) <= len(before), names() - before
 
 
 def test_a_module_that_lives_shows_its_lines() -> None:
