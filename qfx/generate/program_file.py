@@ -1,4 +1,4 @@
-"""What a file of `save_programs` says, checked before memory is made of it.
+"""ProgramFile: the description in a file of `save_programs`, checked before memory is made of it.
 
 A file is data from anywhere, so nothing of it is used as it stands: numbers are integers in their
 range, the inputs of every program are those that its cache, masks and tokens have, and memory and
@@ -55,7 +55,7 @@ class ProgramFile:
         ]
 
     def inputs(self, rows: int) -> list[Kind]:
-        """Of the program of so many tokens, as its description has to name them."""
+        """The inputs that the program of `rows` tokens must declare, each as [type, sizes]."""
         tokens: Kind = ["int64", [self.batch, rows]]
         last: list[Kind] = [["int64", [1]]] if rows > MOST_ROWS else []
         mask: Kind = ["bool", [self.batch, 1, rows, self.length]]
@@ -137,7 +137,7 @@ def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: 
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Of constants; instructions, which are int64, explain no work."""
+    """The bytes of the constants; instructions are int64 tensors and explain no work."""
     return sum(t.numel() for t in tensors.values() if t.dtype == torch.uint8)
 
 
