@@ -25,9 +25,10 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("attention_decode(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, ScalarType out_dtype) -> Tensor");
   m.def("attention_append(Tensor q, Tensor past_k, Tensor k, Tensor past_v, Tensor v, Tensor? mask, float scale, bool causal, ScalarType out_dtype) -> (Tensor, Tensor, Tensor)");
   m.def("kv_write(Tensor(a!) keys, Tensor(b!) key_scale, Tensor(c!) values, Tensor(d!) value_scale, Tensor k, Tensor v, Tensor places) -> ()");
-  m.def("kv_keys(Tensor keys, Tensor key_scale, SymInt length, ScalarType out_dtype) -> Tensor");
-  m.def("kv_values(Tensor values, Tensor value_scale, SymInt length, ScalarType out_dtype) -> Tensor");
-  m.def("kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor? mask, float scale, SymInt length, ScalarType out_dtype) -> Tensor");
+  m.def("kv_copy_blocks(Tensor(a!) keys, Tensor(b!) key_scale, Tensor(c!) values, Tensor(d!) value_scale, Tensor sources, Tensor blocks) -> ()");
+  m.def("kv_keys(Tensor keys, Tensor key_scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
+  m.def("kv_values(Tensor values, Tensor value_scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
+  m.def("kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor? mask, float scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
   m.def("int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_requantize(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, Tensor out_scale, Tensor? out_zero_point, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");

@@ -49,13 +49,12 @@ class Attention(Match):
 
     @property
     def cache(self) -> tuple[Any, ...] | None:
-        """keys, key_scale, values, value_scale, length, where it reads an int8 cache and says in
-        its mask alone what is hidden."""
-        codes = (_of_cache(self.key, _KEYS), _of_cache(self.val, _VALUES))
-        if None in codes or self.causal or codes[0][2] != codes[1][2]:  # type: ignore[index]
+        """keys, key_scale, values, value_scale, length, block_table, where it reads an int8 cache
+        and says in its mask alone what is hidden."""
+        keys, values = _of_cache(self.key, _KEYS), _of_cache(self.val, _VALUES)
+        if keys is None or values is None or self.causal or keys[2:] != values[2:]:
             return None
-        keys, values = codes
-        return (*keys[:2], *values[:2], keys[2]) if not _written(self, self.key, self.val) else None  # type: ignore[index]
+        return None if _written(self, self.key, self.val) else (*keys[:2], *values[:2], *keys[2:])
 
     @property
     def float_type(self) -> torch.dtype:
@@ -92,10 +91,11 @@ def _of_sources(attention: Attention) -> Attention:
 
 
 def _of_cache(node: fx.Node, targets: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Codes, scales and length of a call that reads them as floats."""
+    """Codes, scales, length and block table of a call that reads them as floats."""
     if node.op != "call_function" or node.target not in targets or len(node.args) < 3:
         return None
-    return tuple(node.args[:3])
+    table = node.args[4] if len(node.args) > 4 else node.kwargs.get("block_table")
+    return (*node.args[:3], table)
 
 
 def _written(attention: Attention, *sources: fx.Node) -> bool:

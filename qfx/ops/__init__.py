@@ -10,6 +10,7 @@ from qfx.ops import (
     groups_ste,
     guard,
     kv_attention,
+    kv_blocks,
     kv_cache,
     linear,
     lowbit,
@@ -27,6 +28,7 @@ from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
     "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "groups", "groups_ste",
-    "guard", "kv_attention", "kv_cache", "linear", "lowbit", "lowbit_cuda", "lowbit_packing",
-    "lowbit_ste", "quantize", "rotation", "ste", "stochastic", "weight", "weight_only",
+    "guard", "kv_attention", "kv_blocks", "kv_cache", "linear", "lowbit", "lowbit_cuda",
+    "lowbit_packing", "lowbit_ste", "quantize", "rotation", "ste", "stochastic", "weight",
+    "weight_only",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops.attention_decode import attention_decode
-from qfx.ops.kv_cache import INSTEAD, decoded, features_of, key_codes, value_codes
+from qfx.ops.kv_cache import INSTEAD, decoded, features_of, found_by, key_codes, value_codes
 from qfx.ops.registry import fake, no_gradient, reference
 
 
@@ -24,14 +24,18 @@ def kv_attention(
     scale: float,
     length: int,
     out_dtype: torch.dtype,
+    block_table: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T scale + mask) v of q [B, Hq, T, D] and the first `length` tokens of a cache, Hq
     a multiple of its H heads -> out_dtype [B, Hq, T, E]; exact, then rounded, and operators within
     the bound of (K5).
 
     `mask` is bool or float32 and broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is
-    0. What no row sees in a block of 16 tokens is not read.
+    0. What no row sees in a block of 16 tokens is not read. With a block table the tensors of the
+    cache are contiguous.
     """
+    keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
+    values, value_scale = (found_by(block_table, t) for t in (values, value_scale))
     group = q.shape[1] // max(keys.shape[1], 1)
     k = decoded(key_codes(keys, key_scale, length), key_scale, torch.float64)
     v = decoded(value_codes(values, value_scale, length), value_scale, torch.float64)
@@ -50,6 +54,7 @@ def _(
     scale: float,
     length: int,
     out_dtype: torch.dtype,
+    block_table: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty((*q.shape[:3], features_of(values, value_scale)), dtype=out_dtype)
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qfx.ops.kv_blocks import TOKENS as TOKENS
+from qfx.ops.kv_blocks import check_distinct, found_by
 from qfx.ops.quantize import SMALLEST_SCALE, quantize
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.rotation import rotate, rotated_blocks
 
-TOKENS = 16  # of a block of keys
 LARGEST_ROTATION = 256
 
 
@@ -102,7 +103,8 @@ def kv_write(
     v: Tensor,
     places: Tensor,
 ) -> None:
-    """Writes the tokens k [B, H, T, D] and v [B, H, T, E] to `places` int64 [T] of a cache. (K1)
+    """Writes the tokens k [B, H, T, D] and v [B, H, T, E] to `places` of a cache: int64 [T], or
+    [B, T] where each sequence has its own; a token at place -1 is not written. (K1)
 
     Of two tokens at one place the later stays. A place outside the cache is an error, before
     anything is written; so are tensors of the cache of which two, or two elements of one, share
@@ -115,11 +117,13 @@ def kv_write(
     if bits_of(value_scale) == 4:
         lower, upper = v_codes.tensor_split(2, dim=-1)
         v_codes = lower | upper << 4
-    for t, place in enumerate(places.tolist()):
-        keys[:, :, place // TOKENS, :, place % TOKENS] = k_codes[:, :, t]
-        key_scale[:, :, place] = k_scales[:, :, t]
-        values[:, :, place] = v_codes[:, :, t]
-        value_scale[:, :, place] = v_scales[:, :, t]
+    for b, row in enumerate(places.expand(len(keys), -1).tolist()):
+        for t, place in enumerate(row):
+            if place >= 0:
+                keys[b, :, place // TOKENS, :, place % TOKENS] = k_codes[b, :, t]
+                key_scale[b, :, place] = k_scales[b, :, t]
+                values[b, :, place] = v_codes[b, :, t]
+                value_scale[b, :, place] = v_scales[b, :, t]
 
 
 @fake("kv_write")
@@ -132,13 +136,7 @@ def _(
     v: Tensor,
     places: Tensor,
 ) -> None:
-    written = (keys, "keys"), (key_scale, "key_scale"), (values, "values")
-    for tensor, name in (*written, (value_scale, "value_scale")):
-        if any(stride == 0 for stride in tensor.stride()[:2]) and tensor.numel():
-            raise RuntimeError(
-                f"kv_write: {name} is to be written, but elements of its shape "
-                f"{'x'.join(map(str, tensor.shape))} share memory; pass a clone"
-            )
+    check_distinct("kv_write", keys, key_scale, values, value_scale)
 
 
 def key_codes(keys: Tensor, key_scale: Tensor, length: int) -> Tensor:
@@ -166,20 +164,40 @@ def decoded(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @reference
-def kv_keys(keys: Tensor, key_scale: Tensor, length: int, out_dtype: torch.dtype) -> Tensor:
+def kv_keys(
+    keys: Tensor,
+    key_scale: Tensor,
+    length: int,
+    out_dtype: torch.dtype,
+    block_table: Tensor | None = None,
+) -> Tensor:
     """The first `length` keys of a cache, [B, H, length, D]. (K2)"""
+    keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
     return decoded(key_codes(keys, key_scale, length), key_scale, torch.float32).to(out_dtype)
 
 
 @reference
-def kv_values(values: Tensor, value_scale: Tensor, length: int, out_dtype: torch.dtype) -> Tensor:
+def kv_values(
+    values: Tensor,
+    value_scale: Tensor,
+    length: int,
+    out_dtype: torch.dtype,
+    block_table: Tensor | None = None,
+) -> Tensor:
     """The first `length` values of a cache, [B, H, length, E]. (K2)"""
+    values, value_scale = (found_by(block_table, t) for t in (values, value_scale))
     return decoded(value_codes(values, value_scale, length), value_scale, torch.float32).to(
         out_dtype
     )
 
 
-def _fake_read(codes: Tensor, scale: Tensor, length: int, out_dtype: torch.dtype) -> Tensor:
+def _fake_read(
+    codes: Tensor,
+    scale: Tensor,
+    length: int,
+    out_dtype: torch.dtype,
+    block_table: Tensor | None = None,
+) -> Tensor:
     shape = (*codes.shape[:2], length, features_of(codes, scale))
     return codes.new_empty(shape, dtype=out_dtype)
 

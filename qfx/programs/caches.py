@@ -45,7 +45,9 @@ def _attention(e: Emitter, node: fx.Node) -> None:
         if seen.dtype not in (torch.bool, torch.float32):
             raise Outside
         parts.append(seen.expanded((*out.sizes[:3], length)))
-    e("kv_attention", *parts, float(given["scale"]), length)
+    table = given.get("block_table")
+    found = [] if table is None else [e.whole(table, torch.int32)]
+    e("kv_attention", *parts, float(given["scale"]), length, table is not None, *found)
 
 
 EMIT |= {ops.kv_write.default: _write, ops.kv_attention.default: _attention}

@@ -80,9 +80,10 @@ def _of_cache(
     attention: Attention, cache: tuple[Any, ...], results: dict[fx.Node, fx.Node]
 ) -> fx.Node:
     node = attention.node
-    *tensors, length = cache
+    *tensors, length, table = cache
     query = results.get(attention.query, attention.query)
-    rest = (_mask_of(attention, results), attention.scale, length, attention.dtype)
+    tables = () if table is None else (table,)
+    rest = (_mask_of(attention, results), attention.scale, length, attention.dtype, *tables)
     with node.graph.inserting_before(node):
         name = f"{node.name}_cached"
         y = emit(node.graph, ops.kv_attention.default, (query, *tensors, *rest), name)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from qfx.ops.heads import added, matched
+from qfx.ops.kv_blocks import found_by
 from qfx.ops.kv_cache import features_of, key_codes, rotation_of, value_codes
 from qfx.values.scheme import PER_TENSOR, QSpec
 from tests.lib.strategies import step_error
@@ -145,8 +146,11 @@ def kv_attention(
     scale: float,
     length: int,
     dtype: torch.dtype,
+    block_table: Tensor | None = None,
 ) -> Tensor:
     """How far `kv_attention` may be from its reference: (K5), and two roundings."""
+    keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
+    values, value_scale = (found_by(block_table, t) for t in (values, value_scale))
     if 0 in (length, q.numel()):
         return torch.zeros(())
     group, (d, e) = q.shape[1] // keys.shape[1], (q.shape[-1], features_of(values, value_scale))

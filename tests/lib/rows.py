@@ -13,7 +13,7 @@ from torch import Tensor
 from qfx.ops import REFERENCES
 from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.guard import relative_bound
-from qfx.ops.kv_cache import kv_empty
+from qfx.ops.kv_cache import TOKENS, kv_empty
 from qfx.ops.lowbit_packing import MINIMUMS, NONE, ZERO_POINTS
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 
@@ -323,7 +323,30 @@ def _kv_write(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     tokens = _three(row)[2]
     cache = _cache(row, g, tokens + row.n)
     k, v = (_tokens(row, g, cache[0].shape[1]) for _ in range(2))
-    return (*cache, k, v, torch.randperm(tokens + row.n, generator=g)[:tokens])
+    places = torch.randperm(tokens + row.n, generator=g)[:tokens]
+    if row.symmetric:  # each sequence has places of its own, and some tokens have none
+        places = torch.stack([(places + b).remainder(tokens + row.n) for b in range(len(k))])
+        places[:, ::3] = -1
+    return (*cache, k, v, places)
+
+
+def _kv_copy_blocks(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    cache = _cache(row, g, row.n + 20)
+    batch, room = len(cache[1]), cache[1].shape[2] // TOKENS
+    sources = torch.randint(batch, (batch,), generator=g)
+    return (*cache, sources, torch.randint(-1, room, (batch,), generator=g))
+
+
+def _table(cache: tuple[Tensor, ...], row: Row, g: torch.Generator) -> tuple[Tensor, ...]:
+    """A block table, where a row has none of the other options."""
+    batch, _, room, _ = cache[1].shape
+    shape = (batch, room // TOKENS)
+    return (torch.randint(batch, shape, generator=g, dtype=torch.int32),) if row.group else ()
+
+
+def _kv_read(row: Row, g: torch.Generator, part: slice) -> tuple[Any, ...]:
+    cache = _cache(row, g, row.n + 20)
+    return (*cache[part], row.n, row.out_dtype, *_table(cache, row, g))
 
 
 def _kv_attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -334,7 +357,8 @@ def _kv_attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     mask = torch.randn(row.n, generator=g).masked_fill(hidden, -math.inf) if row.bias else None
     if not row.symmetric and mask is not None:
         mask = torch.rand(*q.shape[:3], row.n, generator=g) < 0.7
-    return (q, *cache, mask, row.k**-0.5 if row.k else 1.0, row.n, row.out_dtype)
+    how = (row.k**-0.5 if row.k else 1.0, row.n, row.out_dtype)
+    return (q, *cache, mask, *how, *_table(cache, row, g))
 
 
 def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -384,8 +408,9 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "attention_decode": _attention,
     "attention_append": _append,
     "kv_write": _kv_write,
-    "kv_keys": lambda r, g: (*_cache(r, g, r.n + 20)[:2], r.n, r.out_dtype),
-    "kv_values": lambda r, g: (*_cache(r, g, r.n + 20)[2:], r.n, r.out_dtype),
+    "kv_copy_blocks": _kv_copy_blocks,
+    "kv_keys": lambda r, g: _kv_read(r, g, slice(0, 2)),
+    "kv_values": lambda r, g: _kv_read(r, g, slice(2, 4)),
     "kv_attention": _kv_attention,
     "int8_linear_guarded": _guarded,
     "int8_linear_groups_guarded": _groups_guarded,
@@ -478,7 +503,7 @@ THREADED = [
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
     *(
         Row(op, leading=(2, 4, 40), k=64, n=600)
-        for op in ("kv_write", "kv_keys", "kv_values", "kv_attention")
+        for op in ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention")
     ),
     *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
     Row("quantize_stochastic", leading=(300,), k=600, factor=True),
@@ -633,7 +658,7 @@ ROWS += [
 ]
 ROWS += [
     Row(op, leading, k, n, dtype, dtype, bits=bits, symmetric=symmetric, group=group)
-    for op in ("kv_write", "kv_keys", "kv_values", "kv_attention")
+    for op in ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention")
     for leading, k, n, group in (
         ((2, 3, 5), 64, 70, 0),
         ((1, 6, 9), 40, 33, 3),
@@ -674,9 +699,8 @@ ROWS += [
     for axes in (PER_ROW, PER_TENSOR)
 ]
 ROWS = list(dict.fromkeys(ROWS))
-WRITTEN = {
-    "kv_write": 4
-}  # operators that return nothing, and how many first operands they write to
+# operators that return nothing, and how many first operands they write to
+WRITTEN = {"kv_write": 4, "kv_copy_blocks": 4}
 
 
 def results(op: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:

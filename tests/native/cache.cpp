@@ -95,18 +95,24 @@ Made made_by(const Kernels& kernels, const Case& c) {
                      v_tokens = vectors(v, c.values, kHeads, length, e, c.place);
   std::vector<int64_t> places;
   for (int64_t t = 0; t < length; ++t) places.push_back(length - 1 - t);
-  CacheAttention a = {
-      key_part, value_part, vectors(q, c.values, kHeads * group, tokens, d, c.place),
-      group,    length,     mask_of(mask, c),
-      {0, 0},   0.25f,      c.dtype,
-      nullptr};
+  CacheAttention a = {key_part,
+                      value_part,
+                      {},
+                      vectors(q, c.values, kHeads * group, tokens, d, c.place),
+                      group,
+                      length,
+                      mask_of(mask, c),
+                      {0, 0},
+                      0.25f,
+                      c.dtype,
+                      nullptr};
   char* rows = static_cast<char*>(read.get(length * e, element, c.place));
   a.out = static_cast<char*>(out.get(kHeads * group * tokens * e, element, c.place));
   Made made;
   for (int64_t i = 0; i < kHeads; ++i) {
-    write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, places.data(), i);
-    write_cache(kernels, CacheKind::kValues, value_part, v_tokens, places.data(), i);
-    read_cache(kernels, CacheKind::kValues, value_part, length, c.dtype, rows, i);
+    write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, {places.data(), 0}, i);
+    write_cache(kernels, CacheKind::kValues, value_part, v_tokens, {places.data(), 0}, i);
+    read_cache(kernels, CacheKind::kValues, value_part, {}, length, c.dtype, rows, i);
     append(rows, length * e * element, &made.read);
   }
   attend_to_cache(kernels, a, 0, kHeads);

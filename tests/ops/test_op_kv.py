@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,6 +193,24 @@ def test_a_token_takes_68_bytes_for_its_key_and_as_many_for_its_value() -> None:
     assert keys.nbytes + key_scale.nbytes == values.nbytes + value_scale.nbytes == 68 * tokens
 
 
+@given(ISAS, cases(), SEEDS)
+def test_a_block_table_finds_what_other_sequences_hold(isa: str, case: Case, seed: int) -> None:
+    """As if the blocks were copied; and kv_copy_blocks copies them."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, _, room, _ = case.cache[1].shape
+    table = torch.randint(batch, (batch, room // 16), generator=generator, dtype=torch.int32)
+    copied = tuple(t.clone() for t in case.cache)
+    for block in range(room // 16):
+        OPS.kv_copy_blocks(*copied, table[:, block].long(), torch.full((batch,), block))
+    how = (case.mask, 0.3, case.length, torch.float32)
+    with on_isa(isa):
+        by_table = OPS.kv_attention(case.q, *case.cache, *how, table)
+        assert same_bits(by_table, OPS.kv_attention(case.q, *copied, *how))
+        for read, part in ((OPS.kv_keys, slice(0, 2)), (OPS.kv_values, slice(2, 4))):
+            found = read(*case.cache[part], case.length, torch.float32, table)
+            assert same_bits(found, read(*copied[part], case.length, torch.float32))
+
+
 # --- errors ---
 
 Q, K = torch.zeros(1, 4, 1, 8), torch.zeros(1, 2, 3, 8)
@@ -206,9 +224,19 @@ def _attend(cache: Cache, q: Tensor = Q, mask: Tensor | None = None, length: int
     OPS.kv_attention(q, *cache, mask, 1.0, length, torch.float32)
 
 
+def _copy(cache: Cache, sources: list[int], blocks: list[int]) -> None:
+    OPS.kv_copy_blocks(*cache, torch.tensor(sources), torch.tensor(blocks))
+
+
+def _found(cache: Sequence[Tensor], table: list[list[int]]) -> None:
+    found = torch.tensor(table, dtype=torch.int32)
+    OPS.kv_attention(Q, *cache, None, 1.0, 9, torch.float32, found)
+
+
 ERRORS: dict[str, tuple[Callable[[Cache], None], str]] = {
     "place": (lambda c: _write(c, places=[0, 32, 1]), "token 1 is to be written to place 32"),
-    "before": (lambda c: _write(c, places=[0, 1, -1]), "place -1, which is outside 0..31"),
+    "before": (lambda c: _write(c, places=[0, 1, -2]), "place -2, which is outside 0..31"),
+    "sequences": (lambda c: _write(c, places=[[0, 1, 2]] * 2), "places has shape 2x3, k 1x2x3x8"),
     "places": (lambda c: _write(c, places=[0, 1]), "places has shape 2, k 1x2x3x8"),
     "types": (lambda c: _write(c, places=[0.0, 1.0, 2.0]), "places has dtype Float, expected Long"),
     "heads": (lambda c: _write(c, k=K[:, :1]), "k has shape 1x1x3x8, expected 1x2xTx8"),
@@ -222,6 +250,14 @@ ERRORS: dict[str, tuple[Callable[[Cache], None], str]] = {
     "mask": (lambda c: _attend(c, mask=torch.zeros(8)), "mask has shape 8, which does not"),
     "mask type": (lambda c: _attend(c, mask=torch.zeros(9).double()), "mask has dtype Double"),
     "read": (lambda c: OPS.kv_keys(*c[:2], 99, torch.float32), "kv_keys: length=99"),
+    "source": (lambda c: _copy(c, [1], [0]), "sources has 1 for sequence 0, which is outside 0..0"),
+    "block": (lambda c: _copy(c, [0], [2]), "blocks has 2 for sequence 0, which is outside -1..1"),
+    "table": (lambda c: _found(c, [[0, 1]]), "block_table has 1 for block 1 of sequence 0"),
+    "short table": (lambda c: _found(c, [[0]]), "block_table has shape 1x1, expected 1x2"),
+    "not whole": (
+        lambda c: _found([torch.stack([t, t], 2)[:, :, 0] for t in c], [[0, 0]]),
+        "a block_table is given, and a tensor of the cache with shape 1x2x2x8x16 is not contiguous",
+    ),
     "out": (lambda c: OPS.kv_values(*c[2:], 9, torch.int8), "kv_values: out_dtype is Char"),
 }  # fmt: skip
 

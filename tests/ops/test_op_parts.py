@@ -61,7 +61,7 @@ WITHOUT_CUDA = {
         "attention stays float on CUDA, where the float kernels keep to tensor cores",
     ),
     **dict.fromkeys(
-        ("kv_write", "kv_keys", "kv_values", "kv_attention"),
+        ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention"),
         "codes lie as the CPU's loops read them, 16 keys side by side; on CUDA a cache stays float",
     ),
     **dict.fromkeys(

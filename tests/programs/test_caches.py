@@ -37,6 +37,8 @@ class _Drawn:
         self.tokens = draw(st.integers(1, 5))
         self.first = draw(st.integers(0, LENGTH - self.tokens))
         self.mask = self.mask_of(draw(st.sampled_from(MASKS)))
+        self.places = self.places_of(draw(st.booleans()))
+        self.table = self.table_of(draw(st.booleans()))
         count = self.batch, self.tokens, self.heads, self.d
         self.k, self.v = self.randn(*count), self.randn(*count)
         self.q = self.randn(self.batch, self.tokens, self.heads * self.group, self.d)
@@ -56,6 +58,19 @@ class _Drawn:
         some = self.randn(*shape) < (-9 if kind == "hides all" else 1)
         return (seen & some).contiguous()
 
+    def places_of(self, own: bool) -> Tensor:
+        """Each sequence its own, one token of which goes nowhere, or the same for all."""
+        places = torch.arange(self.first, self.first + self.tokens)
+        if own:
+            places = torch.stack([(places + 7 * b) % LENGTH for b in range(self.batch)])
+            places[0, 0] = -1
+        return places
+
+    def table_of(self, there: bool) -> Tensor | None:
+        shape = (self.batch, LENGTH // 16)
+        how = {"generator": self.generator, "dtype": torch.int32}
+        return torch.randint(self.batch, shape, **how) if there else None  # type: ignore[call-overload, no-any-return]
+
     def cache(self) -> tuple[Tensor, ...]:
         """Of other texts, which lie behind what is seen too."""
         made = kv_empty(self.batch, self.heads, LENGTH, self.d, *self.bits)
@@ -69,25 +84,27 @@ class _Drawn:
 @given(st.data())
 def test_it_is_written_and_attended_to(data: st.DataObject) -> None:
     drawn = _Drawn(data.draw)
-    places = torch.arange(drawn.first, drawn.first + drawn.tokens)
-    masks = [] if drawn.mask is None else [drawn.mask]
+    has_mask, has_table = drawn.mask is not None, drawn.table is not None
+    more = [t for t in (drawn.mask, drawn.table) if t is not None]
 
-    def step(q: Any, k: Any, v: Any, at: Any, a: Any, b: Any, c: Any, d: Any, *mask: Any) -> Any:
+    def step(q: Any, k: Any, v: Any, at: Any, a: Any, b: Any, c: Any, d: Any, *rest: Any) -> Any:
         q, k, v = (aten.transpose.int(x, 1, 2) for x in (q, k, v))
         ops.kv_write.default(a, b, c, d, k, v, at)
-        seen = mask[0] if mask else None
-        return ops.kv_attention.default(q, a, b, c, d, seen, 0.3, LENGTH, torch.float32)
+        how = (rest[0] if has_mask else None, 0.3, LENGTH, torch.float32)
+        return ops.kv_attention.default(q, a, b, c, d, *how, *(rest[-1:] if has_table else ()))
 
-    plain = (lambda q, k, v, at, a, b, c, d: step(q, k, v, at, a, b, c, d)) if not masks else (
-        lambda q, k, v, at, a, b, c, d, m: step(q, k, v, at, a, b, c, d, m)
-    )  # fmt: skip
-    given_ = (drawn.q, drawn.k, drawn.v, places)
+    plain: Any = {
+        0: lambda q, k, v, at, a, b, c, d: step(q, k, v, at, a, b, c, d),
+        1: lambda q, k, v, at, a, b, c, d, m: step(q, k, v, at, a, b, c, d, m),
+        2: lambda q, k, v, at, a, b, c, d, m, t: step(q, k, v, at, a, b, c, d, m, t),
+    }[len(more)]
+    given_ = (drawn.q, drawn.k, drawn.v, drawn.places)
     for isa in _C.isas():
         _C.set_isa(isa)
         expected, found = drawn.cache(), drawn.cache()
-        y = step(*given_, *expected, *masks)
-        runner = built(plain, (*given_, *found, *masks))
-        (z,) = runner(*given_, *found, *masks)
+        y = step(*given_, *expected, *more)
+        runner = built(plain, (*given_, *found, *more))
+        (z,) = runner(*given_, *found, *more)
         assert runner.outside == [] and same_bits(z, y)
         assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -101,7 +118,25 @@ def test_a_place_that_is_none() -> None:
         return (aten.neg.default(x),)
 
     runner = built(written, (k, torch.tensor([0]), *made))
-    for place in (16, -1):
+    for place in (16, -2):
         with pytest.raises(IndexError, match=f"place {place} of a cache that has room for 16"):
             runner(k, torch.tensor([place]), *made)
     runner(k, torch.tensor([15]), *made)
+    before = [t.clone() for t in made]
+    runner(-k, torch.tensor([-1]), *made)  # writes nothing
+    assert all(map(torch.equal, made, before))
+
+
+def test_a_block_table_of_other_sequences_is_refused() -> None:
+    made = kv_empty(2, 1, 16, 8)
+
+    def attended(q: Any, table: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        how = (None, 1.0, 16, torch.float32)
+        return (ops.kv_attention.default(q, a, b, c, d, *how, table),)
+
+    q, table = torch.randn(2, 1, 1, 8), torch.tensor([[1], [1]], dtype=torch.int32)
+    runner = built(attended, (q, table, *made))
+    assert runner.outside == []
+    runner(q, table, *made)
+    with pytest.raises(IndexError, match="has sequence 2, and the cache holds 2"):
+        runner(q, table + 1, *made)

@@ -239,7 +239,7 @@ def test_rows_and_places_that_there_are_not(at: int) -> None:
     _longs(lookup.memory[1])[2] = at
     with pytest.raises(IndexError, match=f"token {at} is none of the 5"):
         lookup.run()
-    _longs(write.memory[6])[1] = at if at != 5 else 99
+    _longs(write.memory[6])[1] = {5: 99, -1: -2}.get(at, at)  # -1 is nowhere
     with pytest.raises(IndexError, match="of a cache that has room for 16"):
         write.run()
     assert lookup.whole() and write.whole()

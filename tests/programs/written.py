@@ -133,7 +133,9 @@ PROGRAMS: dict[str, Callable[[], Given]] = {
             floats(7, 1, 4, 3, 9),
             double(0.3),
             9,
+            1,
+            operand(8, (1, 1), torch.int32),
         ),
-        [KEYS, KEY_SCALE, VALUES, VALUE_SCALE, 384, 384, 432],
+        [KEYS, KEY_SCALE, VALUES, VALUE_SCALE, 384, 384, 432, 4],
     ),
 }

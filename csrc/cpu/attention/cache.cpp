@@ -84,11 +84,12 @@ int64_t whole_blocks(int64_t n) { return round_up(n, kTokens); }
 struct Pass {
   float *q, *q_sum, *scores, *work, *y, *masks;
   int32_t* blocks;
+  int64_t* stored;
   int64_t q_stride, width, y_stride;
   const char* loaded[kRowsOfPass];  // whose masks are there
   const float* added[kRowsOfPass];  // each row's mask
   SeenBlocks seen;
-  int64_t seen_rows;
+  int64_t seen_rows, sequence;  // of which `seen` tells
 };
 
 Pass memory_for(const CacheAttention& a, int64_t rows) {
@@ -96,11 +97,12 @@ Pass memory_for(const CacheAttention& a, int64_t rows) {
   const int64_t q_stride = whole_blocks(a.keys.d), width = whole_blocks(a.length);
   const int64_t y_stride = 2 * round_up(a.values.d, kPanel);
   const int64_t masks = a.mask.kind == Mask::Kind::kNone ? 0 : rows * width;
-  float* at =
-      scratch.get<float>(rows * (q_stride + 1 + width + 2 * y_stride) + masks + width / kTokens);
+  const int64_t blocks = width / kTokens, floats = rows * (q_stride + 1 + width + 2 * y_stride);
+  float* at = scratch.get<float>(floats + masks + 3 * blocks);
   Pass pass = {};
   pass.q_stride = q_stride, pass.width = width, pass.y_stride = y_stride;
   const auto take = [&](int64_t count) { return std::exchange(at, at + count); };
+  pass.stored = reinterpret_cast<int64_t*>(take(2 * blocks));
   pass.q = take(rows * q_stride);
   pass.scores = take(rows * width);
   pass.masks = take(masks);
@@ -183,14 +185,28 @@ int64_t find_blocks(const Pass& pass, int64_t rows, bool masked) {
   return count;
 }
 
+// Where the `count` blocks in pass.blocks of sequence b lie.
+void find_stored(const CacheAttention& a, int64_t b, int64_t count, const Pass& pass) {
+  const int64_t between = a.keys.heads * (a.keys.capacity / kTokens);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t block = pass.blocks[i];
+    pass.stored[i] = block + (a.table.row(b, block) - b) * between;
+  }
+}
+
 // Which blocks rows first, first + 1, .. see: those of the rows before where nothing changed.
 void see(const Kernels& kernels, const CacheAttention& a, int64_t i, int64_t first, int64_t rows,
          Pass* pass) {
   const bool masked = a.mask.kind != Mask::Kind::kNone;
   const bool changed = masked && load_masks(kernels, a, i, first, rows, pass);
-  if (!changed && rows == pass->seen_rows) return;
-  pass->seen = {pass->blocks, find_blocks(*pass, rows, masked), a.length};
+  const int64_t b = i / a.keys.heads;
+  const bool moved = a.table.at != nullptr && b != pass->sequence;
+  if (!changed && !moved && rows == pass->seen_rows) return;
+  const int64_t count = find_blocks(*pass, rows, masked);
+  find_stored(a, b, count, *pass);
+  pass->seen = {pass->blocks, pass->stored, count, a.length};
   pass->seen_rows = rows;
+  pass->sequence = b;
 }
 
 void attend_rows(const Kernels& kernels, const CacheAttention& a, int64_t i, int64_t first,
@@ -224,14 +240,15 @@ void attend_rows(const Kernels& kernels, const CacheAttention& a, int64_t i, int
 }  // namespace
 
 void write_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
-                 const TokenVectors& x, const int64_t* places, int64_t i) {
+                 const TokenVectors& x, const Places& places, int64_t i) {
   thread_local Scratch floats, bytes;
   const int64_t n = part.d, size = part.bytes_of_token();
   float* row = floats.get<float>(n);
   uint8_t* codes = bytes.get<uint8_t>(n);
   const CacheHead head = part.head(i);
   for (int64_t t = 0; t < x.tokens; ++t) {
-    const int64_t place = places[t];
+    const int64_t place = places.at[i / part.heads * places.stride + t];
+    if (place == Places::kNowhere) continue;
     const Range range = rotated(kernels, x.at(i / part.heads, i % part.heads, t), x.dtype, n, row);
     encode(kernels, part.bits, row, n, range, codes, head.scale + place * part.scales_of_token());
     if (kind == CacheKind::kKeys) {
@@ -243,14 +260,14 @@ void write_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
   }
 }
 
-void read_cache(const Kernels& kernels, CacheKind kind, const CachePart& part, int64_t length,
-                Dtype dtype, char* out, int64_t i) {
+void read_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
+                const BlockTable& table, int64_t length, Dtype dtype, char* out, int64_t i) {
   thread_local Scratch scratch;
   const int64_t n = part.d, element = dtype == Dtype::kFloat32 ? 4 : 2;
   float* floats = scratch.get<float>(kTokens * n + kPanel);
-  const CacheHead head = part.head(i);
   const CacheKernels& run = kernels.attention->cache;
   for (int64_t first = 0; first < length; first += kTokens) {
+    const CacheHead head = part.head(table.row(i / part.heads, first / kTokens), i % part.heads);
     const CacheBlockArgs block = {head.codes + first * part.bytes_of_token(),
                                   head.scale + first * part.scales_of_token(), part.bits, n,
                                   floats};

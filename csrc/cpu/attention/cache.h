@@ -22,8 +22,8 @@ struct CachePart {
   int bits;
   int64_t code_strides[2], scale_strides[2];  // of batch and heads
 
-  CacheHead head(int64_t i) const {
-    const int64_t b = i / heads, h = i % heads;
+  CacheHead head(int64_t i) const { return head(i / heads, i % heads); }
+  CacheHead head(int64_t b, int64_t h) const {
     return {
         reinterpret_cast<uint8_t*>(codes + b * code_strides[0] + h * code_strides[1]),
         reinterpret_cast<float*>(scale + b * scale_strides[0] + h * scale_strides[1]),
@@ -46,16 +46,34 @@ struct TokenVectors {
 
 enum class CacheKind { kKeys, kValues };
 
+// Where the tokens of each sequence are written: [batch][tokens], `stride` apart, 0 where all
+// sequences have the same places. A token at kNowhere is not written.
+struct Places {
+  static constexpr int64_t kNowhere = -1;
+  const int64_t* at;
+  int64_t stride;
+};
+
 // The tokens of head i take their places, which lie below the capacity. (K1)
 void write_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
-                 const TokenVectors& x, const int64_t* places, int64_t i);
+                 const TokenVectors& x, const Places& places, int64_t i);
+
+// Which sequence's memory holds each block of 16 tokens of each sequence: [batch][capacity / 16],
+// `stride` apart; null where every sequence holds its own.
+struct BlockTable {
+  const int32_t* at = nullptr;
+  int64_t stride = 0;
+
+  int64_t row(int64_t b, int64_t block) const { return at == nullptr ? b : at[b * stride + block]; }
+};
 
 // The first `length` tokens of head i, [length][D]. (K2)
-void read_cache(const Kernels& kernels, CacheKind kind, const CachePart& part, int64_t length,
-                Dtype dtype, char* out, int64_t i);
+void read_cache(const Kernels& kernels, CacheKind kind, const CachePart& part,
+                const BlockTable& table, int64_t length, Dtype dtype, char* out, int64_t i);
 
 struct CacheAttention {
-  CachePart keys, values;
+  CachePart keys, values;  // with a table, whole: sequences lie heads * capacity tokens apart
+  BlockTable table;
   TokenVectors q;  // of `group` times as many heads
   int64_t group, length;
   Mask mask;                // of the first head of queries of the first sequence

@@ -1,86 +1,17 @@
-// kv_write, kv_keys, kv_values and kv_attention on the CPU.
+// kv_write, kv_copy_blocks, kv_keys, kv_values and kv_attention on the CPU.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
-#include "cpu/attention/cache.h"
 #include "cpu/core/parallel.h"
 #include "cpu/kernels/dispatch.h"
-#include "cpu/ops/arguments.h"
+#include "cpu/ops/kv_operands.h"
 #include "cpu/ops/matrices.h"
 #include "cpu/ops/written.h"
 #include "implement.h"
 
 namespace qfx::cpu {
 namespace {
-
-// The keys or the values of a cache, as operators are given them.
-struct GivenPart {
-  const char* op;
-  CacheKind kind;
-  const Tensor &codes, &scale;
-
-  const char* name() const { return kind == CacheKind::kKeys ? "keys" : "values"; }
-  const char* scale_name() const { return kind == CacheKind::kKeys ? "key_scale" : "value_scale"; }
-  const char* layout() const {
-    return kind == CacheKind::kKeys ? "[B, H, L / 16, D * bits / 8, 16]"
-                                    : "[B, H, L, D * bits / 8]";
-  }
-};
-
-// Whether what lies behind the axes up to `first` has no gaps.
-bool dense_from(const Tensor& t, int64_t first) {
-  if (t.numel() == 0) return true;
-  int64_t expected = 1;
-  for (int64_t axis = t.dim() - 1; axis >= first; --axis) {
-    if (t.size(axis) != 1 && t.stride(axis) != expected) return false;
-    expected *= t.size(axis);
-  }
-  return true;
-}
-
-int bits_of(const GivenPart& given) {
-  const Tensor& scale = given.scale;
-  check_dtype(given.op, given.scale_name(), scale, {ScalarType::Float});
-  const bool fits = scale.dim() == 4 && (scale.size(3) == 1 || scale.size(3) == 2);
-  STD_TORCH_CHECK(fits, given.op, ": ", given.scale_name(), " has shape ", shape_of(scale),
-                  ", expected [B, H, L, 1] for codes of 8 bits or [B, H, L, 2] for 4");
-  const int bits = scale.size(3) == 1 ? 8 : 4;
-  check_cpu(given.op, given.name(), given.codes);
-  const ScalarType expected = bits == 8 ? ScalarType::Char : ScalarType::Byte;
-  STD_TORCH_CHECK(given.codes.scalar_type() == expected, given.op, ": ", given.name(),
-                  " has dtype ", dtype_name(given.codes.scalar_type()), ", expected ",
-                  dtype_name(expected), " for the ", bits, " bits that ", given.scale_name(),
-                  " with shape ", shape_of(scale), " says");
-  return bits;
-}
-
-CachePart part_of(const GivenPart& given) {
-  const Tensor &codes = given.codes, &scale = given.scale;
-  const int bits = bits_of(given);
-  const bool keys = given.kind == CacheKind::kKeys;
-  bool fits = codes.dim() == (keys ? 5 : 4) && codes.size(0) == scale.size(0) &&
-              codes.size(1) == scale.size(1) && scale.size(2) % kTokens == 0;
-  if (fits && keys) {
-    fits = codes.size(4) == kTokens && codes.size(2) * kTokens == scale.size(2);
-  } else if (fits) {
-    fits = codes.size(2) == scale.size(2);
-  }
-  STD_TORCH_CHECK(fits, given.op, ": ", given.name(), " has shape ", shape_of(codes), " and ",
-                  given.scale_name(), " ", shape_of(scale), ", expected ", given.layout(),
-                  " and [B, H, L, 1 or 2], L a multiple of 16: see qfx.ops.kv_cache.kv_empty");
-  STD_TORCH_CHECK(dense_from(codes, 2) && dense_from(scale, 2), given.op, ": ", given.name(),
-                  " and ", given.scale_name(),
-                  " are cut or permuted behind their first two axes, expected whole heads");
-  return {static_cast<char*>(codes.mutable_data_ptr()),
-          static_cast<char*>(scale.mutable_data_ptr()),
-          codes.size(0),
-          codes.size(1),
-          scale.size(2),
-          codes.size(3) * 8 / bits,
-          bits,
-          {codes.stride(0), codes.stride(1)},
-          {scale.stride(0) * 4, scale.stride(1) * 4}};
-}
 
 TokenVectors vectors_of(const char* op, const Tensor& x) {
   const int64_t element = x.element_size();
@@ -107,22 +38,25 @@ void check_written(const GivenPart& given, const char* what, const Tensor& x,
                   shape_of(given.codes), " and ", part.bits, " bits hold");
 }
 
-// A copy of `places`, checked: what is read to check it and what is written by it must be the same,
-// whoever else holds its memory.
+// A copy of `places`, [T] or [B, T], checked: what is read to check it and what is written by it
+// must be the same, whoever else holds its memory.
 std::vector<int64_t> places_of(const char* op, const Tensor& places, const Tensor& k,
                                const Tensor& v, int64_t capacity) {
   check_dtype(op, "places", places, {ScalarType::Long});
-  STD_TORCH_CHECK(places.dim() == 1 && places.numel() == k.size(2) && k.size(2) == v.size(2), op,
-                  ": places has shape ", shape_of(places), ", k ", shape_of(k), " and v ",
-                  shape_of(v), ", expected one place for each of their T tokens");
+  const bool shared = places.dim() == 1, fits = shared || places.dim() == 2;
+  STD_TORCH_CHECK(fits && places.size(-1) == k.size(2) && k.size(2) == v.size(2) &&
+                      (shared || places.size(0) == k.size(0)),
+                  op, ": places has shape ", shape_of(places), ", k ", shape_of(k), " and v ",
+                  shape_of(v), ", expected one place for each of their T tokens, [T] or [B, T]");
   const int64_t* given = static_cast<const int64_t*>(places.const_data_ptr());
-  const int64_t step = places.stride(0);
-  std::vector<int64_t> copy(k.size(2));
-  for (int64_t t = 0; t < k.size(2); ++t) {
-    copy[t] = given[t * step];
-    STD_TORCH_CHECK(copy[t] >= 0 && copy[t] < capacity, op, ": token ", t,
-                    " is to be written to place ", copy[t], ", which is outside 0..", capacity - 1,
-                    ": the cache has room for ", capacity, " tokens");
+  const int64_t sequences = shared ? 1 : places.size(0), tokens = k.size(2);
+  std::vector<int64_t> copy;
+  for (int64_t i = 0; i < sequences * tokens; ++i) {
+    const int64_t b = i / tokens, t = i % tokens;
+    copy.push_back(given[(shared ? 0 : b * places.stride(0)) + t * places.stride(-1)]);
+    STD_TORCH_CHECK(copy[i] >= Places::kNowhere && copy[i] < capacity, op, ": token ", t,
+                    " is to be written to place ", copy[i], ", which is outside 0..", capacity - 1,
+                    ": the cache has room for ", capacity, " tokens, and -1 writes none");
   }
   return copy;
 }
@@ -145,23 +79,90 @@ void kv_write(Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, 
   k = with_contiguous_rows(written.apart_from(k));
   v = with_contiguous_rows(written.apart_from(v));
   const TokenVectors k_tokens = vectors_of(op, k), v_tokens = vectors_of(op, v);
+  const Places where = {at.data(), places.dim() == 1 ? 0 : k_tokens.tokens};
   const Kernels& kernels = kernels_of(current_isa());
   parallel(key_part.batch * key_part.heads, (k.numel() + v.numel()) * kStepsPerElement,
            [&](int64_t i, int64_t end) {
              for (; i < end; ++i) {
-               write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, at.data(), i);
-               write_cache(kernels, CacheKind::kValues, value_part, v_tokens, at.data(), i);
+               write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, where, i);
+               write_cache(kernels, CacheKind::kValues, value_part, v_tokens, where, i);
              }
            });
 }
 
+// A tensor of a cache as blocks of 16 tokens, each in one piece: [B, H, L / 16, bytes].
+struct Blocks {
+  char* data;
+  int64_t strides[2], bytes;  // strides of B and H, all in bytes
+
+  explicit Blocks(const Tensor& t)
+      : data(static_cast<char*>(t.mutable_data_ptr())),
+        strides{t.stride(0) * t.element_size(), t.stride(1) * t.element_size()},
+        bytes(t.element_size() * (t.dim() == 5 ? t.size(3) * t.size(4) : t.size(3) * kTokens)) {}
+
+  char* at(int64_t b, int64_t h, int64_t block) const {
+    return data + b * strides[0] + h * strides[1] + block * bytes;
+  }
+};
+
+// [B], contiguous and copied, each from `low` to below `end`.
+std::vector<int64_t> numbers_of(const char* op, const char* what, const Tensor& given,
+                                int64_t batch, int64_t low, int64_t end) {
+  check_dtype(op, what, given, {ScalarType::Long});
+  STD_TORCH_CHECK(given.dim() == 1 && given.size(0) == batch, op, ": ", what, " has shape ",
+                  shape_of(given), ", expected [", batch, "], one for each sequence");
+  const int64_t* from = static_cast<const int64_t*>(given.const_data_ptr());
+  std::vector<int64_t> found;
+  for (int64_t b = 0; b < batch; ++b) {
+    found.push_back(from[b * given.stride(0)]);
+    STD_TORCH_CHECK(found[b] >= low && found[b] < end, op, ": ", what, " has ", found[b],
+                    " for sequence ", b, ", which is outside ", low, "..", end - 1);
+  }
+  return found;
+}
+
+void kv_copy_blocks(Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale,
+                    Tensor sources, Tensor blocks) {
+  constexpr const char* op = "kv_copy_blocks";
+  const CachePart part = part_of({op, CacheKind::kKeys, keys, key_scale});
+  const int64_t room =
+      std::min(part.capacity, part_of({op, CacheKind::kValues, values, value_scale}).capacity);
+  STD_TORCH_CHECK(values.size(0) == part.batch && values.size(1) == part.heads, op,
+                  ": keys have shape ", shape_of(keys), " and values ", shape_of(values),
+                  ", expected the same sequences and heads");
+  const Written written(
+      op,
+      {{"keys", keys}, {"key_scale", key_scale}, {"values", values}, {"value_scale", value_scale}});
+  const auto from = numbers_of(op, "sources", sources, part.batch, 0, part.batch);
+  const auto at = numbers_of(op, "blocks", blocks, part.batch, -1, room / kTokens);
+  for (const Blocks& tensor :
+       {Blocks(keys), Blocks(key_scale), Blocks(values), Blocks(value_scale)}) {
+    const int64_t bytes = tensor.bytes;
+    std::vector<char> copies(part.batch * part.heads * bytes);
+    const auto each = [&](auto&& f) {
+      for (int64_t i = 0; i < part.batch * part.heads; ++i) {
+        const int64_t b = i / part.heads, h = i % part.heads;
+        if (at[b] >= 0 && from[b] != b) f(b, h, copies.data() + i * bytes);
+      }
+    };
+    each([&](int64_t b, int64_t h, char* to) {
+      std::memcpy(to, tensor.at(from[b], h, at[b]), bytes);
+    });
+    each([&](int64_t b, int64_t h, const char* copy) {
+      std::memcpy(tensor.at(b, h, at[b]), copy, bytes);
+    });
+  }
+}
+
 // --- reading ---
 
-Tensor read(const GivenPart& given, int64_t length, ScalarType out_dtype) {
+Tensor read(const GivenPart& given, int64_t length, ScalarType out_dtype,
+            const std::optional<Tensor>& block_table) {
   constexpr int64_t kStepsPerElement = 16;  // in parallel.h's unit
   const Dtype dtype = dtype_of(given.op, out_dtype);
   const CachePart part = part_of(given);
   check_length(given.op, length, part.capacity);
+  const CheckedTable table(given.op, block_table, part);
   Tensor y = empty_on_cpu({part.batch, part.heads, length, part.d}, out_dtype);
   if (y.numel() == 0) return y;
   char* out = static_cast<char*>(y.mutable_data_ptr());
@@ -169,18 +170,21 @@ Tensor read(const GivenPart& given, int64_t length, ScalarType out_dtype) {
   const Kernels& kernels = kernels_of(current_isa());
   parallel(part.batch * part.heads, y.numel() * kStepsPerElement, [&](int64_t i, int64_t end) {
     for (; i < end; ++i) {
-      read_cache(kernels, given.kind, part, length, dtype, out + i * bytes, i);
+      read_cache(kernels, given.kind, part, table.get(), length, dtype, out + i * bytes, i);
     }
   });
   return y;
 }
 
-Tensor kv_keys(Tensor keys, Tensor key_scale, int64_t length, ScalarType out_dtype) {
-  return read({"kv_keys", CacheKind::kKeys, keys, key_scale}, length, out_dtype);
+Tensor kv_keys(Tensor keys, Tensor key_scale, int64_t length, ScalarType out_dtype,
+               std::optional<Tensor> block_table) {
+  return read({"kv_keys", CacheKind::kKeys, keys, key_scale}, length, out_dtype, block_table);
 }
 
-Tensor kv_values(Tensor values, Tensor value_scale, int64_t length, ScalarType out_dtype) {
-  return read({"kv_values", CacheKind::kValues, values, value_scale}, length, out_dtype);
+Tensor kv_values(Tensor values, Tensor value_scale, int64_t length, ScalarType out_dtype,
+                 std::optional<Tensor> block_table) {
+  return read({"kv_values", CacheKind::kValues, values, value_scale}, length, out_dtype,
+              block_table);
 }
 
 // --- attention ---
@@ -209,6 +213,20 @@ void check_mask(const char* op, const Tensor& mask, const Tensor& q, int64_t len
                   " and length=", length);
 }
 
+// Attention with a block table finds the block of another sequence by one distance for codes and
+// scales, of keys and of values.
+void check_whole(const char* op, std::initializer_list<Tensor> cache) {
+  const int64_t capacity = cache.begin()[1].size(2);
+  for (const Tensor& t : cache) {
+    STD_TORCH_CHECK(t.is_contiguous(), op,
+                    ": a block_table is given, and a tensor of the cache with shape ", shape_of(t),
+                    " is not contiguous");
+  }
+  STD_TORCH_CHECK(cache.begin()[3].size(2) == capacity, op,
+                  ": a block_table is given, and keys have room for ", capacity,
+                  " tokens but values for ", cache.begin()[3].size(2));
+}
+
 void take_mask(const Tensor& mask, CacheAttention* a) {
   const auto step = [&](int64_t axis) {
     const int64_t own = axis - (4 - mask.dim());
@@ -222,8 +240,8 @@ void take_mask(const Tensor& mask, CacheAttention* a) {
 }
 
 Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale,
-                    std::optional<Tensor> mask, double scale, int64_t length,
-                    ScalarType out_dtype) {
+                    std::optional<Tensor> mask, double scale, int64_t length, ScalarType out_dtype,
+                    std::optional<Tensor> block_table) {
   constexpr const char* op = "kv_attention";
   CacheAttention a = {};
   a.dtype = dtype_of(op, out_dtype);
@@ -232,6 +250,9 @@ Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tens
   check_queries(op, q, a.keys, a.values);
   check_length(op, length, std::min(a.keys.capacity, a.values.capacity));
   if (mask.has_value()) check_mask(op, *mask, q, length);
+  if (block_table.has_value()) check_whole(op, {keys, key_scale, values, value_scale});
+  const CheckedTable table(op, block_table, a.keys);
+  a.table = table.get();
   q = with_contiguous_rows(q);
   Tensor y = empty_on_cpu({q.size(0), q.size(1), q.size(2), a.values.d}, out_dtype);
   if (y.numel() == 0) return y;
@@ -250,6 +271,7 @@ Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tens
 
 STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"kv_write", &kv_write>(m);
+  implement<"kv_copy_blocks", &kv_copy_blocks>(m);
   implement<"kv_keys", &kv_keys>(m);
   implement<"kv_values", &kv_values>(m);
   implement<"kv_attention", &kv_attention>(m);

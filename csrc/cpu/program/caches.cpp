@@ -82,11 +82,13 @@ struct Write final : Instruction {
         k(vectors_of(words, keys)),
         v(vectors_of(words, values)),
         places(words.matrix(Element::kLong)) {
+    const int64_t batch = keys.scale.size(0), tokens = k.size(2);
     for (const Part* part : {&keys, &values})
       words.written(part->codes), words.written(part->scale);
     expect_same_heads(keys, values);
     expect(k.size(1) == keys.scale.size(1) && v.size(1) == keys.scale.size(1) &&
-               places.elements() == k.size(2) && k.size(2) == v.size(2),
+               v.size(2) == tokens && places.size(-1) == tokens &&
+               (places.axes == 1 || (places.axes == 2 && places.size(0) == batch)),
            "vectors of another cache");
   }
 
@@ -103,19 +105,20 @@ struct Write final : Instruction {
     std::copy_n(places.in<int64_t>(slots), count, at);
     const int64_t room = std::min(keys.capacity(), values.capacity());
     for (int64_t t = 0; t < count; ++t) {
-      if (at[t] < 0 || at[t] >= room) {
+      if (at[t] < Places::kNowhere || at[t] >= room) {
         throw std::out_of_range("a token is to be written to place " + std::to_string(at[t]) +
                                 " of a cache that has room for " + std::to_string(room));
       }
     }
     const CachePart key_part = keys.in(slots), value_part = values.in(slots);
     const TokenVectors k_tokens = vectors_in(slots, k), v_tokens = vectors_in(slots, v);
+    const Places where = {at, places.axes == 1 ? 0 : k.size(2)};
     const int64_t heads = key_part.batch * key_part.heads;
     const int64_t work = work_of_elements(k.elements()) + work_of_elements(v.elements());
     parallel(heads, work, [&](int64_t i, int64_t end) {
       for (; i < end; ++i) {
-        write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, at, i);
-        write_cache(kernels, CacheKind::kValues, value_part, v_tokens, at, i);
+        write_cache(kernels, CacheKind::kKeys, key_part, k_tokens, where, i);
+        write_cache(kernels, CacheKind::kValues, value_part, v_tokens, where, i);
       }
     });
   }
@@ -143,8 +146,8 @@ int64_t seen_of(const Operand& mask, char* const* slots) {
 
 struct Attend final : Instruction {
   Part keys, values;
-  Operand q, out, mask = {};
-  bool has_mask;
+  Operand q, out, mask = {}, table = {};
+  bool has_mask, has_table = false;
   float scale;
   int64_t length;
 
@@ -157,7 +160,13 @@ struct Attend final : Instruction {
     if (has_mask) mask = words.operand();
     scale = words.take_float();
     length = words.take();
+    has_table = words.take() != 0;
+    if (has_table) table = words.matrix(Element::kInt);
     expect_same_heads(keys, values);
+    expect(!has_table ||
+               (table.axes == 2 && table.size(0) == q.size(0) &&
+                table.size(1) * kTokens == keys.capacity() && keys.capacity() == values.capacity()),
+           "a block table of another cache");
     const int64_t heads = keys.scale.size(1);
     expect(heads > 0 && q.size(1) % heads == 0 && out.axes == 4 && out.size(0) == q.size(0) &&
                out.size(1) == q.size(1) && out.size(2) == q.size(2) && out.size(3) == values.d() &&
@@ -174,6 +183,21 @@ struct Attend final : Instruction {
     const int64_t queries = q.size(0) * q.size(1) * q.size(2);
     return static_cast<double>(queries) * static_cast<double>(length) *
            static_cast<double>(keys.d() + values.d());
+  }
+
+  // A copy: a file's program may have it where it writes.
+  BlockTable checked_table(char* const* slots) const {
+    thread_local Scratch scratch;
+    const int64_t count = table.elements(), batch = keys.scale.size(0);
+    int32_t* rows = scratch.get<int32_t>(count);
+    std::copy_n(table.in<int32_t>(slots), count, rows);
+    for (int64_t i = 0; i < count; ++i) {
+      if (rows[i] < 0 || rows[i] >= batch) {
+        throw std::out_of_range("a block table has sequence " + std::to_string(rows[i]) +
+                                ", and the cache holds " + std::to_string(batch));
+      }
+    }
+    return {rows, table.size(1)};
   }
 
   void run(const Kernels& kernels, char* const* slots) const override {
@@ -193,6 +217,7 @@ struct Attend final : Instruction {
       const bool plain = mask.stride(1) == 0 || mask.size(1) == 1;
       if (element == 1 && plain && mask.stride(3) == 1) a.length = seen_of(mask, slots);
     }
+    if (has_table) a.table = checked_table(slots);
     a.scale = scale;
     a.out = out.in<char>(slots);
     const int64_t heads = a.keys.batch * a.keys.heads;

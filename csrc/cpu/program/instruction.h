@@ -39,7 +39,8 @@ enum class Operation : int64_t {
   kLinear,     // x and how it is quantized; how many weights, out and what else of each
   kLowbitLinear,
   kKvWrite,      // keys, values: codes, scales of each; k, v, places
-  kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length
+  kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length, the same of a
+                 // block table
   kCount
 };
 

@@ -95,7 +95,8 @@ inline void mix_run(const Run& run, float* y, int64_t y_stride, int64_t half) {
 // Blocks from the i-th on that lie side by side, kRun of them at most.
 inline int64_t run_of(const SeenBlocks& seen, int64_t i) {
   int64_t count = 1;
-  while (count < kRun && i + count < seen.count && seen.at[i + count] == seen.at[i] + count) {
+  const int64_t* stored = seen.stored + i;
+  while (count < kRun && i + count < seen.count && stored[count] == stored[0] + count) {
     ++count;
   }
   return count;
@@ -121,7 +122,7 @@ inline void cache_mix_of(const CacheMixArgs& args) {
   }
   for (int64_t i = 0, blocks; i < args.seen.count; i += blocks) {
     blocks = run_of(args.seen, i);
-    const uint8_t* codes = args.codes + args.seen.at[i] * kTokens * bytes;
+    const uint8_t* codes = args.codes + args.seen.stored[i] * kTokens * bytes;
     for (int64_t r = 0, count; r < args.rows; r += count) {
       count = rows_at_once(args.rows - r);
       const Run run = {codes, bytes, blocks * kTokens, args.u + r * args.stride + i * kTokens,

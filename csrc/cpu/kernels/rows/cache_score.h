@@ -109,10 +109,10 @@ inline void cache_scores_of(const CacheScoreArgs& args) {
   constexpr int64_t kPairs = kBits == 8 ? 1 : 2;
   const int64_t block_bytes = args.d * kTokens * kBits / 8;
   for (int64_t i = 0; i < args.seen.count; ++i) {
-    const int64_t block = args.seen.at[i], first = block * kTokens;
-    const uint8_t* codes = args.codes + block * block_bytes;
+    const int64_t stored = args.seen.stored[i], first = int64_t{args.seen.at[i]} * kTokens;
+    const uint8_t* codes = args.codes + stored * block_bytes;
     alignas(64) float scales[kTokens], minimums[kTokens];
-    scales_of_block<kBits>(args.scale + first * kPairs, scales, minimums);
+    scales_of_block<kBits>(args.scale + stored * kTokens * kPairs, scales, minimums);
     const int64_t left = args.seen.length - first, keys = left < kTokens ? left : kTokens;
     for (int64_t r = 0, count; r < args.rows; r += count) {
       count = rows_at_once(args.rows - r);
@@ -154,7 +154,7 @@ inline CacheSums cache_softmax_of(const CacheSoftmaxArgs& args) {
   float weights[kTokens] = {}, sums[kTokens] = {};
   for (int64_t i = 0; i < args.seen.count; ++i) {
     float scales[kTokens], minimums[kTokens];
-    scales_of_block<kBits>(args.scale + args.seen.at[i] * kTokens * kPairs, scales, minimums);
+    scales_of_block<kBits>(args.scale + args.seen.stored[i] * kTokens * kPairs, scales, minimums);
     float* scores = args.scores + i * kTokens;
     for (int n = 0; n < kTokens; ++n) {
       const float t = scores[n] - top, p = select(t < -80.f, 0.f, exp_of(t));

@@ -19,7 +19,8 @@ inline constexpr int kTokens = 16;  // of a block
 
 // The blocks that some row sees. Scores of them stand one behind the other.
 struct SeenBlocks {
-  const int32_t* at;
+  const int32_t* at;      // which blocks of the sequence they are
+  const int64_t* stored;  // where they lie, in blocks from the first of the head
   int64_t count;
   int64_t length;  // tokens from here on are hidden
 };
