@@ -25,7 +25,7 @@ class Programs:
             model,
             scheme,
             max_length=case.length,
-            batch_size=case.batch,
+            batch_sizes=(case.batch,),
             key_bits=key_bits,
             value_bits=value_bits,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from transformers.generation.utils import GenerationMixin
 
 from qfx.generate.masks import windows
 from qfx.generate.steps import Steps
-from qfx.hf.kv_cache import KVLayer, layers_of
+from qfx.hf.kv_cache import layers_of
+from qfx.hf.kv_layer import KVLayer
 from qfx.nn import quantize_
 from qfx.nn.kinds import stored_linears
 from qfx.nn.weight_bytes import weight_bytes
@@ -26,7 +28,7 @@ def compile_for_generate(
     config: Config | str | None = None,
     *,
     max_length: int = 2048,
-    batch_size: int = 1,
+    batch_sizes: Sequence[int] = (1,),
     key_bits: int = 8,
     value_bits: int = 8,
 ) -> Any:
@@ -37,7 +39,8 @@ def compile_for_generate(
     computes in float32; its logits have the model's type.
     `config`: how its weights are quantized (`qfx.quantize_`), as a scheme's name or a Config; None
     where that is done, or for "w8a8". `max_length`: tokens of prompt and answer together that there
-    is room for. `batch_size`: of which a program is made now; others are at their first use.
+    is room for. `batch_sizes`: numbers of texts for which programs are made now; fewer texts are
+    filled up to one of them, and for more programs are made at their first use.
 
     `model.generate(...)` then keeps keys and values in int8 and runs each step as a program of
     `qfx.programs`, and reads the prompt by others, some tokens at a time. Its modules serve calls
@@ -46,7 +49,8 @@ def compile_for_generate(
     ValueError, before anything is changed, for a model that cannot have an int8 cache.
     """
     inner = _inside(model)
-    _check(inner, max_length, batch_size)
+    sizes = sorted(set(batch_sizes))
+    _check(inner, max_length, sizes)
     length = -(-max_length // TOKENS) * TOKENS
     former = inner.__dict__.get("forward")
     before = former.inner if isinstance(former, Steps) else inner.forward
@@ -61,8 +65,8 @@ def compile_for_generate(
         quantize_(inner, scheme or Config())
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
-    inner.forward = Steps(inner, before, spans, cache.layers)  # type: ignore[arg-type]
-    inner.forward.prepare(batch_size)
+    inner.forward = Steps(inner, before, spans, cache.layers, sizes)  # type: ignore[arg-type]
+    inner.forward.prepare()
     return model
 
 
@@ -75,7 +79,7 @@ def _inside(model: Any) -> Any:
     return model
 
 
-def _check(model: Any, max_length: int, batch_size: int) -> None:
+def _check(model: Any, max_length: int, batch_sizes: Sequence[int]) -> None:
     generates = isinstance(model, GenerationMixin)
     if not generates or model.config.is_encoder_decoder:
         raise ValueError(
@@ -84,6 +88,7 @@ def _check(model: Any, max_length: int, batch_size: int) -> None:
         )
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() first")
-    for name, value in (("max_length", max_length), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: expected at least 1")
+    if max_length < 1:
+        raise ValueError(f"max_length={max_length}: expected at least 1")
+    if not batch_sizes or batch_sizes[0] < 1:
+        raise ValueError(f"batch_sizes={tuple(batch_sizes)}: expected numbers of at least 1")

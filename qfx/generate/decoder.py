@@ -60,6 +60,7 @@ class Decoder:
         check_steps(file, tensors, self._runners)
         self._places = Places(file.windows, self.length)
         self._rows = tuple(sorted(self._runners))
+        self._table = self._places.table(self.batch)
         layers = [
             kv_empty(self.batch, heads, self.length, features, *file.bits)
             for heads, features in file.shapes
@@ -69,9 +70,12 @@ class Decoder:
 
     def reset(self) -> None:
         """Forgets what was read."""
-        self.seen = 0
-        self._kept = torch.ones(self.batch, self.length, dtype=torch.bool, device="cpu")
-        self._padded = False
+        self._held = torch.zeros(self.batch, 1, dtype=torch.int64, device="cpu")
+
+    @property
+    def seen(self) -> int:
+        """How many tokens of the longest text were read, without padding."""
+        return int(self._held.max())
 
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Tokens [batch, T], integers, after those before -> logits [batch, V] of the next one.
@@ -80,21 +84,20 @@ class Decoder:
         ValueError for another number of texts, and where there is no room.
         """
         count = self._checked(tokens, attention_mask)
-        tokens = tokens.long()
-        before = self.seen, self._kept, self._padded
-        if attention_mask is not None:
-            self._kept, self._padded = self._kept.clone(), True
-            self._kept[:, self.seen : self.seen + count] = attention_mask.bool()
-        positions, begin, logits = self._positions(count), 0, tokens.new_empty(0)
-        try:
-            while begin < count:
-                rows = rows_for(count - begin, self.length - self.seen, self._rows)
-                end = min(begin + rows, count)
-                logits = self._step(tokens[:, begin:end], positions[:, begin:end], rows)
-                begin = end
-        finally:
-            if begin < count:  # an error, or Ctrl-C: none of these tokens counts as read
-                self.seen, self._kept, self._padded = before
+        tokens, held, begin = tokens.long(), self._held, 0
+        if attention_mask is None:
+            places = held + self._places.numbers(0, count)
+        else:
+            kept = attention_mask.bool()
+            places = torch.where(kept, held + kept.long().cumsum(1) - 1, -1)
+        logits = tokens.new_empty(0)
+        while begin < count:
+            rows = rows_for(count - begin, self.length, self._rows)
+            end = min(begin + rows, count)
+            logits = self._step(tokens[:, begin:end], places[:, begin:end], rows)
+            begin = end
+        # behind all steps: of an error, or Ctrl-C, none of these tokens counts as read
+        self._held = torch.maximum(held, places.amax(1, keepdim=True) + 1)
         return logits
 
     def generate(self, tokens: Tensor, new: int, *, eos: int | None = None) -> Tensor:
@@ -103,7 +106,7 @@ class Decoder:
         if new < 1:
             raise UserError(f"new={new}: expected at least 1")
         logits, found = self.read(tokens), []
-        ended = self._kept.new_zeros(self.batch)
+        ended = torch.zeros(self.batch, dtype=torch.bool, device="cpu")
         while True:
             token = logits.argmax(-1)
             if eos is not None:
@@ -114,23 +117,14 @@ class Decoder:
                 return torch.stack(found, 1)
             logits = self.read(token[:, None])
 
-    def _step(self, tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
+    def _step(self, tokens: Tensor, places: Tensor, rows: int) -> Tensor:
         count = tokens.shape[1]
-        kept = self._kept if self._padded else None
-        masks = self._places.masks(kept, self.seen, self.batch, rows)
-        places = self._places.numbers(self.seen, rows)
+        tokens, places = filled(tokens, self.batch, rows), filled(places, self.batch, rows, -1)
+        masks = self._places.masks(places)
         last = [self._places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
-        given = (filled(tokens, rows), filled(positions, rows), places, *last, *masks)
+        given = (tokens, places.clamp(min=0), places, self._table, *last, *masks)
         logits: Tensor = self._runners[rows](*given, bound=self._cache)[0]
-        self.seen += count
         return logits[:, -1 if rows > MOST_ROWS else count - 1]
-
-    def _positions(self, count: int) -> Tensor:
-        """Of the next tokens in their texts, of which padding is no part: [batch, T]."""
-        if not self._padded:
-            return self._places.numbers(self.seen, count).expand(self.batch, count)
-        positions = (self._kept[:, : self.seen + count].long().cumsum(1) - 1).clamp(min=0)
-        return positions[:, self.seen :]
 
     def _checked(self, tokens: Tensor, mask: Tensor | None) -> int:
         """How many tokens of each text there are."""

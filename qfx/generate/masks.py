@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.ops.kv_blocks import TOKENS
+
 Masks = Mapping[str, Tensor] | Tensor
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -40,19 +42,20 @@ class Places:
         """first, first + 1, ...: int64 [T], not to be written to."""
         return self._numbers[first : first + count]
 
-    def masks(self, seen: Tensor | None, first: int, batch: int, count: int) -> list[Tensor]:
-        """One for each kind, bool [B, 1, T, L]: queries at the places first, first + 1, ... `seen`:
-        bool [B, n], which places hold no padding, or None. Not to be written to."""
-        padding = None
-        if seen is not None and not bool(seen.all()):
-            padding = torch.ones(batch, 1, 1, self._length, dtype=torch.bool, device="cpu")
-            padding[:, 0, 0, : seen.shape[1]] = seen
+    def table(self, texts: int) -> Tensor:
+        """A block table in which each text has its own blocks: int32 [texts, L / 16]."""
+        blocks = -(-self._length // TOKENS)
+        own = torch.arange(texts, dtype=torch.int32, device="cpu")[:, None]
+        return own.expand(texts, blocks).contiguous()
+
+    def masks(self, places: Tensor, hidden: Tensor | None = None) -> list[Tensor]:
+        """One for each kind, bool [B, 1, T, L], of queries at `places` int64 [B, T]; those of the
+        place -1 see what the first place does. `hidden`: bool [B, L], what no query sees, or None.
+        Not to be written to."""
         found = []
         for visible in self._visible:
-            last = len(visible) - 1 - first
-            own = visible[last : last + 1] if count == 1 else visible[last - self.numbers(0, count)]
-            own = own if padding is None else own & padding
-            found.append(own.expand(batch, 1, count, self._length).contiguous())
+            seen = visible[len(visible) - 1 - places.clamp(min=0)][:, None]
+            found.append(seen if hidden is None else seen & ~hidden[:, None, None])
         return found
 
 

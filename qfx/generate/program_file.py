@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from qfx.generate.rows import MOST_ROWS, ROWS
-from qfx.ops.kv_cache import kv_shapes
+from qfx.ops.kv_cache import TOKENS, kv_shapes
 from qfx.programs import Runner
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
 
-FORMAT = 2
+FORMAT = 3
 _MOST = 1 << 40  # a size
 _SMALL = 1 << 26  # bytes that any file may work in
 # Operations a token, for each byte of weights, which layers may share, and for each byte of its
@@ -60,7 +60,8 @@ class ProgramFile:
         last: list[Kind] = [["int64", [1]]] if rows > MOST_ROWS else []
         mask: Kind = ["bool", [self.batch, 1, rows, self.length]]
         cache: list[Kind] = [[str(d).removeprefix("torch."), [*s]] for s, d in self.cache]
-        return [tokens, tokens, ["int64", [rows]], *last, *[mask] * len(self.windows), *cache]
+        table: Kind = ["int32", [self.batch, -(-self.length // TOKENS)]]
+        return [tokens, tokens, tokens, table, *last, *[mask] * len(self.windows), *cache]
 
 
 def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | None) -> ProgramFile:

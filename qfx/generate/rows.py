@@ -1,4 +1,4 @@
-"""How many tokens a step has, and how fewer are filled up."""
+"""How many texts and tokens a step has, and how fewer are filled up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 ROWS = (1, 4, 16, 128)  # tokens of a step, to which fewer are filled up
+SIZES = (1, 2, 4, 8, 16)  # texts of a step, where none were asked for that are enough
 INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # types of tokens
 MOST_ROWS = 16  # whose logits a program gives; of more only those of one
 
@@ -19,8 +20,18 @@ def rows_for(count: int, room: int, among: Sequence[int] = ROWS) -> int:
     return enough[0] if enough else max(rows for rows in fitting if rows <= count)
 
 
-def filled(values: Tensor, rows: int) -> Tensor:
-    """[B, T] -> [B, rows], by zeros, contiguous."""
-    if values.shape[1] == rows:
+def texts_for(texts: int, among: Sequence[int]) -> int:
+    """The texts of the step that serves `texts`: the fewest of `among` that are enough, else the
+    fewest of SIZES, else as many."""
+    for sizes in (among, SIZES):
+        if enough := [size for size in sizes if size >= texts]:
+            return min(enough)
+    return texts
+
+
+def filled(values: Tensor, texts: int, rows: int, by: int = 0) -> Tensor:
+    """[B, T] -> [texts, rows], contiguous, filled up by a number."""
+    if values.shape == (texts, rows):
         return values.contiguous()
-    return torch.nn.functional.pad(values, (0, rows - values.shape[1]))
+    missing = (0, rows - values.shape[1], 0, texts - values.shape[0])
+    return torch.nn.functional.pad(values, missing, value=by)

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.masks import named
-from qfx.hf.kv_cache import NAMES, KVLayer
+from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite
 from qfx.values.config import Config
 
@@ -23,10 +23,10 @@ _KEEP = Config(skip=("*",))  # weights are what quantize_ made of them
 class _GivenLayer(KVLayer):
     """Its tensors are inputs of the graph, and where it writes too."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], places: Tensor) -> None:
+    def __init__(self, tensors: tuple[Tensor, ...], places: Tensor, table: Tensor) -> None:
         super().__init__(tensors[1].shape[2])
         self.is_initialized = True
-        self.places = places
+        self.places, self.table = places, table
         for name, tensor in zip(NAMES, tensors, strict=True):
             setattr(self, name, tensor)
 
@@ -42,9 +42,10 @@ class _GivenLayer(KVLayer):
 
 
 class _Step(nn.Module):
-    """Tokens and their positions [B, T], the places [T] where the cache is written, with `one` the
-    number [1] of the token whose logits are asked for, a mask [B, 1, T, L] for each kind of layer,
-    four tensors of each layer's cache -> logits [B, T, V], or [B, 1, V]."""
+    """Tokens, their positions and the places where the cache is written [B, T], the block table of
+    the cache [B, L / 16], with `one` the number [1] of the token whose logits are asked for, a mask
+    [B, 1, T, L] for each kind of layer, four tensors of each layer's cache -> logits [B, T, V], or
+    [B, 1, V]."""
 
     def __init__(
         self,
@@ -56,13 +57,15 @@ class _Step(nn.Module):
         super().__init__()
         self.inner, self.windows, self.one = InFloat32(model, forward), windows, one
 
-    def forward(self, tokens: Tensor, positions: Tensor, places: Tensor, *rest: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, places: Tensor, table: Tensor, *rest: Tensor
+    ) -> Tensor:
         more: dict[str, Any] = {}
         if self.one:
             more["logits_to_keep"], *rest = rest  # type: ignore[assignment]
         masks, tensors = rest[: len(self.windows)], rest[len(self.windows) :]
         layers = [
-            _GivenLayer(tensors[i : i + len(NAMES)], places)
+            _GivenLayer(tensors[i : i + len(NAMES)], places, table)
             for i in range(0, len(tensors), len(NAMES))
         ]
         found = self.inner.call(

@@ -6,7 +6,7 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,14 +17,15 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes
+from qfx.generate.columns import Columns, columns
 from qfx.generate.float32_steps import float32_vectors
 from qfx.generate.making import making
 from qfx.generate.masks import Places
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
-from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for
+from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
 from qfx.generate.step_graph import step_graph
-from qfx.hf.kv_cache import KVLayer
+from qfx.hf.kv_layer import KVLayer
 from qfx.host.source_text import released_source_texts
 from qfx.nn.packed_together import packed_together
 from qfx.programs import Runner, build
@@ -43,12 +44,15 @@ class Steps:
         inner: Callable[..., Any],
         spans: dict[str, int | None],
         layers: list[KVLayer],
+        sizes: Sequence[int],
     ) -> None:
-        """`layers`: of a cache that the model has written to."""
+        """`layers`: of a cache that the model has written to. `sizes`: numbers of texts, to which
+        fewer are filled up."""
         self._model, self._inner, self.spans = weakref.ref(model), _unbound(model, inner), spans
         self.length, self.bits = layers[0].capacity or 0, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
-        self.places = Places(spans, self.length)
+        self.places, self.sizes = Places(spans, self.length), tuple(sizes)
+        self.tables: dict[int, Tensor] = {}
         self.keeps = "logits_to_keep" in self.__signature__.parameters
         self.told: set[str] = set()
         self._forget()
@@ -101,11 +105,12 @@ class Steps:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.inner)
 
-    def prepare(self, batch: int) -> None:
-        """Makes the program of one token."""
-        token = torch.zeros(batch, 1, dtype=torch.int64, device=self.model.device)
-        with torch.no_grad():
-            self(input_ids=token, past_key_values=DynamicCache(), use_cache=True)
+    def prepare(self) -> None:
+        """Makes the programs of one token."""
+        for texts in self.sizes:
+            token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
+            with torch.no_grad():
+                self(input_ids=token, past_key_values=DynamicCache(), use_cache=True)
 
     def all_runners(self, batch: int) -> dict[int, Runner]:
         """Of each number of rows. ValueError where no program can be made."""
@@ -114,9 +119,10 @@ class Steps:
         for rows in (r for r in ROWS if r <= self.length):
             tokens = torch.zeros(batch, rows, dtype=torch.int64, device="cpu")
             cache = Cache(layers=self._layers())
-            self._begin(cache, batch)
+            self._begin(cache, batch, batch)
             asked = Asked(tokens, cache, None, None, 1, rows)
-            inputs = self._inputs(asked, 0, rows)
+            at = columns(cache.layers[0], self.places.numbers(0, rows), None, self.length)  # type: ignore[arg-type]
+            inputs = self._inputs(asked, at, 0, rows)
             runner = self._runner((batch, rows), inputs, self._bound(cache))
             if runner is None:
                 raise ValueError(f"no program can be made of the model: {self.why_none}")
@@ -150,12 +156,15 @@ class Steps:
             for layer in cache.layers
         )
 
-    def _begin(self, cache: Cache, batch: int) -> None:
-        """Memory for texts that the cache knows nothing of yet."""
+    def _begin(self, cache: Cache, texts: int, size: int) -> None:
+        """Memory for `texts`, of which the cache may know nothing yet, filled up to `size`."""
+        layer: Any
         for layer, (heads, features) in zip(cache.layers, self.shapes, strict=True):
-            if not layer.is_initialized:  # type: ignore[union-attr]
-                empty = torch.empty(batch, heads, 0, features, dtype=torch.float32, device="cpu")
-                layer.lazy_initialization(empty, empty)  # type: ignore[union-attr]
+            if not layer.is_initialized:
+                empty = torch.empty(size, heads, 0, features, dtype=torch.float32, device="cpu")
+                layer.lazy_initialization(empty, empty)
+                layer.texts = texts
+            layer.make_room(size)
 
     def _look(self) -> None:
         """Forgets programs of a model that was changed since they were made."""
@@ -183,7 +192,8 @@ class Steps:
 
     def _read(self, asked: Asked) -> CausalLMOutputWithPast | None:
         """Some tokens at a time. None where the modules serve it."""
-        first: int = asked.cache.layers[0].seen  # type: ignore[union-attr]
+        layer: Any = asked.cache.layers[0]
+        first: int = layer.seen
         count = asked.length
         self._check_room(count, first)
         known = first > 0 and self.state is not None  # a copy of the model knows nothing
@@ -193,32 +203,37 @@ class Steps:
             return None
         if count > MOST_ROWS and not (self.keeps and asked.last_alone):
             return None
-        self._begin(asked.cache, asked.tokens.shape[0])
-        _check_texts(asked.cache.layers[0], asked.tokens.shape[0])
+        texts = asked.tokens.shape[0]
+        _check_texts(layer, texts)
+        self._begin(asked.cache, texts, texts_for(texts, self.sizes))
+        at = columns(layer, self.places.numbers(first, count), asked.seen, self.length)
         found, begin = [], 0
         while begin < count:
-            rows = rows_for(count - begin, self.length - first - begin)
+            rows = rows_for(count - begin, self.length)
             end = min(begin + rows, count)
-            logits = self._step(asked.part(begin, end), first + begin, rows)
+            own = at._replace(places=at.places[:, begin:end])
+            logits = self._step(asked.part(begin, end), own, first + begin, rows)
             if logits is None:
                 return None
             found.append(logits)
             begin = end
         for layer in asked.cache.layers:
-            layer.seen = first + count  # type: ignore[union-attr]
+            layer.seen, layer.kept = first + count, at.kept
         whole = found[-1] if asked.last_alone else torch.cat(found, 1)
         return _output(_kept(whole, asked.keep), asked.cache)
 
-    def _step(self, asked: Asked, first: int, rows: int) -> Tensor | None:
+    def _step(self, asked: Asked, at: Columns, first: int, rows: int) -> Tensor | None:
         """Logits [B, T, V], or of the last token alone."""
-        inputs = self._inputs(asked, first, rows)
-        assert asked.tokens is not None
+        inputs = self._inputs(asked, at, first, rows)
         bound = self._bound(asked.cache)
-        runner = self._runner((asked.tokens.shape[0], rows), inputs, bound)
+        runner = self._runner((len(inputs[0]), rows), inputs, bound)
         if runner is None:
             return None
         logits: Tensor = runner(*inputs, bound=bound)[0].to(self.model.dtype)
-        return logits if logits.shape[1] <= asked.length else logits[:, : asked.length]
+        texts = len(at.places)
+        if logits.shape[1] <= asked.length and len(logits) == texts:
+            return logits
+        return logits[:texts, : asked.length]
 
     def _check_room(self, count: int, first: int) -> None:
         if first + count > self.length:
@@ -275,23 +290,34 @@ class Steps:
 
         return kept(self.model, self, inputs, make, self.vectors, **how)
 
-    def _inputs(self, asked: Asked, first: int, rows: int) -> tuple[Tensor, ...]:
+    def _inputs(self, asked: Asked, at: Columns, first: int, rows: int) -> tuple[Tensor, ...]:
+        """As `_Step` of step_graph.py takes them, before the cache's tensors."""
         assert asked.tokens is not None
-        batch, count = asked.tokens.shape
+        layer: Any = asked.cache.layers[0]
+        size, (texts, count) = len(layer.key_scale), at.places.shape
         positions = asked.positions
         if positions is None:
             positions = self.places.numbers(first, count)[None]
-        masks = self.places.masks(asked.seen, first, batch, rows)
-        places = self.places.numbers(first, rows)
+        given = (asked.tokens, positions.expand(texts, count))
+        places = filled(at.places, size, rows, -1)
+        hidden = None if at.hidden is None else filled(at.hidden, size, self.length)
         last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
-        told = (filled(asked.tokens, rows), filled(positions.expand(batch, count), rows))
-        return (*told, places, *last, *masks)
+        masks = self.places.masks(places, hidden)
+        return (*(filled(t, size, rows) for t in given), places, self._table(layer), *last, *masks)
+
+    def _table(self, layer: KVLayer) -> Tensor:
+        if layer.table is not None:
+            return layer.table
+        assert layer.key_scale is not None
+        size = len(layer.key_scale)
+        if size not in self.tables:
+            self.tables[size] = self.places.table(size)
+        return self.tables[size]
 
 
 def _check_texts(layer: Any, texts: int) -> None:
-    held = len(layer.key_scale)
-    if held != texts:
-        raise ValueError(f"the cache holds {held} texts, and these tokens are of {texts}")
+    if layer.is_initialized and layer.texts != texts:
+        raise ValueError(f"the cache holds {layer.texts} texts, and these tokens are of {texts}")
 
 
 def _unbound(model: Any, inner: Callable[..., Any]) -> Callable[..., Any]:

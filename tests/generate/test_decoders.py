@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "training": (lambda: decoder("llama").train(), {}, r"call model.eval\(\) first"),
     "bits": (lambda: decoder("llama"), {"key_bits": 3}, "key_bits=3"),
     "room": (lambda: decoder("llama"), {"max_length": 0}, "max_length=0"),
-    "batch": (lambda: decoder("llama"), {"batch_size": 0}, "batch_size=0"),
+    "batch": (lambda: decoder("llama"), {"batch_sizes": (8, 0)}, r"batch_sizes=\(0, 8\)"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What steps are told of places is what a mask says; answers are those of transformers' class."""
+"""Places and masks of steps are what a mask says; answers are those of transformers' class."""
 
 from __future__ import annotations
 
@@ -10,38 +10,70 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from qfx.generate.columns import columns
 from qfx.generate.masks import Places
 from qfx.generate.steps import _output
+from qfx.hf.kv_layer import KVLayer
+
+
+class _Text:
+    """A text of a batch, as a list of its columns: whether they are held."""
+
+    def __init__(self) -> None:
+        self.held: list[bool] = []
+
+    def place(self, column: int) -> int:
+        return sum(self.held[:column]) if self.held[column] else -1
 
 
 @given(data=st.data())
-def test_masks_say_what_each_query_sees(data: st.DataObject) -> None:
+def test_a_query_sees_what_its_mask_and_window_say(data: st.DataObject) -> None:
+    """Of calls in turn, whose masks may hide what earlier calls read: padding is never held, and
+    a text sees its own tokens in their order."""
     length, batch = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 3))
-    first = data.draw(st.integers(0, length - 1))
-    count = data.draw(st.integers(1, length - first))
     windows = data.draw(st.lists(st.one_of(st.none(), st.integers(1, 50)), min_size=1, max_size=3))
-    seen = None
-    if data.draw(st.booleans()):
-        bits = st.lists(st.booleans(), min_size=first + count, max_size=first + count)
-        seen = torch.tensor([data.draw(bits) for _ in range(batch)])
     places = Places({str(i): w for i, w in enumerate(windows)}, length)
-    found = places.masks(seen, first, batch, count)
-    assert len(found) == len(windows)
-    for window, mask in zip(windows, found, strict=True):
-        assert mask.shape == (batch, 1, count, length) and mask.is_contiguous()
-        for b in range(batch):
-            for t in range(count):
-                query = first + t
-                sees = [
-                    k <= query
-                    and (window is None or k > query - window)
-                    and (seen is None or k >= seen.shape[1] or bool(seen[b, k]))
-                    for k in range(length)
-                ]
-                assert mask[b, 0, t].tolist() == sees
-    assert places.numbers(first, count).tolist() == list(range(first, first + count))
+    layer, texts, first = KVLayer(length), [_Text() for _ in range(batch)], 0
+    layer.texts = batch
+    while first < length and data.draw(st.booleans()):
+        count = data.draw(st.integers(1, length - first))
+        seen = None
+        if data.draw(st.booleans()):
+            bits = st.lists(st.booleans(), min_size=first + count, max_size=first + count)
+            seen = torch.tensor([data.draw(bits) for _ in range(batch)])
+        found = columns(layer, places.numbers(first, count), seen, length)
+        for b, text in enumerate(texts):
+            text.held += [seen is None or bool(seen[b, first + t]) for t in range(count)]
+            assert found.places[b].tolist() == [text.place(first + t) for t in range(count)]
+        _check_masks(places.masks(found.places, found.hidden), windows, texts, first, seen)
+        layer.seen, layer.kept, first = first + count, found.kept, first + count
+    assert places.numbers(0, length).tolist() == list(range(length))
+
+
+def _check_masks(
+    masks: list[Tensor],
+    windows: list[int | None],
+    texts: list[_Text],
+    first: int,
+    seen: Tensor | None,
+) -> None:
+    for window, mask in zip(windows, masks, strict=True):
+        assert mask.is_contiguous()
+        for b, text in enumerate(texts):
+            for t in range(mask.shape[2]):
+                query = text.place(first + t)
+                expected = {
+                    place
+                    for column in range(len(text.held))
+                    if 0 <= (place := text.place(column)) <= query
+                    and (window is None or place > query - window)
+                    and (seen is None or bool(seen[b, column]))
+                }
+                if query >= 0:
+                    assert set(mask[b, 0, t].nonzero().flatten().tolist()) == expected
 
 
 @pytest.mark.parametrize("way", ["itself", "pickled", "copied", "replaced"])

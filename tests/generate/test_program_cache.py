@@ -27,6 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import qfx
 from qfx.generate import program_cache, program_key, steps
+from qfx.generate.columns import columns
 from qfx.generate.program_key import SWITCH, key_of
 from qfx.generate.told import Unknown
 from tests.conftest import same_bits
@@ -120,10 +121,12 @@ def test_a_changed_setting_is_not_served_from_before(
 def key(model: Any, **others: Any) -> str:
     """Of the program of one token."""
     placed, cache = model.forward, transformers.Cache(layers=model.forward._layers())
-    placed._begin(cache, others.pop("batch", 1))
+    texts = others.pop("batch", 1)
+    placed._begin(cache, texts, texts)
     asked = steps.Asked(ids(1, 1), cache, None, None, 0, 1)
     how = {"forward": placed.inner, "windows": placed.spans, "one": False, **others}
-    inputs = (*placed._inputs(asked, 0, 1), *placed._bound(asked.cache).tensors)
+    at = columns(cache.layers[0], placed.places.numbers(0, 1), None, placed.length)
+    inputs = (*placed._inputs(asked, at, 0, 1), *placed._bound(asked.cache).tensors)
     return key_of(model, placed, inputs, **how)[0]
 
 

@@ -33,7 +33,7 @@ PROGRAMS = (
         "a query sees a place too few",
         old="ones[length - window : length] = True",
         new="ones[length - window + 1 : length] = True",
-        tests=("test_masks_say_what_each_query_sees",),
+        tests=("test_a_query_sees_what_its_mask_and_window_say",),
     ),
     Mutant(
         "the default gives way to what is hardly faster",

@@ -1,0 +1,243 @@
+"""KVLayer: the keys and values of one layer as codes of 8 or 4 bits, for caches of transformers."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from qfx.ops.kv_blocks import TOKENS, found_by
+from qfx.ops.kv_cache import kv_empty
+
+ops = torch.ops.qfx
+_FIRST = 256  # tokens that a growing cache begins with
+NAMES = ("keys", "key_scale", "values", "value_scale")
+_changes = count(1)
+
+
+def _counted(name: str) -> Any:
+    """An attribute whose changes KVLayer.changes counts."""
+    own = f"_{name}"
+
+    def change(layer: KVLayer, value: Tensor | None) -> None:
+        setattr(layer, own, value)
+        KVLayer.changes = next(_changes)
+
+    return property(lambda layer: getattr(layer, own), change)
+
+
+class KVLayer(CacheLayerMixin):
+    """One layer. `capacity`: tokens that it has room for, None for one that grows.
+
+    `seen`: how many columns of tokens were passed to the model, padding included.
+    `kept`: bool [texts, seen], which of them are held; None where all are. A text's tokens lie at
+    the places 0, 1, ... in their order, so a text lies in the same way whatever its padding.
+    `texts`: how many there are; the tensors may have room for more.
+    `table`: the block table of `qfx.ops.kv_blocks`; None where each text has its own blocks.
+    `changes`: of all layers; another number when a tensor of one of them became another.
+    """
+
+    changes = 0
+    keys, key_scale, values, value_scale = map(_counted, NAMES)
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False  # windows are the masks' part
+
+    def __init__(self, capacity: int | None = None, key_bits: int = 8, value_bits: int = 8) -> None:
+        super().__init__()
+        if not {key_bits, value_bits} <= {4, 8}:
+            raise ValueError(f"key_bits={key_bits}, value_bits={value_bits}: expected 8 or 4")
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"a cache with room for {capacity} tokens: expected at least 1")
+        self.capacity, self.bits = capacity, (key_bits, value_bits)
+        self.key_scale = self.value_scale = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.seen = self.texts = 0
+        self.kept: Tensor | None = None
+        self.table: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """keys, key_scale, values, value_scale, as `torch.ops.qfx.kv_write` fills them."""
+        return tuple(getattr(self, name) for name in NAMES)  # type: ignore[return-value]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        _check_alike(key_states, value_states)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads, _, d = key_states.shape
+        self.shape, self.texts = (heads, d), batch
+        self._keep(kv_empty(batch, heads, self.capacity or _FIRST, d, *self.bits))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes key_states and value_states [B, heads, T, D] behind those seen; returns all keys
+        and values as floats, of padding any. ValueError beyond `capacity`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new = key_states.shape[2]
+        self._reserve(self.seen + new)
+        places = torch.arange(new, dtype=torch.int64, device=key_states.device)
+        places = places + (self.seen if self.kept is None else self.kept.sum(1)[:, None])
+        ops.kv_write(*map(self._of_texts, self.tensors), key_states, value_states, places)
+        self.seen += new
+        if self.kept is not None:
+            self.kept = torch.cat([self.kept, self.kept.new_ones(self.texts, new)], 1)
+        return self._floats(key_states.dtype, value_states.dtype)
+
+    def _floats(self, *dtypes: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [texts, heads, seen, D] of all columns."""
+        table = self.table
+        length = self.seen if self.kept is None else int(self.kept.sum(1).max())
+        parts = (self.tensors[:2], self.tensors[2:])
+        read: list[Tensor] = [
+            self._of_texts(op(*part, length, dtype, table))
+            for op, part, dtype in zip((ops.kv_keys, ops.kv_values), parts, dtypes, strict=True)
+        ]
+        if self.kept is not None:
+            places = (self.kept.cumsum(1) - 1).clamp(min=0)[:, None, :, None]
+            shape = (self.texts, self.shape[0], self.seen, self.shape[1])
+            read = [floats.gather(2, places.expand(shape)) for floats in read]
+        return read[0], read[1]
+
+    def _of_texts(self, tensor: Tensor) -> Tensor:
+        return tensor if len(tensor) == self.texts else tensor[: self.texts]
+
+    def write(
+        self, keys: Tensor, values: Tensor, places: Tensor, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Writes to the places [T] or [B, T]; returns the first `length` tokens as floats."""
+        ops.kv_write(*self.tensors, keys, values, places)
+        all_keys, key_scale, all_values, value_scale = self.tensors
+        return (
+            ops.kv_keys(all_keys, key_scale, length, keys.dtype, self.table),
+            ops.kv_values(all_values, value_scale, length, values.dtype, self.table),
+        )
+
+    def _reserve(self, seen: int) -> None:
+        assert self.key_scale is not None
+        room = self.key_scale.shape[2]
+        if seen <= (self.capacity or room):
+            return
+        if self.capacity is not None:
+            raise ValueError(
+                f"the cache has room for {self.capacity} tokens and would hold {seen}; make it "
+                "longer (max_cache_len), or generate fewer tokens"
+            )
+        self._own_blocks()
+        self._grow(len(self.key_scale), max(2 * room, seen))
+
+    def make_room(self, texts: int) -> None:
+        """For as many texts as a program takes; those that are held stay."""
+        assert self.key_scale is not None
+        if len(self.key_scale) != texts:
+            self._own_blocks()
+            self._grow(texts, self.key_scale.shape[2])
+
+    def _grow(self, texts: int, length: int) -> None:
+        heads, d = self.shape
+        former = self.tensors
+        self._keep(kv_empty(texts, heads, length, d, *self.bits))
+        for old, new in zip(former, self.tensors, strict=True):
+            new[: self.texts, :, : old.shape[2]].copy_(old[: self.texts])
+
+    def _keep(self, tensors: tuple[Tensor, ...]) -> None:
+        for name, tensor in zip(NAMES, tensors, strict=True):
+            setattr(self, name, tensor)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return self.capacity or -1
+
+    def reset(self) -> None:
+        """Forgets all; the next tokens may be of another number of sequences."""
+        self._clear()
+        self.is_initialized = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last ones; a negative number, as transformers passes it. A layer that holds
+        nothing yet stays so."""
+        if not self.is_initialized:
+            return
+        if tokens_to_remove > 0 or -tokens_to_remove > self.seen:
+            raise ValueError(
+                f"crop({tokens_to_remove}) of a cache of {self.seen} tokens: give a negative "
+                "number of tokens to remove"
+            )
+        self._own_blocks()  # what comes next is written to them
+        self.seen += tokens_to_remove
+        self.kept = None if self.kept is None else self.kept[:, : self.seen]
+
+    def activate_past_recording(self) -> None:
+        """For what crops later, which needs nothing here."""
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Text b becomes what text `beam_idx[b]` was: full blocks are found by the table from now
+        on, and only the block that is being filled is copied."""
+        if not self.is_initialized:
+            return
+        if len(beam_idx) != self.texts:
+            return self.batch_select_indices(beam_idx)
+        assert self.key_scale is not None
+        rows, blocks = len(self.key_scale), self.key_scale.shape[2] // TOKENS
+        own = torch.arange(rows, dtype=torch.int64, device=beam_idx.device)
+        source = torch.cat([beam_idx.long(), own[self.texts :]])
+        if torch.equal(source, own):
+            return
+        self.kept = None if self.kept is None else self.kept[beam_idx]
+        held = torch.full_like(own, self.seen)
+        if self.kept is not None:
+            held[: self.texts] = self.kept.sum(1)
+        full, own = (held // TOKENS)[:, None], own[:, None]
+        table = own.expand(rows, blocks) if self.table is None else self.table.long()
+        table = table[source]
+        last = table.gather(1, full.clamp(max=blocks - 1))[:, 0]
+        filling = torch.where(held % TOKENS != 0, full[:, 0], -1)
+        ops.kv_copy_blocks(*self.tensors, last, filling)
+        before = torch.arange(blocks, dtype=torch.int64, device=own.device) < full
+        self.table = torch.where(before, table, own).to(torch.int32)
+
+    def _own_blocks(self) -> None:
+        """Copies what the table finds to where each text has its own."""
+        if self.table is not None:
+            self._keep(tuple(found_by(self.table, t).contiguous() for t in self.tensors))
+            self.table = None
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.is_initialized:
+            batch = torch.arange(self.texts, dtype=torch.int64, device=self.tensors[0].device)
+            self.batch_select_indices(batch.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if not self.is_initialized:
+            return
+        self._own_blocks()
+        self._keep(tuple(t[: self.texts][indices] for t in self.tensors))
+        self.kept = None if self.kept is None else self.kept[indices]
+        self.texts = len(self.tensors[0])
+
+    def offload(self) -> None:
+        raise NotImplementedError("an int8 cache is on the CPU already: pass no offloading")
+
+    def prefetch(self) -> None:
+        raise NotImplementedError("an int8 cache is on the CPU already: pass no offloading")
+
+
+def _check_alike(keys: Tensor, values: Tensor) -> None:
+    if keys.shape[-1] != values.shape[-1]:
+        raise ValueError(
+            f"keys have {keys.shape[-1]} features and values {values.shape[-1]}: an int8 cache "
+            "holds as many of both"
+        )
