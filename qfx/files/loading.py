@@ -20,6 +20,7 @@ from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
 from qfx.files.skeleton import Fitted, fill, fitted
 from qfx.files.tensor_file import Entry, Table, open_table, tensors_of
 from qfx.host.dynamo import uncompiled_module
+from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Stored
 from qfx.values.config import Config
 from qfx.values.errors import UserError
@@ -221,7 +222,7 @@ def _file(saved: Saved, table: Table) -> File | None:
 
 def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> Stored:
     prefix = f"{owner}."
-    linear, kind = plan.linears[owner], plan.kinds[owner]
+    linear, kind = as_linear(plan.linears[owner]), plan.kinds[owner]
     n, k = linear.weight.shape
     try:
         found = kind.taken_from(parts, prefix, n, k)

@@ -14,6 +14,7 @@ from qfx.files.tensor_file import Entry
 from qfx.nn.chosen import Chosen, listed, refuse
 from qfx.nn.kinds import STORED, kind_of, told
 from qfx.nn.linear import Linear
+from qfx.nn.linear_like import as_linear, is_linear
 from qfx.nn.loading import Checked, Stored, fault_of
 from qfx.nn.replace import replace
 from qfx.nn.sign_linear import SignLinear
@@ -28,7 +29,7 @@ class Fitted:
     that were said; `same`: names -> the name their tensor is stored by; `left`: stored and not
     wanted; `was`: the tensors that are replaced, by name."""
 
-    linears: Mapping[str, nn.Linear]
+    linears: Mapping[str, nn.Module]
     kinds: Mapping[str, type[Stored]]
     parts: Mapping[str, int]
     schemes: Mapping[str, str] | None
@@ -101,26 +102,30 @@ def _linear_names(
     modules = dict(skeleton.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(name.rpartition(".")[0] for name in stored)
     kinds = {name: kind_of(name, stored) for name in owners}
-    linears = nn.Linear | Linear
-    found = [n for n, kind in kinds.items() if kind and isinstance(modules.get(n), linears)]
+
+    def takes(name: str) -> bool:
+        there = modules.get(name)
+        return isinstance(there, nn.Linear | Linear) or (there is not None and is_linear(there))
+
+    found = [name for name, kind in kinds.items() if kind and takes(name)]
     if said is not None:
         found = [*said, *(n for n in found if kinds[n] is SignLinear and n not in said)]
     return [name for name in found if not isinstance(modules.get(name), SignLinear)]
 
 
-def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str) -> nn.Linear:
+def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str) -> nn.Module:
     there = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
     here = f"{at}: {printable(name)}"
     kind = kind_of(name, stored)
     what = "a linear of one bit" if kind is SignLinear else "an int8 linear"
     if isinstance(there, Linear):
         raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
-    if type(there) is not nn.Linear:
+    if there is None or not is_linear(there):
         found = "nothing" if there is None else f"a {type(there).__name__}"
         raise UserError(f"{here} is {what}, and the skeleton has {found} of that name")
     if kind is None:
         raise UserError(f"{here} is said to be {what}, and has no codes")
-    codes, (n, k) = kind.PARTS[1], there.weight.shape
+    codes, (n, k) = kind.PARTS[1], as_linear(there).weight.shape
     shape = stored[f"{name}.{codes}"].shape
     if shape not in kind.shapes(n, k):
         raise UserError(

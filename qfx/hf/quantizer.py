@@ -17,6 +17,7 @@ from qfx.hf.state import marked_state, scheme_numbers
 from qfx.nn.chosen import Chosen
 from qfx.nn.kinds import stored_linears, told
 from qfx.nn.linear import Linear
+from qfx.nn.linear_like import as_linear, is_linear, is_transposed
 from qfx.nn.quantized import planned, quantize_
 from qfx.nn.replace import replace
 from qfx.nn.weight_faults import unquantizable, unserved
@@ -39,9 +40,9 @@ class QfxQuantizer(HfQuantizer):
     def __init__(self, quantization_config: QfxConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.found: Chosen | None = None
-        self.hows: dict[nn.Linear, Scheme | SiteRecipe] = {}
-        self.later: set[nn.Linear] = set()  # tied: their weights come with those of others
-        self.made: dict[nn.Linear, Linear] = {}
+        self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
+        self.later: set[nn.Module] = set()  # tied: their weights come with those of others
+        self.made: dict[nn.Module, Linear] = {}
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         places = kwargs.get("device_map")
@@ -83,12 +84,12 @@ class QfxQuantizer(HfQuantizer):
             )
         for name, numbers in names.items():
             linear = model.get_submodule(name)
-            if type(linear) is not nn.Linear:
+            if not is_linear(linear):
                 raise UserError(
                     f"{WHO}: config.json says that {printable(name)} is an int8 linear, and it is "
                     f"a {type(linear).__name__}"
                 )
-            model.set_submodule(name, Awaited(linear, numbers, name))
+            model.set_submodule(name, Awaited(as_linear(linear), numbers, name))
         untie(model, names)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
@@ -102,20 +103,23 @@ class QfxQuantizer(HfQuantizer):
         return _Quantize(self)
 
     def quantize(self, name: str, weight: Tensor) -> bool:
-        """Takes the weight [N, K] of the linear `name`, which is made when all is loaded; False for
-        one that cannot be quantized, whose linear stays float."""
+        """Takes the weight of the linear `name` as its module has it, [N, K] or [K, N]; the
+        int8 linear is made when all is loaded. False for one that cannot be quantized, whose
+        linear stays float.
+        """
         assert self.found is not None
         linear = self.found.taken[name]
         if why := unserved(weight) or unquantizable(weight):
             self._leave(linear, why)
             return False
         holder = nn.Linear(1, 1, bias=False, device="meta", dtype=weight.dtype)
+        weight = weight.t() if is_transposed(linear) else weight
         holder.weight = nn.Parameter(weight, requires_grad=False)
         self.made[linear] = Linear.from_float(holder, self.hows[linear])
-        linear.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+        linear.weight._is_hf_initialized = True  # type: ignore[union-attr]
         return True
 
-    def _leave(self, linear: nn.Linear, why: str) -> None:
+    def _leave(self, linear: nn.Module, why: str) -> None:
         assert self.found is not None
         for name in [n for n, m in self.found.taken.items() if m is linear]:
             del self.found.taken[name]
@@ -133,7 +137,7 @@ class QfxQuantizer(HfQuantizer):
                     self._leave(linear, why)
                     continue
                 if linear not in self.made:
-                    self.made[linear] = Linear.from_float(linear, self.hows[linear])
+                    self.made[linear] = Linear.from_float(as_linear(linear), self.hows[linear])
                 self.made[linear].bias = linear.bias
             places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
             replace(self.found, places)

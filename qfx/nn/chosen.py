@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from qfx.host.fsdp import is_sharded
 from qfx.nn.carry import obstacles, parametrized
+from qfx.nn.linear_like import as_linear, is_linear, is_transposed
 from qfx.nn.loading import Checked, Stored
 from qfx.nn.trained_state import TrainedState
 from qfx.nn.weight_bytes import kinds, weight_bytes
@@ -29,8 +30,8 @@ class Chosen(NamedTuple):
 
     who: str  # in whose name errors, logs and warnings speak
     model: nn.Module
-    linears: dict[str, nn.Linear]
-    taken: dict[str, nn.Linear]  # to be replaced
+    linears: dict[str, nn.Module]
+    taken: dict[str, nn.Module]  # to be replaced
     left: dict[str, str]  # float as the config says, and how it says so
     missed: dict[str, str]  # float though the config does not say so, and why
     asked: bool = True  # something stays float by the config, or there is none to ask
@@ -40,15 +41,17 @@ def chosen(
     model: nn.Module,
     config: Config,
     who: str,
-    left_by_recipe: Callable[[nn.Linear], str] = lambda linear: "",
+    left_by_recipe: Callable[[nn.Module], str] = lambda linear: "",
     sums_overflow: bool = True,
+    transposed: bool = False,
 ) -> Chosen:
     """The linears of `model` by what `config.skip` and `config.only` say, and by what they are.
 
-    Only exact `nn.Linear` modules are taken: subclasses, parametrized ones and the projections of
-    nn.MultiheadAttention are read by other code than their own forward. Weights are read, for NaN
-    and infinity. `sums_overflow`: those of K above 65792 int8 products. Raises ValueError, in the
-    name of `who`, for a pattern that fits none, and where there is no such linear at all.
+    Only exact `nn.Linear` modules and those of linear_like.py are taken: other subclasses,
+    parametrized ones and the projections of nn.MultiheadAttention are read by other code than their
+    own forward. Weights are read, for NaN and infinity. `sums_overflow`: those of K above 65792
+    int8 products. `transposed`: modules with a weight [K, N] are taken too. Raises ValueError, in
+    the name of `who`, for a pattern that fits none, and where there is no such linear at all.
     """
     modules = model.named_modules(remove_duplicate=False)
     linears = {n: m for n, m in modules if n and _is_float(m)}
@@ -61,7 +64,7 @@ def chosen(
     for name, module in linears.items():
         if out := left_out(config, [name]):
             found.left[name] = out
-        elif why := _not_taken(module, attentions):
+        elif why := _not_taken(module, attentions, transposed):
             found.missed[name] = why
         elif out := left_by_recipe(module):
             found.left[name] = out
@@ -69,7 +72,7 @@ def chosen(
             found.missed[name] = why
         else:
             found.taken[name] = module
-    if not any(type(m) is nn.Linear for m in linears.values()):
+    if not any(is_linear(m) and (transposed or not is_transposed(m)) for m in linears.values()):
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
         trained = [n for n, m in model.named_modules() if isinstance(m, TrainedState)]
         if trained:
@@ -85,9 +88,10 @@ def chosen(
     return found
 
 
-def _is_float(module: nn.Module) -> TypeGuard[nn.Linear]:
+def _is_float(module: nn.Module) -> bool:
     """A linear that is none of qfx's modules yet."""
-    return isinstance(module, nn.Linear) and not isinstance(module, Checked)
+    linear = isinstance(module, nn.Linear) or is_linear(module)
+    return linear and not isinstance(module, Checked)
 
 
 def check_unsharded(model: nn.Module, who: str) -> None:
@@ -99,7 +103,9 @@ def check_unsharded(model: nn.Module, who: str) -> None:
         )
 
 
-def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -> str:
+def _not_taken(
+    module: nn.Module, attentions: Sequence[nn.MultiheadAttention], transposed: bool
+) -> str:
     """Why no module of qfx stands for this one; '' where one does."""
     if parametrize.is_parametrized(module):
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
@@ -108,13 +114,15 @@ def _not_taken(module: nn.Linear, attentions: Sequence[nn.MultiheadAttention]) -
         return "LazyLinear: its weight has no shape yet, run the model once first"
     if any(module is attention.out_proj for attention in attentions):
         return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
-    if type(module) is not nn.Linear:
+    if not is_linear(module):
         return f"{type(module).__name__}, a subclass of nn.Linear"
+    if is_transposed(module) and not transposed:
+        return f"{type(module).__name__}, whose weight is [K, N]: qfx.quantize_ takes it"
     return unserved(weight)
 
 
-def _fault(sums_overflow: bool, module: nn.Linear) -> str:
-    weight = module._parameters.get("weight")
+def _fault(sums_overflow: bool, module: nn.Module) -> str:
+    weight = as_linear(module)._parameters.get("weight")
     return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
 
 
@@ -145,7 +153,7 @@ def refuse(
         )
 
 
-def _offloaded(model: nn.Module, name: str, linear: nn.Linear) -> Iterator[str]:
+def _offloaded(model: nn.Module, name: str, linear: nn.Module) -> Iterator[str]:
     parts = name.split(".")
     above = (model.get_submodule(".".join(parts[:i])) for i in range(len(parts)))
     offloaded = getattr(linear.weight, "is_meta", False) and "_hf_hook" not in vars(linear)

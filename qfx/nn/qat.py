@@ -15,6 +15,7 @@ from qfx.graph.unchanged import unchanged
 from qfx.nn.binary import BinaryLinear
 from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.functional import specs
+from qfx.nn.linear_like import as_linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
 from qfx.values.config import Config
@@ -97,18 +98,17 @@ def _made(
 ) -> dict[str, nn.Module]:
     """By name, what `make` makes of the linears; `run` runs the model once, in float, for them."""
     refuse(found, make)
-    each = {linear: make(linear) for linear in dict.fromkeys(found.taken.values())}
+    each = {linear: make(as_linear(linear)) for linear in dict.fromkeys(found.taken.values())}
     if run is not None:
         _observe(found, each, run)
     return {name: each[m] for name, m in found.taken.items()}
 
 
-def _observe(found: Chosen, each: Mapping[nn.Linear, Learned], run: Callable[[], Any]) -> None:
+def _observe(found: Chosen, each: Mapping[nn.Module, Learned], run: Callable[[], Any]) -> None:
     """Runs the float model once; each module sees what the linear that it stands for sees."""
     missed = {linear for linear, module in each.items() if module.learns_activations}
 
     def fit(linear: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
-        assert isinstance(linear, nn.Linear)
         each[linear].observe(inputs[0] if inputs else keywords["input"])
         missed.discard(linear)
 

@@ -14,6 +14,7 @@ from qfx.memory.pages import trim
 from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
+from qfx.nn.linear_like import as_linear, is_transposed, sizes_of
 from qfx.nn.replace import replace
 from qfx.smoothing.factors import Factors, factors_without_graph
 from qfx.values.config import Config
@@ -24,6 +25,7 @@ from qfx.values.site_recipe import SiteRecipe
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
+    So are transformers' Conv1D, whose weight [K, N] becomes that of a linear, and FalconLinear.
 
     The float weights are freed, unless something else refers to them, as a tied embedding does, and
     their memory goes back to the system; of weights that map a file, which other weights of it keep
@@ -55,15 +57,15 @@ def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear
     return found, {name: made[m] for name, m in found.taken.items()}
 
 
-def _made(linear: nn.Linear, how: Scheme | SiteRecipe) -> Linear:
-    module = Linear.from_float(linear, how)
-    drop_file_pages(linear.weight)
+def _made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear:
+    module = Linear.from_float(as_linear(linear), how)
+    drop_file_pages(linear.weight)  # type: ignore[arg-type]
     return module
 
 
 def planned(
     model: nn.Module, config: Config, who: str
-) -> tuple[Chosen, dict[nn.Linear, Scheme | SiteRecipe]]:
+) -> tuple[Chosen, dict[nn.Module, Scheme | SiteRecipe]]:
     """Which linears become int8, and how each is quantized; nothing is changed.
 
     Raises ValueError, in the name of `who`, where `quantize_` does.
@@ -72,29 +74,33 @@ def planned(
     for name, module in model.named_modules(remove_duplicate=False):
         names[module].append(name)
 
-    def decided(linear: nn.Linear) -> Scheme | SiteRecipe | None:
+    def decided(linear: nn.Module) -> Scheme | SiteRecipe | None:
         return _decided(config, names[linear])
 
-    found = chosen(model, config, who, lambda linear: _left_float(decided(linear), linear))
+    def left(linear: nn.Module) -> str:
+        return _left_float(decided(linear), linear)
+
+    found = chosen(model, config, who, left, transposed=True)
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
     return found, {m: how for m, how in hows.items() if how is not None}
 
 
-def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Linear) -> str:
+def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Module) -> str:
     if how is None:
         return "the pinned plan does not name it"
     if isinstance(how, Scheme):
-        return why_few_features(linear.in_features) or ""
+        return why_few_features(sizes_of(linear)[0]) or ""
     if how.scheme is not None:
         return ""
     return "the recipe leaves it float" + (f": {how.reason}" if how.reason else "")
 
 
-def _smoothed(linear: nn.Linear, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
+def _smoothed(linear: nn.Module, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
     """With the factor of its activation, where no recipe decides. (R4)"""
-    n, k = linear.weight.shape
-    factor = factors.get((storage_id(linear.weight) or 0, 1))
+    n, k = as_linear(linear).weight.shape
+    axis = 0 if is_transposed(linear) else 1
+    factor = factors.get((storage_id(as_linear(linear).weight) or 0, axis))
     if factor is None or not isinstance(how, Scheme) or not how.at(k).smooths:
         return how
     return SiteRecipe("", 0, n, k, how.at(k), factor)

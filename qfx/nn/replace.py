@@ -8,6 +8,7 @@ from torch import nn
 
 from qfx.nn.carry import carry
 from qfx.nn.chosen import Chosen
+from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
 from qfx.nn.summary import Line, Summary, bytes_of, tell
 from qfx.nn.weight_bytes import weight_bytes
@@ -33,8 +34,9 @@ def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
     return model
 
 
-def _line(name: str, linear: nn.Linear, chosen: Chosen, made: Mapping[str, nn.Module]) -> Line:
-    shape = f"{linear.in_features}x{linear.out_features}"
+def _line(name: str, linear: nn.Module, chosen: Chosen, made: Mapping[str, nn.Module]) -> Line:
+    k, n = sizes_of(linear)
+    shape = f"{k}x{n}"
     if name not in made:
         return Line(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
     module = made[name]

@@ -22,9 +22,9 @@ _EXPERTS = "aten.topk.default"
 # A decoder -> something that PyTorch runs between programs, None where one program is a step.
 SERVED: dict[str, str | None] = {
     "llama": None, "qwen2": None, "qwen3": None, "gemma3": None, "mistral": None, "phi3": None,
-    "gpt2": "aten.addmm.default",  # weights stored transposed, which quantize_ leaves
+    "gpt2": None,
     "opt": "aten.add.Tensor",  # of positions
-    "gpt-neox": None, "falcon": "aten.matmul.default", "olmo2": None, "stablelm": None,
+    "gpt-neox": None, "falcon": None, "olmo2": None, "stablelm": None,
     "cohere": None, "mixtral": _EXPERTS,
 }  # fmt: skip
 UNSERVED = {
