@@ -21,6 +21,7 @@ from qfx._C import Program
 from qfx.graph.capture import clone
 from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key, tree_leaves
+from qfx.programs.constant_index import slice_constant_indices
 from qfx.programs.emitting import EMIT, Emitter, Outside, Step, argument
 from qfx.programs.inputs import View
 from qfx.programs.joining import joined
@@ -65,7 +66,7 @@ def _without_checks(gm: fx.GraphModule) -> fx.GraphModule:
             copy.graph.erase_node(node)
         elif not node.users and (guards or name in _CHECKS):
             copy.graph.erase_node(node)
-    copy.graph.eliminate_dead_code()
+    slice_constant_indices(copy)
     copy.recompile()
     return copy
 

@@ -53,6 +53,11 @@ def _float(e: Emitter, what: Any) -> Operand:
     return fresh
 
 
+def _in_place(name: str, e: Emitter, node: fx.Node) -> None:
+    out, b = e.of(node), e.of(node.args[1])
+    e.binary(name, out, out, _times_alpha(e, node, b))
+
+
 def _power(e: Emitter, node: fx.Node) -> None:
     out, x, exponent = e.of(node), e.of(node.args[0]), node.args[1]
     if isinstance(exponent, int | float) and exponent in _POWERS:
@@ -152,5 +157,9 @@ EMIT |= {
     getattr(getattr(aten, name), overload): partial(_binary, name)
     for name in ("add", "sub", "mul", "div")
     for overload in ("Tensor", "Scalar")
+}
+EMIT |= {
+    getattr(aten, f"{name}_").Tensor: partial(_in_place, name)
+    for name in ("add", "sub", "mul", "div")
 }
 EMIT |= {getattr(aten, name).default: partial(_binary, name) for name in ("maximum", "minimum")}

@@ -24,6 +24,7 @@ Draw = st.DrawFn
 ops = torch.ops.qfx
 # These have their own tests: test_linears.py, test_caches.py.
 ELSEWHERE = {
+    *(getattr(aten, name).Tensor for name in ("add_", "sub_", "mul_", "div_")),
     ops.int8_linear_dynamic.default,
     ops.int8_linear.default,
     ops.lowbit_linear_dynamic.default,
