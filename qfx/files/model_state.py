@@ -38,6 +38,9 @@ def state_of(model: nn.Module) -> ModelState:
         raise UserError("save: the model is a single linear: put it into a module")
     if any(map(is_sharded, model.modules())):
         raise UserError("save: FSDP shards the model: gather its state dict first")
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value) or value.is_nested:  # a state dict of it cannot even be made
+            raise UserError(f"save: {name} {_unstorable(value)}")
     state = model.state_dict()
     derived = derived_buffers(model, state)
     everything = {**state, **derived}
@@ -62,6 +65,8 @@ def _unstorable(value: Any) -> str:
         return f"is of type {type(value).__name__}, of which a file of tensors has none"
     if is_lazy(value):
         return "has no shape yet: run the model once, which gives its lazy modules their weights"
+    if value.is_nested:
+        return "is a nested tensor, which files do not hold"
     if wraps_tensors(value):
         return f"is a {type(value).__name__}, a tensor subclass: gather or convert it first"
     if not has_values(value):

@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
@@ -18,7 +18,7 @@ from qfx.nn.linear_like import as_linear, is_linear, is_transposed
 from qfx.nn.loading import Checked, Stored
 from qfx.nn.trained_state import TrainedState
 from qfx.nn.weight_bytes import kinds, weight_bytes
-from qfx.nn.weight_faults import too_long, unquantizable, unserved
+from qfx.nn.weight_faults import too_long, unquantizable, unserved, unserved_bias
 from qfx.values.config import Config
 from qfx.values.select import check_names, left_out
 
@@ -118,11 +118,15 @@ def _not_taken(
         return f"{type(module).__name__}, a subclass of nn.Linear"
     if is_transposed(module) and not transposed:
         return f"{type(module).__name__}, whose weight is [K, N]: qfx.quantize_ takes it"
-    return unserved(weight)
+    return unserved(weight) or unserved_bias(module._parameters.get("bias"), _matrix(module))
+
+
+def _matrix(module: nn.Module) -> Tensor | None:
+    return as_linear(module)._parameters.get("weight")
 
 
 def _fault(sums_overflow: bool, module: nn.Module) -> str:
-    weight = as_linear(module)._parameters.get("weight")
+    weight = _matrix(module)
     return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
 
 

@@ -108,19 +108,21 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _multiplies(module: nn.Module, tensor: Tensor) -> bool:
-    is_matrix = isinstance(tensor, nn.Parameter) and tensor.ndim >= 2 and tensor.shape[0] > 1
+    is_matrix = isinstance(tensor, nn.Parameter) and tensor.ndim >= 2
+    is_matrix = is_matrix and (tensor.is_nested or tensor.shape[0] > 1)
     return is_matrix and not isinstance(module, (*_LOOKUPS, TrainedState))
 
 
 def _key(tensor: Tensor) -> object:
     storage = storage_id(tensor)
-    return id(tensor) if storage is None else (storage, tensor.storage_offset(), tensor.numel())
+    apart = storage is None or tensor.is_nested
+    return id(tensor) if apart else (storage, tensor.storage_offset(), tensor.numel())
 
 
 def _bytes(tensor: Tensor) -> int:
     """An expanded tensor takes no more than its storage."""
     count = tensor.numel() * tensor.element_size()
-    if tensor.layout != torch.strided or 0 not in tensor.stride():
+    if tensor.is_nested or tensor.layout != torch.strided or 0 not in tensor.stride():
         return count
     return min(count, tensor.untyped_storage().nbytes())
 

@@ -1,4 +1,4 @@
-"""Why a weight becomes no codes: by its type and shape, and by its values."""
+"""Why a linear becomes no codes: by the type and shape of its weight and bias, and by values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from qfx.host.tensors import has_values, wraps_tensors
 from qfx.memory.held import drop_file_pages
@@ -18,14 +19,37 @@ def unserved(weight: Any) -> str:
     """The fault of a weight's type or layout; '' without one. The weight is not read."""
     if not isinstance(weight, Tensor):
         return ""
-    if wraps_tensors(weight):
-        return f"its weight is a {type(weight).__name__}, a tensor subclass"
-    if weight.dtype not in FLOATS:
-        return f"its weight is {weight.dtype}; {SERVED}"
-    if weight.layout != torch.strided:
-        return f"its weight has the layout {weight.layout}, to_dense() makes it a matrix"
+    if why := _unserved_type(weight, "weight"):
+        return why
     if weight.ndim == 2 and not weight.numel():
         return f"its weight {list(weight.shape)} has no elements"
+    return ""
+
+
+def _unserved_type(tensor: Tensor, what: str) -> str:
+    if tensor.is_nested:
+        return f"its {what} is a nested tensor"
+    if wraps_tensors(tensor):
+        return f"its {what} is a {type(tensor).__name__}, a tensor subclass"
+    if tensor.dtype not in FLOATS:
+        return f"its {what} is {tensor.dtype}; {SERVED}"
+    if tensor.layout != torch.strided:
+        return f"its {what} has the layout {tensor.layout}, to_dense() makes it dense"
+    return ""
+
+
+def unserved_bias(bias: Any, weight: Any) -> str:
+    """The fault of a bias beside a weight [N, K]; '' without one. Nothing is read."""
+    if not isinstance(bias, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2:
+        return ""
+    if is_lazy(bias):
+        return "its bias has no shape yet: run the model once first"
+    if why := _unserved_type(bias, "bias"):
+        return why
+    if bias.shape != weight.shape[:1]:
+        return f"its bias has shape {list(bias.shape)}, expected {list(weight.shape[:1])}"
+    if bias.device != weight.device:
+        return f"its bias is on {bias.device} and its weight on {weight.device}"
     return ""
 
 

@@ -87,7 +87,7 @@ def factors_without_graph(model: nn.Module, who: str) -> Factors:
 
 
 def _known_of(module: nn.Module | None) -> _Known | None:
-    if module is None or any(is_lazy(p) or wraps_tensors(p) for p in module.parameters()):
+    if module is None or any(map(_unreadable, module.parameters())):
         return None
     dense = (p for p in module.parameters() if p.layout == torch.strided)
     weights = tuple(p for p in dense if has_values(p))
@@ -100,6 +100,10 @@ def _known_of(module: nn.Module | None) -> _Known | None:
         for weight in filter(is_held, weights):  # what it read of them has been fetched
             drop_file_pages(weight)
     return known
+
+
+def _unreadable(parameter: Tensor) -> bool:
+    return is_lazy(parameter) or parameter.is_nested or wraps_tensors(parameter)
 
 
 def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[Part]:
