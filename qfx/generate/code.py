@@ -147,6 +147,9 @@ def _is_torchs(path: str) -> bool:
 
 @lru_cache
 def _is_installed(path: str | None) -> bool:
-    """With Python, or as a package."""
-    places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return path is None or path.startswith(tuple(str(Path(p)) for p in places if p))
+    """With Python, or as a package in any of its folders: a virtual environment may add those of
+    another one."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    places = {Path(found) for name in names if (found := sysconfig.get_path(name))}
+    places |= {p for p in map(Path, sys.path) if p.name in ("site-packages", "dist-packages")}
+    return path is None or any(Path(path).is_relative_to(place) for place in places)
