@@ -60,6 +60,11 @@ def compile_for_generate(
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=inner.device)
         before(input_ids=token, past_key_values=cache, use_cache=True)
+    if not all(layer.is_initialized for layer in cache.layers):  # type: ignore[union-attr]
+        raise ValueError(
+            f"{type(inner).__name__} writes no keys and values to a cache that generate passes: it "
+            "cannot have one in int8"
+        )
     if config is not None or not any(stored_linears(inner)):
         scheme = Config(scheme=config) if isinstance(config, str) else config
         quantize_(inner, scheme or Config())

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.masks import named
+from qfx.generate.rotary import keep_frequencies
 from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite
 from qfx.values.config import Config
@@ -95,6 +96,7 @@ def step_graph(
     ValueError where an attention would make floats of all that the cache has room for."""
     known: dict[Any, Any] = {}
     twin = _twin(model, known)
+    keep_frequencies(twin)
     if isinstance(forward, MethodType):
         forward = MethodType(forward.__func__, known.get(forward.__self__, forward.__self__))
     with torch.inference_mode(False), torch.no_grad():

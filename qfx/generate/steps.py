@@ -23,6 +23,7 @@ from qfx.generate.making import making
 from qfx.generate.masks import Places
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
+from qfx.generate.rotary import constant_up_to
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
 from qfx.generate.step_graph import step_graph
 from qfx.hf.kv_layer import KVLayer
@@ -53,6 +54,7 @@ class Steps:
         self.shapes = [layer.shape for layer in layers]
         self.places, self.sizes = Places(spans, self.length), tuple(sizes)
         self.tables: dict[int, Tensor] = {}
+        self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
         self.keeps = "logits_to_keep" in self.__signature__.parameters
         self.told: set[str] = set()
         self._forget()
@@ -200,6 +202,8 @@ class Steps:
         if not known or (count > 1 and values_of(self.tensors) != self.state[0]):
             self._look()
         if asked.tokens is None or self.why_none or not asked.plain(first):
+            return None
+        if first + count > self.most:
             return None
         if count > MOST_ROWS and not (self.keeps and asked.last_alone):
             return None

@@ -152,11 +152,41 @@ def test_frequencies_of_long_texts(ran: list[tuple[int, ...]]) -> None:
     assert (y - expected).abs().max() <= expected.abs().max() / 127
 
 
-def test_frequencies_of_a_dynamic_length(caplog: pytest.LogCaptureFixture) -> None:
-    """A choice that cannot be exported."""
+@pytest.mark.parametrize("grown", [False, True])
+def test_frequencies_of_a_dynamic_length(grown: bool, ran: list[tuple[int, ...]]) -> None:
+    """Programs serve texts up to the length from which frequencies change, also once the modules
+    have read a longer one; modules go on behind it."""
+    sizes = SIZES | {"max_position_embeddings": 20}
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES, rope_parameters=scaled)
-    model = qfx.compile_for_generate(transformers.LlamaForCausalLM(config).eval(), max_length=64)
-    assert "without programs" in caplog.text
-    model.generate(ids(1, 5), max_new_tokens=3)
+    config = transformers.LlamaConfig(**sizes, rope_parameters=scaled)
+    model = transformers.LlamaForCausalLM(config).eval()
+    reference = qfx.quantize_(copy.deepcopy(model))
+    if grown:
+        with torch.no_grad():
+            model(ids(1, 40))
+    qfx.compile_for_generate(model, max_length=64)
+    ran.clear()
+    text = model.generate(ids(1, 8), max_new_tokens=30, do_sample=False)
+    assert len(ran) == 20 - 8  # steps
+    cache = KVCache(config)
+    expected = reference.generate(
+        ids(1, 8), max_new_tokens=30, do_sample=False, past_key_values=cache
+    )
+    assert torch.equal(text, expected)
+
+
+def test_a_model_that_writes_no_cache_is_refused_before_it_is_changed() -> None:
+    sizes = {"vocab_size": 96, "n_layer": 1, "n_head": 2}
+    made = [
+        transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(n_embd=32, **sizes)),
+        transformers.XLNetLMHeadModel(transformers.XLNetConfig(d_model=32, d_inner=32, **sizes)),
+        transformers.RwkvForCausalLM(
+            transformers.RwkvConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2)
+        ),
+    ]
+    for model in made:
+        before = [*model.modules()]
+        with pytest.raises(ValueError, match=f"{type(model).__name__} writes no keys and values"):
+            qfx.compile_for_generate(model.eval())
+        assert [*model.modules()] == before and "forward" not in vars(model)

@@ -1,0 +1,31 @@
+"""Rotary embeddings with dynamic scaling: their frequencies change once a text is longer than the
+model was trained for, and are constants up to there, as a program needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+def constant_up_to(model: nn.Module) -> int | None:
+    """The tokens of a text up to which no frequency changes; None where none ever does."""
+    return min((module.original_max_seq_len for module in _dynamic(model)), default=None)
+
+
+def keep_frequencies(model: nn.Module) -> None:
+    """Lets all modules of `model` compute with the frequencies of short texts, whatever they read
+    before. The model is a copy that is captured."""
+    for module in _dynamic(model):
+        module.rope_type = "default"
+        if module.max_seq_len_cached != module.original_max_seq_len:
+            module._buffers["inv_freq"] = module.original_inv_freq
+
+
+def _dynamic(model: nn.Module) -> Iterator[Any]:
+    """As dynamic_rope_update of transformers knows them, but not those with a kind for each layer."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, str) and "dynamic" in kind and hasattr(module, "original_inv_freq"):
+            yield module
