@@ -92,6 +92,11 @@ def as_modules_would() -> bool:
 
 def hold_codes(cache: Cache, layers: list[Any]) -> None:
     """Turns an empty DynamicCache into one of these layers; leaves any other as it is."""
-    if type(cache) is DynamicCache and cache.get_seq_length() == 0 and not cache.offloading:
+    if is_empty(cache):
         cache.layers = layers
         cache.layer_class_to_replicate = None
+
+
+def is_empty(cache: Cache) -> bool:
+    """Whether it is a DynamicCache that nothing was written to."""
+    return type(cache) is DynamicCache and cache.get_seq_length() == 0 and not cache.offloading

@@ -21,6 +21,7 @@ from qfx.ops.kv_cache import TOKENS
 from qfx.values.config import Config
 
 log = logging.getLogger(__name__)
+_PREPARES = "_prepare_cache_for_generation"
 
 
 def compile_for_generate(
@@ -71,6 +72,8 @@ def compile_for_generate(
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
     inner.forward = Steps(inner, before, spans, cache.layers, sizes)  # type: ignore[arg-type]
+    if hasattr(inner, _PREPARES):  # no public method is told how long the text may become
+        setattr(inner, _PREPARES, inner.forward.prepare_cache)
     inner.forward.prepare()
     return model
 

@@ -24,7 +24,7 @@ def keep_frequencies(model: nn.Module) -> None:
 
 
 def _dynamic(model: nn.Module) -> Iterator[Any]:
-    """As dynamic_rope_update of transformers knows them, but not those with a kind for each layer."""
+    """As dynamic_rope_update of transformers knows them, without those of a kind for each layer."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, str) and "dynamic" in kind and hasattr(module, "original_inv_freq"):

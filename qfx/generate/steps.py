@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes
+from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes, is_empty
 from qfx.generate.columns import Columns, columns
 from qfx.generate.float32_steps import float32_vectors
 from qfx.generate.making import making
@@ -238,6 +238,24 @@ class Steps:
         if logits.shape[1] <= asked.length and len(logits) == texts:
             return logits
         return logits[:texts, : asked.length]
+
+    def prepare_cache(
+        self, config: Any, arguments: dict[str, Any], mode: Any, texts: int, length: int
+    ) -> Any:
+        """In the place of the model's `_prepare_cache_for_generation`: raises ValueError before the
+        first token where a cache of programs would not hold the `length` tokens of the request."""
+        model: Any = self.model
+        own = type(model)._prepare_cache_for_generation
+        found = own(model, config, arguments, mode, texts, length)
+        cache = arguments.get("past_key_values")
+        taken = isinstance(cache, Cache) and (is_empty(cache) or self._is_ours(cache))
+        if taken and self.why_none is None and length > self.length:
+            raise ValueError(
+                f"the prompt and its answer are {length} tokens, which are more than the "
+                f"{self.length} that there is room for: ask for fewer (max_new_tokens), or "
+                "compile_for_generate(model, max_length=...)"
+            )
+        return found
 
     def _check_room(self, count: int, first: int) -> None:
         if first + count > self.length:

@@ -145,10 +145,31 @@ def test_a_conversation_goes_on(more: int, model: Any, ran: Ran) -> None:
 
 def test_no_more_tokens_than_there_is_room_for(model: Any) -> None:
     assert said(model, ids(1, 9), max_new_tokens=LENGTH - 9 + 1).shape == (1, LENGTH + 1)
-    with pytest.raises(ValueError, match=r"1 tokens behind 96 .*max_length="):
-        said(model, ids(1, 9), max_new_tokens=LENGTH)
-    with pytest.raises(ValueError, match=r"97 tokens behind 0 .*max_length="):
-        said(model, ids(1, 97))
+    heard: list[Tensor] = []
+    for tokens, new, whole in ((ids(1, 9), LENGTH, 104), (ids(1, 97), 10, 106)):
+        with pytest.raises(ValueError, match=f"are {whole} tokens, which are more than the 96 .*="):
+            said(model, tokens, max_new_tokens=new, streamer=_Heard(heard))
+    assert all(len(tokens) > 1 for tokens in heard)  # the prompts alone
+    with pytest.raises(ValueError, match=r"97 tokens behind 0 .*max_length="), torch.no_grad():
+        model(ids(1, 97), past_key_values=DynamicCache(), use_cache=True)
+
+
+def test_a_longer_request_with_a_cache_of_its_own_is_served(model: Any) -> None:
+    long = {"past_key_values": StaticCache(model.config, max_cache_len=200)}
+    assert said(model, ids(1, 9), max_new_tokens=LENGTH, **long).shape == (1, LENGTH + 9)
+
+
+class _Heard:
+    """A streamer."""
+
+    def __init__(self, heard: list[Tensor]) -> None:
+        self.heard = heard
+
+    def put(self, tokens: Tensor) -> None:
+        self.heard.append(tokens.flatten())
+
+    def end(self) -> None:
+        pass
 
 
 ASKED = ("scores", "logits", "hidden_states", "attentions")
