@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Decoder:
     def __init__(
         self, told: Any, tensors: Mapping[str, Tensor], max_memory: int | None = None
     ) -> None:
+        self._file = told, dict(tensors), max_memory
         file = program_file(told, tensors, max_memory)
         self.length, self.batch = file.length, file.batch
         self._runners: dict[int, Runner] = {
@@ -71,6 +72,17 @@ class Decoder:
     def reset(self) -> None:
         """Forgets what was read."""
         self._held = torch.zeros(self.batch, 1, dtype=torch.int64, device="cpu")
+
+    def __reduce__(self) -> Any:
+        return _continued, (*self._file, self._held, self._cache.tensors)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Decoder:
+        """Goes on from what was read, with a cache of its own; the weights are shared."""
+        return _continued(*self._file, self._held, self._cache.tensors)
+
+    def __copy__(self) -> Decoder:
+        """As a deep copy: two decoders cannot write to one cache."""
+        return self.__deepcopy__({})
 
     @property
     def seen(self) -> int:
@@ -146,3 +158,18 @@ class Decoder:
                 "room for: compile_for_generate(model, max_length=...) says how many"
             )
         return count
+
+
+def _continued(
+    told: Any,
+    weights: Mapping[str, Tensor],
+    max_memory: int | None,
+    held: Tensor,
+    cache: Sequence[Tensor],
+) -> Decoder:
+    """A decoder that has read what the tensors of another's cache hold."""
+    decoder = Decoder(told, weights, max_memory)
+    decoder._held = held.clone()
+    for own, read in zip(decoder._cache.tensors, cache, strict=True):
+        own.copy_(read)
+    return decoder

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,3 +157,17 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         write_tensors(file, {"a": torch.zeros(3)}, {})
     with pytest.raises(ValueError, match="holds no programs"):
         load_programs(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))]
+)
+def test_a_copy_goes_on_from_what_was_read(again: Callable[[Any], Any], path: Path) -> None:
+    decoder = load_programs(path)
+    decoder.read(ids(2, 20))
+    copied = again(decoder)
+    step = decoder.read(ids(2, 1, 5))
+    decoder.read(ids(2, 3, 6))  # which the copy has not read
+    assert copied.seen == 20 and torch.equal(copied.read(ids(2, 1, 5)), step)
+    copied.reset()
+    assert copied.seen == 0 and decoder.seen == 24
