@@ -13,11 +13,13 @@ from qfx.generate.rows import INTEGERS
 
 _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+_KINDS = ("token_type_ids", "mm_token_type_ids")  # of tokens; 0 is text
 
 
 class Asked(NamedTuple):
-    """`tokens` [B, T], None where embeddings take their place; `seen`: bool [B, n], which places
-    hold no padding."""
+    """`tokens` [B, T], None where the modules have to read them: where embeddings take their place,
+    and where `others` are passed, as images are. `seen`: bool [B, n], which columns are no padding.
+    `positions` [B, T], or [A, B, T] of models whose positions have several axes."""
 
     tokens: Tensor | None
     cache: Cache
@@ -25,6 +27,7 @@ class Asked(NamedTuple):
     positions: Tensor | None
     keep: int | Tensor
     length: int
+    others: tuple[str, ...] = ()  # names of arguments
 
     def part(self, begin: int, end: int) -> Asked:
         """Some of its tokens, the last ones that are looked at."""
@@ -33,7 +36,7 @@ class Asked(NamedTuple):
             return self
         tokens, positions = self.tokens[:, begin:end], self.positions
         if positions is not None:
-            positions = positions[:, begin:end]
+            positions = positions[..., begin:end]
         return self._replace(tokens=tokens, positions=positions, length=end - begin)
 
     @property
@@ -52,32 +55,45 @@ class Asked(NamedTuple):
 
 def asked_of(given: dict[str, Any]) -> Asked | None:
     """Of the arguments by their names; None for a call that the modules alone serve."""
-    given = {n: v for n, v in given.items() if v is not None and (n not in _OUTPUTS or v)}
+    given = {name: value for name, value in given.items() if not _says_nothing(name, value)}
     tokens, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
     cache = given.pop("past_key_values", None)
     seen, positions = given.pop("attention_mask", None), given.pop("position_ids", None)
     if (tokens is None) is (embedded is None) or not isinstance(cache, Cache):
         return None
-    if given.keys() - _SERVED or not all(given.get(n, True) for n in ("use_cache", "return_dict")):
+    others = tuple(sorted(given.keys() - _SERVED))
+    if "labels" in others or not {*others}.isdisjoint(_OUTPUTS):
+        return None
+    if not all(given.get(n, True) for n in ("use_cache", "return_dict")):
         return None
     sizes = (embedded if tokens is None else tokens).shape[:2]
-    if not _are_numbers(tokens, sizes) or not _are_numbers(positions, sizes):
+    if not _are_numbers(tokens, sizes) or not _are_numbers(positions, sizes, 3):
         return None
     if seen is not None and not (_on_cpu(seen) and seen.ndim == 2 and len(seen) == sizes[0]):
         return None
     seen = None if seen is None else seen.bool()
     tokens, positions = (None if t is None else t.long() for t in (tokens, positions))
-    return Asked(tokens, cache, seen, positions, given.get("logits_to_keep", 0), sizes[1])
+    tokens = None if others else tokens
+    keep = given.get("logits_to_keep", 0)
+    return Asked(tokens, cache, seen, positions, keep, sizes[1], others)
 
 
-def _are_numbers(given: Any, sizes: torch.Size) -> bool:
-    """Integers [B, T], or [1, T] for all texts; nothing is well-formed too. Of other inputs the
-    modules say what is wrong with them."""
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether a call means the same without this argument."""
+    if name in _KINDS and isinstance(value, Tensor):
+        return not bool(value.any())
+    empty = isinstance(value, dict | list | tuple) and not value
+    return value is None or empty or (name in _OUTPUTS and not value)
+
+
+def _are_numbers(given: Any, sizes: torch.Size, most_axes: int = 2) -> bool:
+    """Integers [B, T], or [1, T] for all texts, with axes before them up to `most_axes`; nothing is
+    well-formed too. Of other inputs the modules say what is wrong with them."""
     if given is None:
         return True
     if not _on_cpu(given) or given.dtype not in INTEGERS or 0 in sizes:
         return False
-    return given.shape in (sizes, (1, *sizes[1:]))
+    return given.ndim <= most_axes and given.shape[-2:] in (sizes, (1, *sizes[1:]))
 
 
 def _on_cpu(given: Any) -> bool:

@@ -30,8 +30,8 @@ def texts_for(texts: int, among: Sequence[int]) -> int:
 
 
 def filled(values: Tensor, texts: int, rows: int, by: int = 0) -> Tensor:
-    """[B, T] -> [texts, rows], contiguous, filled up by a number."""
-    if values.shape == (texts, rows):
+    """[.., B, T] -> [.., texts, rows], contiguous, filled up by a number."""
+    if values.shape[-2:] == (texts, rows):
         return values.contiguous()
-    missing = (0, rows - values.shape[1], 0, texts - values.shape[0])
+    missing = (0, rows - values.shape[-1], 0, texts - values.shape[-2])
     return torch.nn.functional.pad(values, missing, value=by)

@@ -23,7 +23,7 @@ from qfx.generate.making import making
 from qfx.generate.masks import Places
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
-from qfx.generate.rotary import constant_up_to
+from qfx.generate.rotary import axes_of_positions, constant_up_to
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
 from qfx.generate.step_graph import step_graph
 from qfx.hf.kv_layer import KVLayer
@@ -32,7 +32,8 @@ from qfx.nn.packed_together import packed_together
 from qfx.programs import Runner, build
 from qfx.programs.inputs import Bound
 
-Key = tuple[int, int, torch.dtype]  # texts, tokens of a step, the default type, as models read it
+# Texts, tokens of a step, axes of positions, the default type, as models read it.
+Key = tuple[int, int, tuple[int, ...], torch.dtype]
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +57,7 @@ class Steps:
         self.tables: dict[int, Tensor] = {}
         self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
         self.keeps = "logits_to_keep" in self.__signature__.parameters
+        self.axes = axes_of_positions(model.config)
         self.told: set[str] = set()
         self._forget()
 
@@ -111,8 +113,10 @@ class Steps:
         """Makes the programs of one token."""
         for texts in self.sizes:
             token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
+            at = token if self.axes is None else token.expand(self.axes, texts, 1)
+            how = {"past_key_values": DynamicCache(), "use_cache": True}
             with torch.no_grad():
-                self(input_ids=token, past_key_values=DynamicCache(), use_cache=True)
+                self(input_ids=token, position_ids=at, **how)
 
     def all_runners(self, batch: int) -> dict[int, Runner]:
         """Of each number of rows. ValueError where no program can be made."""
@@ -125,7 +129,7 @@ class Steps:
             asked = Asked(tokens, cache, None, None, 1, rows)
             at = columns(cache.layers[0], self.places.numbers(0, rows), None, self.length)  # type: ignore[arg-type]
             inputs = self._inputs(asked, at, 0, rows)
-            runner = self._runner((batch, rows), inputs, self._bound(cache))
+            runner = self._runner((batch, rows, ()), inputs, self._bound(cache))
             if runner is None:
                 raise ValueError(f"no program can be made of the model: {self.why_none}")
             found[rows] = runner
@@ -138,6 +142,13 @@ class Steps:
         asked = asked_of(dict(zip(names, args, strict=False)) | kwargs)
         if asked is None:
             return self._by_modules(*args, **kwargs)
+        if new := sorted({*asked.others} - self.told):
+            self.told.update(new)
+            _log.warning(
+                "the modules serve calls that pass %s, which programs do not take; steps behind "
+                "them run by programs",
+                ", ".join(new),
+            )
         if not self._is_ours(asked.cache):
             self._look()
             if self.why_none is None:
@@ -205,6 +216,8 @@ class Steps:
             return None
         if first + count > self.most:
             return None
+        if self.axes is not None and asked.positions is None and first > 0:
+            return None  # the model knows how far images have moved them
         if count > MOST_ROWS and not (self.keeps and asked.last_alone):
             return None
         texts = asked.tokens.shape[0]
@@ -230,7 +243,8 @@ class Steps:
         """Logits [B, T, V], or of the last token alone."""
         inputs = self._inputs(asked, at, first, rows)
         bound = self._bound(asked.cache)
-        runner = self._runner((len(inputs[0]), rows), inputs, bound)
+        axes = inputs[1].shape[:-2]
+        runner = self._runner((len(inputs[0]), rows, tuple(axes)), inputs, bound)
         if runner is None:
             return None
         logits: Tensor = runner(*inputs, bound=bound)[0].to(self.model.dtype)
@@ -265,7 +279,7 @@ class Steps:
             )
 
     def _runner(
-        self, sizes: tuple[int, int], inputs: tuple[Tensor, ...], bound: Bound
+        self, sizes: tuple[int, int, tuple[int, ...]], inputs: tuple[Tensor, ...], bound: Bound
     ) -> Runner | None:
         key = (*sizes, torch.get_default_dtype())
         found = self.runners.get(key)
@@ -320,7 +334,8 @@ class Steps:
         positions = asked.positions
         if positions is None:
             positions = self.places.numbers(first, count)[None]
-        given = (asked.tokens, positions.expand(texts, count))
+        positions = positions.expand(*positions.shape[:-2], texts, count)
+        given = (asked.tokens, positions)
         places = filled(at.places, size, rows, -1)
         hidden = None if at.hidden is None else filled(at.hidden, size, self.length)
         last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []

@@ -66,7 +66,7 @@ def test_tables_and_vectors_are_no_work_of_a_step(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "qfx.generate"):
         model = qfx.compile_for_generate(decoder("llama").to(BF16), max_length=64)
     assert "PyTorch runs" not in caplog.text
-    ((run,),) = (model.forward.runners[1, 1, torch.float32].parts,)
+    ((run,),) = (model.forward.runners[1, 1, (), torch.float32].parts,)
     assert run.bytes[0] < model.get_input_embeddings().weight.numel()  # memory of its steps
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     made = sum(s.nbytes() for s in run.held if s.data_ptr() not in own)
