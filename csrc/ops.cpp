@@ -28,7 +28,7 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("kv_copy_blocks(Tensor(a!) keys, Tensor(b!) key_scale, Tensor(c!) values, Tensor(d!) value_scale, Tensor sources, Tensor blocks) -> ()");
   m.def("kv_keys(Tensor keys, Tensor key_scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
   m.def("kv_values(Tensor values, Tensor value_scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
-  m.def("kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor? mask, float scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None) -> Tensor");
+  m.def("kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor? mask, float scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None, float softcap=0.0) -> Tensor");
   m.def("int8_linear(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_groups(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? w_zero, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("int8_linear_requantize(Tensor q, Tensor scale, Tensor zero_point, Tensor packed, Tensor w_scale, Tensor? bias, str activation, Tensor out_scale, Tensor? out_zero_point, int bits, bool symmetric) -> (Tensor, Tensor, Tensor)");

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 
 from qfx.generate.masks import windows
+from qfx.generate.private_names import PREPARES_CACHE
 from qfx.generate.steps import Steps
 from qfx.hf.kv_cache import layers_of
 from qfx.hf.kv_layer import KVLayer
@@ -21,7 +22,6 @@ from qfx.ops.kv_cache import TOKENS
 from qfx.values.config import Config
 
 log = logging.getLogger(__name__)
-_PREPARES = "_prepare_cache_for_generation"
 
 
 def compile_for_generate(
@@ -72,8 +72,8 @@ def compile_for_generate(
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
     inner.forward = Steps(inner, before, spans, cache.layers, sizes)  # type: ignore[arg-type]
-    if hasattr(inner, _PREPARES):  # no public method is told how long the text may become
-        setattr(inner, _PREPARES, inner.forward.prepare_cache)
+    if hasattr(inner, PREPARES_CACHE):
+        setattr(inner, PREPARES_CACHE, inner.forward.prepare_cache)
     inner.forward.prepare()
     return model
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qfx.generate.private_names import ATTENTION
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.host.tensors import version
 
@@ -64,12 +65,20 @@ def why_none(model: Any) -> str | None:
     if hooked:
         return f"{hooked[0]} has hooks, which only modules call"
     kind = attention_of(model)
-    if kind != "sdpa":
+    if kind != "sdpa" and not is_capped(model):
         return (
             f"its attention is {kind!r}, which does not read an int8 cache; 'sdpa' does, where "
             "the model has it (model.set_attn_implementation)"
         )
     return None
+
+
+def is_capped(model: Any) -> bool:
+    """Whether it attends as `cached_attention.py` does: by the attention functions of transformers,
+    with a softcap of scores, for which these have no sdpa."""
+    text = model.config.get_text_config(decoder=True)
+    capped = getattr(text, "attn_logit_softcapping", None) is not None
+    return capped and bool(getattr(model, "_supports_attention_backend", False))
 
 
 def _hooks(module: nn.Module) -> int:
@@ -88,6 +97,6 @@ def _count(hooks: Iterable[Any]) -> int:
 
 
 def attention_of(model: Any) -> str:
-    """The name under which transformers looks up what attends; it has no public way to ask."""
-    kind: str = getattr(model.config.get_text_config(decoder=True), "_attn_implementation")  # noqa: B009
+    """The name under which transformers looks up what attends."""
+    kind: str = getattr(model.config.get_text_config(decoder=True), ATTENTION)
     return kind

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 from transformers.cache_utils import Cache
 
+from qfx.generate.cached_attention import attend_to, by_cached_attention
 from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.masks import named
+from qfx.generate.model_state import is_capped
 from qfx.generate.rotary import keep_frequencies
 from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite
@@ -57,6 +59,7 @@ class _Step(nn.Module):
     ) -> None:
         super().__init__()
         self.inner, self.windows, self.one = InFloat32(model, forward), windows, one
+        self.capped = is_capped(model)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, places: Tensor, table: Tensor, *rest: Tensor
@@ -69,6 +72,8 @@ class _Step(nn.Module):
             _GivenLayer(tensors[i : i + len(NAMES)], places, table)
             for i in range(0, len(tensors), len(NAMES))
         ]
+        if self.capped:
+            attend_to(layers)
         found = self.inner.call(
             input_ids=tokens,
             attention_mask=named(self.windows, list(masks)),
@@ -97,6 +102,8 @@ def step_graph(
     known: dict[Any, Any] = {}
     twin = _twin(model, known)
     keep_frequencies(twin)
+    if is_capped(model):
+        by_cached_attention(twin)
     if isinstance(forward, MethodType):
         forward = MethodType(forward.__func__, known.get(forward.__self__, forward.__self__))
     with torch.inference_mode(False), torch.no_grad():
@@ -105,7 +112,7 @@ def step_graph(
         graph: Any = exported.module()
         keep_halves(graph, vectors, "inner.model.")
         graph = rewrite(graph, _KEEP)[0]
-    if any(node.target in _READS for node in graph.graph.nodes):
+    if any(node.target in _READS and node.users for node in graph.graph.nodes):
         raise ValueError("its attention does not read an int8 cache")
     return graph
 

@@ -22,6 +22,7 @@ from qfx.generate.float32_steps import float32_vectors
 from qfx.generate.making import making
 from qfx.generate.masks import Places
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
+from qfx.generate.private_names import PREPARES_CACHE
 from qfx.generate.program_cache import kept
 from qfx.generate.rotary import axes_of_positions, constant_up_to
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
@@ -259,7 +260,7 @@ class Steps:
         """In the place of the model's `_prepare_cache_for_generation`: raises ValueError before the
         first token where a cache of programs would not hold the `length` tokens of the request."""
         model: Any = self.model
-        own = type(model)._prepare_cache_for_generation
+        own = getattr(type(model), PREPARES_CACHE)
         found = own(model, config, arguments, mode, texts, length)
         cache = arguments.get("past_key_values")
         taken = isinstance(cache, Cache) and (is_empty(cache) or self._is_ours(cache))

@@ -5,10 +5,13 @@ docs/numerics.md (K3) to (K5).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from qfx.ops.attention_decode import attention_decode
+from qfx.ops.heads import added
 from qfx.ops.kv_cache import INSTEAD, decoded, features_of, found_by, key_codes, value_codes
 from qfx.ops.registry import fake, no_gradient, reference
 
@@ -25,14 +28,15 @@ def kv_attention(
     length: int,
     out_dtype: torch.dtype,
     block_table: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """softmax(q k^T scale + mask) v of q [B, Hq, T, D] and the first `length` tokens of a cache, Hq
-    a multiple of its H heads -> out_dtype [B, Hq, T, E]; exact, then rounded, and operators within
-    the bound of (K5).
+    """softmax(cap(q k^T scale) + mask) v of q [B, Hq, T, D] and the first `length` tokens of a
+    cache, Hq a multiple of its H heads -> out_dtype [B, Hq, T, E]; exact, then rounded, and
+    operators within the bound of (K5).
 
-    `mask` is bool or float32 and broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is
-    0. What no row sees in a block of 16 tokens is not read. With a block table the tensors of the
-    cache are contiguous.
+    cap(t) is softcap tanh(t / softcap), or t where `softcap` is 0. `mask` is bool or float32 and
+    broadcasts to [B, Hq, T, length]: (A1). A row that sees no key is 0. What no row sees in a block
+    of 16 tokens is not read. With a block table the tensors of the cache are contiguous.
     """
     keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
     values, value_scale = (found_by(block_table, t) for t in (values, value_scale))
@@ -40,7 +44,28 @@ def kv_attention(
     k = decoded(key_codes(keys, key_scale, length), key_scale, torch.float64)
     v = decoded(value_codes(values, value_scale, length), value_scale, torch.float64)
     k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-    return attention_decode(q, k, v, mask, scale, False, out_dtype)
+    return _attended(q, k, v, mask, scale, softcap, out_dtype)
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    if not softcap:
+        return attention_decode(q, k, v, mask, scale, False, out_dtype)
+    b = added(mask, False, q.shape[2], k.shape[2], q.device)
+    scores = q.double() @ k.double().mT * scale
+    scores = (scores / softcap).tanh() * softcap + b
+    scores = scores.masked_fill(b == -math.inf, -math.inf)
+    top = scores.amax(-1, keepdim=True)
+    p = (scores - top.masked_fill(top == -math.inf, 0)).exp()
+    total = p.sum(-1, keepdim=True)
+    return (p @ v.double() * (1 / total).masked_fill(total == 0, 0)).to(out_dtype)
 
 
 @fake("kv_attention")
@@ -55,6 +80,7 @@ def _(
     length: int,
     out_dtype: torch.dtype,
     block_table: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     return q.new_empty((*q.shape[:3], features_of(values, value_scale)), dtype=out_dtype)
 

@@ -47,7 +47,15 @@ def _attention(e: Emitter, node: fx.Node) -> None:
         parts.append(seen.expanded((*out.sizes[:3], length)))
     table = given.get("block_table")
     found = [] if table is None else [e.whole(table, torch.int32)]
-    e("kv_attention", *parts, float(given["scale"]), length, table is not None, *found)
+    e(
+        "kv_attention",
+        *parts,
+        float(given["scale"]),
+        length,
+        table is not None,
+        *found,
+        float(given["softcap"]),
+    )
 
 
 EMIT |= {ops.kv_write.default: _write, ops.kv_attention.default: _attention}

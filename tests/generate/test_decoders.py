@@ -25,10 +25,9 @@ SERVED: dict[str, str | None] = {
     "gpt2": None,
     "opt": "aten.add.Tensor",  # of positions
     "gpt-neox": None, "falcon": None, "olmo2": None, "stablelm": None,
-    "cohere": None, "mixtral": _EXPERTS,
+    "cohere": None, "gemma2": None, "mixtral": _EXPERTS,
 }  # fmt: skip
 UNSERVED = {
-    "gemma2": "its attention is 'eager'",
     "gpt-oss": "its attention is 'eager'",
     "falcon, alibi": "ValueError: too many values to unpack",
 }
@@ -41,14 +40,18 @@ def prompt(model: Any, cache: Any) -> Tensor:
     return y
 
 
-def logits(model: Any, cache: Any) -> Tensor:
-    """Of the tokens behind a prompt, [tokens, V]."""
-    with torch.no_grad():
-        steps = [
-            model(input_ids=ids(1, count, i + 10), past_key_values=cache, use_cache=True).logits[0]
-            for i, count in enumerate(STEPS)
-        ]
-    return torch.cat(steps)
+def logits(model: Any, cache: Any, befores: list[Any] | None = None) -> Tensor:
+    """Of the tokens behind a prompt, [tokens, V]. `cache`: one, or one for each step. `befores`
+    gets the cache as it was before each step: a code that tips is not read by the next."""
+    found = []
+    for i, count in enumerate(STEPS):
+        own = cache[i] if isinstance(cache, list) else cache
+        if befores is not None:
+            befores.append(copy.deepcopy(own))
+        with torch.no_grad():
+            step = model(input_ids=ids(1, count, i + 10), past_key_values=own, use_cache=True)
+        found.append(step.logits[0])
+    return torch.cat(found)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -56,23 +59,23 @@ def test_steps_give_what_the_modules_give(
     name: str, ran: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sums of K=128 floats in another order differ by K eps of their size. Where that tips the
-    rounding of an activation, its code differs by one of 127 steps; behind the same cache it does
-    not at most tokens."""
+    rounding of an activation, its code differs by one of 127 steps, and later tokens of its step
+    read that; behind the same cache it does not tip at most tokens."""
     with caplog.at_level(logging.INFO, "qfx.generate"):
         model = qfx.compile_for_generate(decoder(name), max_length=64)
     said = [r.message for r in caplog.records if "PyTorch runs" in r.message]
     assert [SERVED[name] or "", *said] == [""] or SERVED[name] in said[0]
     cache = transformers.DynamicCache(config=model.config)
     y = prompt(model, cache)
-    same = copy.deepcopy(cache)
     ran.clear()
-    z = logits(model, cache)
+    befores: list[Any] = []
+    z = logits(model, cache, befores)
     assert [count for _, count in ran] == [*STEPS]
     with by_modules(model):
-        y_expected, expected = prompt(model, KVCache(model.config)), logits(model, same)
+        y_expected, expected = prompt(model, KVCache(model.config)), logits(model, befores)
     assert (y - y_expected).norm() <= y_expected.norm() / 127
     error = (z - expected).abs().amax(1) / expected.abs().amax(1)
-    assert error.max() <= 1 / 127 and error.median() <= 128 * torch.finfo(torch.float32).eps
+    assert error.max() <= 2 / 127 and error.median() <= 128 * torch.finfo(torch.float32).eps
     ran.clear()
     text = model.generate(ids(1, PROMPT), max_new_tokens=12, do_sample=False)
     assert len(ran) == 11

@@ -147,6 +147,7 @@ def kv_attention(
     length: int,
     dtype: torch.dtype,
     block_table: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """How far `kv_attention` may be from its reference: (K5), and two roundings."""
     keys, key_scale = (found_by(block_table, t) for t in (keys, key_scale))
@@ -163,6 +164,7 @@ def kv_attention(
     terms = (terms + b.abs().nan_to_num(posinf=0)).masked_fill(hidden, 0)
     most = terms.amax(-1, keepdim=True)
     power = 2 * (d / 4 + 32) * U32 * most + (4 * most + 2 * length + 64) * U32
+    power = power + 16 * softcap * U32
     largest = torch.where(hidden[..., None], 0, v[:, :, None]).amax(-2) @ across_v
     inside = largest * (torch.expm1(power) + length * torch.e**-80)
     return inside + 2 * (UNIT[dtype] * (largest + inside) + TINY[UNIT[dtype]])

@@ -358,7 +358,8 @@ def _kv_attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     if not row.symmetric and mask is not None:
         mask = torch.rand(*q.shape[:3], row.n, generator=g) < 0.7
     how = (row.k**-0.5 if row.k else 1.0, row.n, row.out_dtype)
-    return (q, *cache, mask, *how, *_table(cache, row, g))
+    softcap = (1.5,) if row.group > 3 else ()
+    return (q, *cache, mask, *how, *_table(cache, row, g), *softcap)
 
 
 def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:

@@ -104,6 +104,7 @@ Made made_by(const Kernels& kernels, const Case& c) {
                       mask_of(mask, c),
                       {0, 0},
                       0.25f,
+                      c.key_bits == 4 ? 3.f : 0.f,
                       c.dtype,
                       nullptr};
   char* rows = static_cast<char*>(read.get(length * e, element, c.place));

@@ -79,7 +79,8 @@ std::vector<Sequence> programs() {
                                 weight,
                                 scales}),
       said(Operation::kKvWrite, {cache[0], cache[1], cache[2], cache[3], k, v, places}),
-      said(Operation::kKvAttention, {cache[0], cache[1], cache[2], cache[3], k, v, {0, 0, 9, 0}}),
+      said(Operation::kKvAttention,
+           {cache[0], cache[1], cache[2], cache[3], k, v, {0, 0, 9, 0, 0}}),
   };
 }
 

@@ -135,6 +135,7 @@ PROGRAMS: dict[str, Callable[[], Given]] = {
             9,
             1,
             operand(8, (1, 1), torch.int32),
+            double(2.0),
         ),
         [KEYS, KEY_SCALE, VALUES, VALUE_SCALE, 384, 384, 432, 4],
     ),

@@ -220,10 +220,19 @@ void attend_rows(const Kernels& kernels, const CacheAttention& a, int64_t i, int
   const SeenBlocks seen = pass->seen;
   const bool masked = a.mask.kind != Mask::Kind::kNone;
   const CacheKernels& run = kernels.attention->cache;
-  const CacheScoreArgs scores = {keys.codes,     keys.scale,   a.keys.bits,
-                                 a.keys.d,       seen,         pass->q,
-                                 pass->q_stride, pass->q_sum,  masked ? pass->added : nullptr,
-                                 rows,           pass->scores, pass->width};
+  const CacheScoreArgs scores = {.codes = keys.codes,
+                                 .scale = keys.scale,
+                                 .bits = a.keys.bits,
+                                 .d = a.keys.d,
+                                 .seen = seen,
+                                 .q = pass->q,
+                                 .q_stride = pass->q_stride,
+                                 .q_sum = pass->q_sum,
+                                 .added = masked ? pass->added : nullptr,
+                                 .rows = rows,
+                                 .softcap = a.softcap,
+                                 .scores = pass->scores,
+                                 .stride = pass->width};
   run.score(&scores);
   CacheSums sums[kRowsOfPass];
   for (int64_t r = 0; r < rows; ++r) {

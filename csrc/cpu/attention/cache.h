@@ -78,7 +78,7 @@ struct CacheAttention {
   int64_t group, length;
   Mask mask;                // of the first head of queries of the first sequence
   int64_t mask_strides[2];  // of batch and heads of queries, in bytes
-  float scale;
+  float scale, softcap;     // softcap: scores lie below it in size; 0 for any
   Dtype dtype;
   char* out;  // [batch, heads of queries, tokens, E]
 };

@@ -1,5 +1,6 @@
 // kv_write, kv_copy_blocks, kv_keys, kv_values and kv_attention on the CPU.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -241,8 +242,10 @@ void take_mask(const Tensor& mask, CacheAttention* a) {
 
 Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale,
                     std::optional<Tensor> mask, double scale, int64_t length, ScalarType out_dtype,
-                    std::optional<Tensor> block_table) {
+                    std::optional<Tensor> block_table, double softcap) {
   constexpr const char* op = "kv_attention";
+  STD_TORCH_CHECK(softcap >= 0 && std::isfinite(softcap), op, ": softcap=", softcap,
+                  ", expected a size of scores, or 0 for any");
   CacheAttention a = {};
   a.dtype = dtype_of(op, out_dtype);
   a.keys = part_of({op, CacheKind::kKeys, keys, key_scale});
@@ -261,6 +264,7 @@ Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tens
   a.length = length;
   if (mask.has_value()) take_mask(*mask, &a);
   a.scale = static_cast<float>(scale);
+  a.softcap = static_cast<float>(softcap);
   a.out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t heads = a.keys.batch * a.keys.heads;
   const int64_t steps = heads * a.group * q.size(2) * length * (a.keys.d + a.values.d);

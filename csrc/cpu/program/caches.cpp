@@ -1,5 +1,6 @@
 // What an int8 cache of keys and values is for: written to, attended to.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/attention/cache.h"
@@ -148,7 +149,7 @@ struct Attend final : Instruction {
   Part keys, values;
   Operand q, out, mask = {}, table = {};
   bool has_mask, has_table = false;
-  float scale;
+  float scale, softcap;
   int64_t length;
 
   explicit Attend(Words& words)
@@ -162,6 +163,8 @@ struct Attend final : Instruction {
     length = words.take();
     has_table = words.take() != 0;
     if (has_table) table = words.matrix(Element::kInt);
+    softcap = words.take_float();
+    expect(softcap >= 0 && std::isfinite(softcap), "a softcap that is no size of scores");
     expect_same_heads(keys, values);
     expect(!has_table ||
                (table.axes == 2 && table.size(0) == q.size(0) &&
@@ -219,6 +222,7 @@ struct Attend final : Instruction {
     }
     if (has_table) a.table = checked_table(slots);
     a.scale = scale;
+    a.softcap = softcap;
     a.out = out.in<char>(slots);
     const int64_t heads = a.keys.batch * a.keys.heads;
     parallel(heads, work_of(a),

@@ -40,7 +40,7 @@ enum class Operation : int64_t {
   kLowbitLinear,
   kKvWrite,      // keys, values: codes, scales of each; k, v, places
   kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length, the same of a
-                 // block table
+                 // block table, softcap
   kCount
 };
 

@@ -86,15 +86,23 @@ inline void scales_of_block(const float* scale, float* scales, float* minimums) 
   }
 }
 
-// What a block of scores becomes: times the keys' scales, plus the mask.                    (K3)
+// softcap tanh(t / softcap), by tanh(u) = 1 - 2 / (exp(2 u) + 1).                           (K3)
+inline void cap_scores(float softcap, float* scores) {
+  const float twice = 2.f / softcap, span = 2.f * softcap;
+  for (int n = 0; n < kTokens; ++n) scores[n] = softcap - span / (exp_of(scores[n] * twice) + 1.f);
+}
+
+// What a block of scores becomes: times the keys' scales, capped, plus the mask.            (K3)
 template <int kBits>
 inline void finish_scores(const float* dots, const float* scales, const float* minimums,
-                          float q_sum, const float* added, int64_t keys, float* scores) {
+                          float q_sum, float softcap, const float* added, int64_t keys,
+                          float* scores) {
   for (int n = 0; n < kTokens; ++n) {
     float t = dots[n] * scales[n];
     if constexpr (kBits == 4) t = t + q_sum * minimums[n];
     scores[n] = t;
   }
+  if (softcap != 0.f) cap_scores(softcap, scores);
   if (added != nullptr) {
     for (int n = 0; n < kTokens; ++n) {
       const float b = added[n], t = scores[n] + b;
@@ -122,8 +130,8 @@ inline void cache_scores_of(const CacheScoreArgs& args) {
       });
       for (int64_t j = 0; j < count; ++j) {
         const float* added = args.added == nullptr ? nullptr : args.added[r + j] + first;
-        finish_scores<kBits>(dots[j], scales, minimums, args.q_sum[r + j], added, keys,
-                             args.scores + (r + j) * args.stride + i * kTokens);
+        finish_scores<kBits>(dots[j], scales, minimums, args.q_sum[r + j], args.softcap, added,
+                             keys, args.scores + (r + j) * args.stride + i * kTokens);
       }
     }
   }

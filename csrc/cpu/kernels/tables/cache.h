@@ -25,8 +25,8 @@ struct SeenBlocks {
   int64_t length;  // tokens from here on are hidden
 };
 
-// scores[r * stride + 16 i + n] = q[r] . key n of block i, and what the mask adds; minus infinity
-// where a key is hidden.
+// scores[r * stride + 16 i + n] = q[r] . key n of block i, capped, and what the mask adds; minus
+// infinity where a key is hidden.
 struct CacheScoreArgs {
   const uint8_t* codes;
   const float* scale;
@@ -38,6 +38,7 @@ struct CacheScoreArgs {
   const float* q_sum;         // [rows], of the features
   const float* const* added;  // [rows], each as long as whole blocks; or null
   int64_t rows;
+  float softcap;  // scores lie between -softcap and softcap; 0 for any
   float* scores;
   int64_t stride;
 };
