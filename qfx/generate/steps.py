@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
@@ -16,25 +15,19 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from qfx.generate.answer import answer, kept_logits
 from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes, is_empty
 from qfx.generate.columns import Columns, columns
-from qfx.generate.float32_steps import float32_vectors
-from qfx.generate.making import making
 from qfx.generate.masks import Places
-from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
+from qfx.generate.model_programs import Key, ModelPrograms
+from qfx.generate.model_state import values_of
 from qfx.generate.private_names import PREPARES_CACHE
-from qfx.generate.program_cache import kept
 from qfx.generate.rotary import axes_of_positions, constant_up_to
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
-from qfx.generate.step_graph import step_graph
 from qfx.hf.kv_layer import KVLayer
-from qfx.host.source_text import released_source_texts
-from qfx.nn.packed_together import packed_together
-from qfx.programs import Runner, build
+from qfx.programs import Runner
 from qfx.programs.inputs import Bound
 
-# Texts, tokens of a step, axes of positions, the default type, as models read it.
-Key = tuple[int, int, tuple[int, ...], torch.dtype]
 _log = logging.getLogger(__name__)
 
 
@@ -59,18 +52,13 @@ class Steps:
         self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
         self.keeps = "logits_to_keep" in self.__signature__.parameters
         self.axes = axes_of_positions(model.config)
-        self.told: set[str] = set()
+        self.named: set[str] = set()  # arguments that a warning has named
         self._forget()
 
     def _forget(self) -> None:
         """As if no prompt had been read."""
-        self.runners: dict[Key, Runner] = {}
-        self.why_none: str | None = None
-        self.state: Any = None
-        self.tensors: tuple[Tensor, ...] = ()
-        self.vectors: dict[str, Tensor] = {}
+        self.programs = ModelPrograms()
         self.bound: WeakKeyDictionary[Cache, tuple[int, list[Any], Bound]] = WeakKeyDictionary()
-        self.lock = threading.RLock()
 
     @property
     def model(self) -> Any:
@@ -86,6 +74,16 @@ class Steps:
         """The model's own forward."""
         return MethodType(self._inner, self.model) if self._of_model() else self._inner
 
+    @property
+    def runners(self) -> dict[Key, Runner]:
+        """The programs that there are."""
+        return self.programs.runners
+
+    @property
+    def why_none(self) -> str | None:
+        """Why the model can have no programs; None where it can, as far as is known."""
+        return self.programs.why_none
+
     def _of_model(self) -> bool:
         return isinstance(self._inner, FunctionType)
 
@@ -96,7 +94,7 @@ class Steps:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy of the model has: programs are made of its own weights."""
-        made = ("runners", "why_none", "state", "tensors", "vectors", "bound", "lock")
+        made = ("programs", "bound")
         state = {name: value for name, value in vars(self).items() if name not in made}
         return state | {"_model": self.model, "_inner": self.inner}
 
@@ -121,7 +119,7 @@ class Steps:
 
     def all_runners(self, batch: int) -> dict[int, Runner]:
         """Of each number of rows. ValueError where no program can be made."""
-        self._look()
+        self.programs.look(self.model)
         found = {}
         for rows in (r for r in ROWS if r <= self.length):
             tokens = torch.zeros(batch, rows, dtype=torch.int64, device="cpu")
@@ -130,9 +128,9 @@ class Steps:
             asked = Asked(tokens, cache, None, None, 1, rows)
             at = columns(cache.layers[0], self.places.numbers(0, rows), None, self.length)  # type: ignore[arg-type]
             inputs = self._inputs(asked, at, 0, rows)
-            runner = self._runner((batch, rows, ()), inputs, self._bound(cache))
+            runner = self.programs.runner(self, (batch, rows, ()), inputs, self._bound(cache))
             if runner is None:
-                raise ValueError(f"no program can be made of the model: {self.why_none}")
+                raise ValueError(f"no program can be made of the model: {self.programs.why_none}")
             found[rows] = runner
         return found
 
@@ -143,16 +141,16 @@ class Steps:
         asked = asked_of(dict(zip(names, args, strict=False)) | kwargs)
         if asked is None:
             return self._by_modules(*args, **kwargs)
-        if new := sorted({*asked.others} - self.told):
-            self.told.update(new)
+        if new := sorted({*asked.others} - self.named):
+            self.named.update(new)
             _log.warning(
                 "the modules serve calls that pass %s, which programs do not take; steps behind "
                 "them run by programs",
                 ", ".join(new),
             )
         if not self._is_ours(asked.cache):
-            self._look()
-            if self.why_none is None:
+            self.programs.look(self.model)
+            if self.programs.why_none is None:
                 self._check_room(asked.length, asked.cache.get_seq_length())
                 hold_codes(asked.cache, self._layers())
         found = self._read(asked) if self._is_ours(asked.cache) else None
@@ -180,28 +178,6 @@ class Steps:
                 layer.texts = texts
             layer.make_room(size)
 
-    def _look(self) -> None:
-        """Forgets programs of a model that was changed since they were made."""
-        with self.lock:
-            tensors = tensors_of(self.model)
-            state = (values_of(tensors), settings_of(self.model))
-            if state == self.state:
-                return
-            self.runners.clear()
-            packed_together(self.model)
-            self.state = values_of(tensors), settings_of(self.model)
-            self.tensors = tensors
-            self.vectors = float32_vectors(self.model)
-            self._without_programs(why_none(self.model))
-
-    def _without_programs(self, why: str | None) -> None:
-        self.why_none = why
-        if why is not None and why not in self.told:
-            self.told.add(why)
-            _log.warning(
-                "the modules of %s generate, without programs: %s", type(self.model).__name__, why
-            )
-
     # --- steps ---
 
     def _read(self, asked: Asked) -> CausalLMOutputWithPast | None:
@@ -210,10 +186,10 @@ class Steps:
         first: int = layer.seen
         count = asked.length
         self._check_room(count, first)
-        known = first > 0 and self.state is not None  # a copy of the model knows nothing
-        if not known or (count > 1 and values_of(self.tensors) != self.state[0]):
-            self._look()
-        if asked.tokens is None or self.why_none or not asked.plain(first):
+        known = first > 0 and self.programs.state is not None  # a copy of the model knows nothing
+        if not known or (count > 1 and values_of(self.programs.tensors) != self.programs.state[0]):
+            self.programs.look(self.model)
+        if asked.tokens is None or self.programs.why_none or not asked.plain(first):
             return None
         if first + count > self.most:
             return None
@@ -238,14 +214,14 @@ class Steps:
         for layer in asked.cache.layers:
             layer.seen, layer.kept = first + count, at.kept
         whole = found[-1] if asked.last_alone else torch.cat(found, 1)
-        return _output(_kept(whole, asked.keep), asked.cache)
+        return answer(kept_logits(whole, asked.keep), asked.cache)
 
     def _step(self, asked: Asked, at: Columns, first: int, rows: int) -> Tensor | None:
         """Logits [B, T, V], or of the last token alone."""
         inputs = self._inputs(asked, at, first, rows)
         bound = self._bound(asked.cache)
         axes = inputs[1].shape[:-2]
-        runner = self._runner((len(inputs[0]), rows, tuple(axes)), inputs, bound)
+        runner = self.programs.runner(self, (len(inputs[0]), rows, tuple(axes)), inputs, bound)
         if runner is None:
             return None
         logits: Tensor = runner(*inputs, bound=bound)[0].to(self.model.dtype)
@@ -264,7 +240,7 @@ class Steps:
         found = own(model, config, arguments, mode, texts, length)
         cache = arguments.get("past_key_values")
         taken = isinstance(cache, Cache) and (is_empty(cache) or self._is_ours(cache))
-        if taken and self.why_none is None and length > self.length:
+        if taken and self.programs.why_none is None and length > self.length:
             raise ValueError(
                 f"the prompt and its answer are {length} tokens, which are more than the "
                 f"{self.length} that there is room for: ask for fewer (max_new_tokens), or "
@@ -279,35 +255,6 @@ class Steps:
                 "for: compile_for_generate(model, max_length=...) says how many"
             )
 
-    def _runner(
-        self, sizes: tuple[int, int, tuple[int, ...]], inputs: tuple[Tensor, ...], bound: Bound
-    ) -> Runner | None:
-        key = (*sizes, torch.get_default_dtype())
-        found = self.runners.get(key)
-        if found is not None or self.why_none is not None:
-            return found
-        alone = [t.clone() for t in inputs]  # not views of what a caller has
-        with making():  # threads whose programs are there do not wait
-            found = self.runners.get(key)
-            if found is None and self.why_none is None:
-                found = self._build(key, (*alone, *bound.tensors))
-        return found
-
-    def _build(self, key: Key, inputs: tuple[Tensor, ...]) -> Runner | None:
-        _log.info("making the program of %d texts, %d tokens a step", *key[:2])
-        state = self.state
-        try:
-            runner = self._made(inputs, key[1] > MOST_ROWS)
-        except Exception as why:  # of a model's code that cannot be exported, of any kind
-            self._without_programs(f"{type(why).__name__}: {why}".split("\n\n")[0])
-            return None
-        with self.lock:
-            if self.state is state:  # the model is as it was
-                self.runners[key] = runner
-        if runner.outside:
-            _log.info("PyTorch runs %s of it", ", ".join(sorted({*runner.outside})))
-        return runner
-
     def _bound(self, cache: Cache) -> Bound:
         """Its tensors, looked at again when one of any cache became another."""
         changes, known = KVLayer.changes, self.bound.get(cache)
@@ -316,16 +263,6 @@ class Steps:
         bound = Bound([t for layer in cache.layers for t in layer.tensors])  # type: ignore[union-attr]
         self.bound[cache] = changes, list(cache.layers), bound
         return bound
-
-    def _made(self, inputs: tuple[Tensor, ...], one: bool) -> Runner:
-        how: dict[str, Any] = {"forward": self.inner, "windows": self.spans, "one": one}
-
-        @released_source_texts()
-        def make() -> Runner:
-            graph = step_graph(self.model, vectors=self.vectors, inputs=inputs, **how)
-            return build(graph, inputs)
-
-        return kept(self.model, self, inputs, make, self.vectors, **how)
 
     def _inputs(self, asked: Asked, at: Columns, first: int, rows: int) -> tuple[Tensor, ...]:
         """As `_Step` of step_graph.py takes them, before the cache's tensors."""
@@ -363,17 +300,3 @@ def _unbound(model: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(inner, MethodType) and inner.__self__ is model:
         return inner.__func__  # type: ignore[return-value]
     return inner
-
-
-def _output(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:
-    """As its class makes it, which looks at all of its fields several times: as long as a layer."""
-    found = CausalLMOutputWithPast.__new__(CausalLMOutputWithPast)
-    found["logits"], found["past_key_values"] = logits, cache
-    return found
-
-
-def _kept(logits: Tensor, keep: int | Tensor) -> Tensor:
-    """As transformers' logits_to_keep says."""
-    if isinstance(keep, int) and (keep == 0 or keep >= logits.shape[1]):
-        return logits
-    return logits[:, slice(-keep, None) if isinstance(keep, int) else keep]

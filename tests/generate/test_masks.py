@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from qfx.generate.answer import answer
 from qfx.generate.columns import columns
 from qfx.generate.masks import Places
-from qfx.generate.steps import _output
 from qfx.hf.kv_layer import KVLayer
 
 
@@ -80,7 +80,7 @@ def _check_masks(
 def test_an_answer_is_one_of_transformers(way: str) -> None:
     logits, cache = torch.randn(1, 1, 3), {"a": torch.ones(2)}
     expected = CausalLMOutputWithPast(logits=logits, past_key_values=cache)  # type: ignore[arg-type]
-    found = _output(logits, cache)  # type: ignore[arg-type]
+    found = answer(logits, cache)  # type: ignore[arg-type]
     if way == "pickled":
         found = pickle.loads(pickle.dumps(found))
     elif way == "copied":

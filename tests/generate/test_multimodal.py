@@ -134,7 +134,7 @@ def test_steps_behind_an_image_run_by_programs(
     made: tuple[Any, Inputs], ran: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     model, inputs = made
-    model.forward.told.clear()
+    model.forward.named.clear()
     ran.clear()
     with caplog.at_level(logging.WARNING, "qfx.generate.steps"):
         found = said(model, inputs)

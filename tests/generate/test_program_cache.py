@@ -26,7 +26,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import qfx
-from qfx.generate import program_cache, program_key, steps
+from qfx.generate import model_programs, program_cache, program_key
+from qfx.generate.asked import Asked
 from qfx.generate.code import _is_installed
 from qfx.generate.columns import columns
 from qfx.generate.program_key import SWITCH, key_of
@@ -53,8 +54,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(inputs[0].shape[1])
         return step_graph(model, inputs=inputs, **others)
 
-    step_graph = steps.step_graph
-    monkeypatch.setattr(steps, "step_graph", noted)
+    step_graph = model_programs.step_graph
+    monkeypatch.setattr(model_programs, "step_graph", noted)
     return found
 
 
@@ -124,7 +125,7 @@ def key(model: Any, **others: Any) -> str:
     placed, cache = model.forward, transformers.Cache(layers=model.forward._layers())
     texts = others.pop("batch", 1)
     placed._begin(cache, texts, texts)
-    asked = steps.Asked(ids(1, 1), cache, None, None, 0, 1)
+    asked = Asked(ids(1, 1), cache, None, None, 0, 1)
     how = {"forward": placed.inner, "windows": placed.spans, "one": False, **others}
     at = columns(cache.layers[0], placed.places.numbers(0, 1), None, placed.length)
     inputs = (*placed._inputs(asked, at, 0, 1), *placed._bound(asked.cache).tensors)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache, TextIteratorStreamer
 
 import qfx
-from qfx.generate.steps import Steps
+from qfx.generate.model_programs import ModelPrograms
 from qfx.hf import KVCache
 from tests.lib.decoders import by_modules, decoder, ids
 
@@ -241,15 +241,15 @@ def test_a_new_program_stops_nobody(model: Any, ran: Ran, monkeypatch: pytest.Mo
     """While one is made, which marks the process as compiling, programs that are there run."""
     expected = said(model, ids(1, 4))
     begun, done = threading.Event(), threading.Event()
-    make = Steps._made
+    make = ModelPrograms._made
 
-    def waiting(steps: Steps, *args: Any) -> Any:
+    def waiting(programs: ModelPrograms, *args: Any) -> Any:
         begun.set()
         assert done.wait(60)
-        return make(steps, *args)
+        return make(programs, *args)
 
     with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-        patch.setattr(Steps, "_made", waiting)
+        patch.setattr(ModelPrograms, "_made", waiting)
         other = pool.submit(said, model, ids(7, 4))
         assert begun.wait(60)
         patch.setattr("torch.compiler.is_compiling", lambda: True)

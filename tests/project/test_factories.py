@@ -28,7 +28,7 @@ ALLOWED = {
     # What a model's own code may ask for counts in the key of its programs.
     "generate.program_key": {"torch.get_default_dtype()", "torch.get_default_device()"},
     # A program belongs to the default type under which it was made.
-    "generate.steps": {"torch.get_default_dtype()"},
+    "generate.model_programs": {"torch.get_default_dtype()"},
     # A node of a graph, whose keywords state the device; its int64 follows no default.
     "rewriting.canonical": {"torch.randint"},
 }

@@ -1,0 +1,21 @@
+"""What a call of a model is answered, as transformers' class has it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+def answer(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:
+    """As its class makes it, which looks at all of its fields several times: as long as a layer."""
+    found = CausalLMOutputWithPast.__new__(CausalLMOutputWithPast)
+    found["logits"], found["past_key_values"] = logits, cache
+    return found
+
+
+def kept_logits(logits: Tensor, keep: int | Tensor) -> Tensor:
+    """As transformers' logits_to_keep says."""
+    if isinstance(keep, int) and (keep == 0 or keep >= logits.shape[1]):
+        return logits
+    return logits[:, slice(-keep, None) if isinstance(keep, int) else keep]

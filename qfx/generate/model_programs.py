@@ -1,0 +1,107 @@
+"""The programs of a model, made of its weights and settings as they are, and made anew as they
+change."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.generate.float32_steps import float32_vectors
+from qfx.generate.making import making
+from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
+from qfx.generate.program_cache import kept
+from qfx.generate.rows import MOST_ROWS
+from qfx.generate.step_graph import step_graph
+from qfx.host.source_text import released_source_texts
+from qfx.nn.packed_together import packed_together
+from qfx.programs import Runner, build
+from qfx.programs.inputs import Bound
+
+# Texts, tokens of a step, axes of positions before these.
+Sizes = tuple[int, int, tuple[int, ...]]
+# And the default type, as models read it.
+Key = tuple[int, int, tuple[int, ...], torch.dtype]
+_log = logging.getLogger("qfx.generate.steps")
+
+
+class ModelPrograms:
+    """`runners`: those that there are. `why_none`: why the model can have none, or None.
+
+    `steps`, which the methods are given, is what stands in the place of the model's forward: kept
+    here, it would keep the weights of a model that is gone.
+    """
+
+    def __init__(self) -> None:
+        self.runners: dict[Key, Runner] = {}
+        self.why_none: str | None = None
+        self.state: Any = None
+        self.tensors: tuple[Tensor, ...] = ()
+        self.vectors: dict[str, Tensor] = {}
+        self.told: set[str] = set()
+        self.lock = threading.RLock()
+
+    def look(self, model: Any) -> None:
+        """Forgets programs of a model that was changed since they were made."""
+        with self.lock:
+            tensors = tensors_of(model)
+            state = (values_of(tensors), settings_of(model))
+            if state == self.state:
+                return
+            self.runners.clear()
+            packed_together(model)
+            self.state = values_of(tensors), settings_of(model)
+            self.tensors = tensors
+            self.vectors = float32_vectors(model)
+            self._without_programs(model, why_none(model))
+
+    def _without_programs(self, model: Any, why: str | None) -> None:
+        self.why_none = why
+        if why is not None and why not in self.told:
+            self.told.add(why)
+            _log.warning(
+                "the modules of %s generate, without programs: %s", type(model).__name__, why
+            )
+
+    def runner(
+        self, steps: Any, sizes: Sizes, inputs: tuple[Tensor, ...], bound: Bound
+    ) -> Runner | None:
+        """That of `sizes`, made where there is none. `inputs`, before the tensors of a cache."""
+        key = (*sizes, torch.get_default_dtype())
+        found = self.runners.get(key)
+        if found is not None or self.why_none is not None:
+            return found
+        alone = [t.clone() for t in inputs]  # not views of what a caller has
+        with making():  # threads whose programs are there do not wait
+            found = self.runners.get(key)
+            if found is None and self.why_none is None:
+                found = self._build(steps, key, (*alone, *bound.tensors))
+        return found
+
+    def _build(self, steps: Any, key: Key, inputs: tuple[Tensor, ...]) -> Runner | None:
+        _log.info("making the program of %d texts, %d tokens a step", *key[:2])
+        state = self.state
+        try:
+            runner = self._made(steps, inputs, key[1] > MOST_ROWS)
+        except Exception as why:  # of a model's code that cannot be exported, of any kind
+            self._without_programs(steps.model, f"{type(why).__name__}: {why}".split("\n\n")[0])
+            return None
+        with self.lock:
+            if self.state is state:  # the model is as it was
+                self.runners[key] = runner
+        if runner.outside:
+            _log.info("PyTorch runs %s of it", ", ".join(sorted({*runner.outside})))
+        return runner
+
+    def _made(self, steps: Any, inputs: tuple[Tensor, ...], one: bool) -> Runner:
+        how: dict[str, Any] = {"forward": steps.inner, "windows": steps.spans, "one": one}
+
+        @released_source_texts()
+        def make() -> Runner:
+            graph = step_graph(steps.model, vectors=self.vectors, inputs=inputs, **how)
+            return build(graph, inputs)
+
+        return kept(steps.model, steps, inputs, make, self.vectors, **how)
