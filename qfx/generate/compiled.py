@@ -32,16 +32,20 @@ def compile_for_generate(
     batch_sizes: Sequence[int] = (1,),
     key_bits: int = 8,
     value_bits: int = 8,
+    logits_dtype: torch.dtype | None = None,
 ) -> Any:
     """Makes the model decode as one path; returns it, changed in place.
 
     `model`: a decoder of transformers with float32, bfloat16, float16 or quantized weights, in eval
     mode, on the CPU, or what PEFT or torch.compile wrapped around one. Of 16-bit weights a step
-    computes in float32; its logits have the model's type.
+    computes in float32.
     `config`: how its weights are quantized (`qfx.quantize_`), as a scheme's name or a Config; None
     where that is done, or for "w8a8". `max_length`: tokens of prompt and answer together that there
     is room for. `batch_sizes`: numbers of texts for which programs are made now; fewer texts are
     filled up to one of them, and for more programs are made at their first use.
+
+    `logits_dtype`: of the logits that programs give, that of the model by default; they compute
+    them in float32.
 
     `model.generate(...)` then keeps keys and values in int8 and runs each step as a program of
     `qfx.programs`, and reads the prompt by others, some tokens at a time. Its modules serve calls
@@ -51,7 +55,7 @@ def compile_for_generate(
     """
     inner = _inside(model)
     sizes = sorted(set(batch_sizes))
-    _check(inner, max_length, sizes)
+    _check(inner, max_length, sizes, logits_dtype)
     length = -(-max_length // TOKENS) * TOKENS
     former = inner.__dict__.get("forward")
     before = former.inner if isinstance(former, Steps) else inner.forward
@@ -71,7 +75,7 @@ def compile_for_generate(
         quantize_(inner, scheme or Config())
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
-    inner.forward = Steps(inner, before, spans, cache.layers, sizes)  # type: ignore[arg-type]
+    inner.forward = Steps(inner, before, spans, cache.layers, sizes, logits_dtype)  # type: ignore[arg-type]
     if hasattr(inner, PREPARES_CACHE):
         setattr(inner, PREPARES_CACHE, inner.forward.prepare_cache)
     inner.forward.prepare()
@@ -87,7 +91,9 @@ def _inside(model: Any) -> Any:
     return model
 
 
-def _check(model: Any, max_length: int, batch_sizes: Sequence[int]) -> None:
+def _check(
+    model: Any, max_length: int, batch_sizes: Sequence[int], logits_dtype: torch.dtype | None
+) -> None:
     generates = isinstance(model, GenerationMixin)
     if not generates or model.config.is_encoder_decoder:
         raise ValueError(
@@ -98,5 +104,7 @@ def _check(model: Any, max_length: int, batch_sizes: Sequence[int]) -> None:
         raise ValueError("the model is in training mode: call model.eval() first")
     if max_length < 1:
         raise ValueError(f"max_length={max_length}: expected at least 1")
+    if logits_dtype is not None and not logits_dtype.is_floating_point:
+        raise ValueError(f"logits_dtype={logits_dtype}: expected a float type")
     if not batch_sizes or batch_sizes[0] < 1:
         raise ValueError(f"batch_sizes={tuple(batch_sizes)}: expected numbers of at least 1")

@@ -41,6 +41,7 @@ class ModelPrograms:
         self.state: Any = None
         self.tensors: tuple[Tensor, ...] = ()
         self.vectors: dict[str, Tensor] = {}
+        self.dtype = torch.float32  # of the model
         self.told: set[str] = set()
         self.lock = threading.RLock()
 
@@ -55,7 +56,7 @@ class ModelPrograms:
             packed_together(model)
             self.state = values_of(tensors), settings_of(model)
             self.tensors = tensors
-            self.vectors = float32_vectors(model)
+            self.vectors, self.dtype = float32_vectors(model), model.dtype
             self._without_programs(model, why_none(model))
 
     def _without_programs(self, model: Any, why: str | None) -> None:

@@ -41,14 +41,16 @@ class Steps:
         spans: dict[str, int | None],
         layers: list[KVLayer],
         sizes: Sequence[int],
+        logits_dtype: torch.dtype | None = None,
     ) -> None:
         """`layers`: of a cache that the model has written to. `sizes`: numbers of texts, to which
-        fewer are filled up."""
+        fewer are filled up. `logits_dtype`: that of the model by default."""
         self._model, self._inner, self.spans = weakref.ref(model), _unbound(model, inner), spans
         self.length, self.bits = layers[0].capacity or 0, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
         self.places, self.sizes = Places(spans, self.length), tuple(sizes)
         self.tables: dict[int, Tensor] = {}
+        self.logits_dtype = logits_dtype
         self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
         self.keeps = "logits_to_keep" in self.__signature__.parameters
         self.axes = axes_of_positions(model.config)
@@ -224,7 +226,9 @@ class Steps:
         runner = self.programs.runner(self, (len(inputs[0]), rows, tuple(axes)), inputs, bound)
         if runner is None:
             return None
-        logits: Tensor = runner(*inputs, bound=bound)[0].to(self.model.dtype)
+        logits: Tensor = runner(*inputs, bound=bound)[0].to(
+            self.logits_dtype or self.programs.dtype
+        )
         texts = len(at.places)
         if logits.shape[1] <= asked.length and len(logits) == texts:
             return logits

@@ -90,3 +90,13 @@ def test_a_file_of_programs(tmp_path: Any) -> None:
     text = model.generate(ids(1, 9), max_new_tokens=8, do_sample=False)
     found: Tensor = load_programs(path).generate(ids(1, 9), 8)
     assert torch.equal(found, text[:, 9:])
+
+
+def test_logits_of_the_type_that_is_asked_for() -> None:
+    base = qfx.quantize_(decoder("llama").to(BF16))
+    rounded = qfx.compile_for_generate(copy.deepcopy(base), max_length=64)
+    exact = qfx.compile_for_generate(base, max_length=64, logits_dtype=torch.float32)
+    y, z = (prompt(model, transformers.DynamicCache()) for model in (rounded, exact))
+    assert y.dtype == BF16 and z.dtype == torch.float32 and torch.equal(z.to(BF16), y)
+    with pytest.raises(ValueError, match=r"logits_dtype=torch.int8: expected a float type"):
+        qfx.compile_for_generate(base, logits_dtype=torch.int8)
