@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,6 +130,8 @@ def row_of(rounds: list[Row], parts: Row, case: Case, read_gb_s: float) -> Row:
         "compiled_later": parts["compiled_later"],
         "graph_breaks": parts["graph_breaks"],
     }
+    if "cache_mb" in parts:
+        row["cache_mb"] = round(parts["cache_mb"], 1)
     if "generate_s" in rounds[0]:
         generate_s = median(r["generate_s"] for r in rounds)
         row["generate_tokens_s"] = round(case.batch / generate_s, 1)
@@ -139,7 +142,7 @@ def row_of(rounds: list[Row], parts: Row, case: Case, read_gb_s: float) -> Row:
 
 
 SPEED = ("prefill_tokens_s", "generate_tokens_s", "step_tokens_s", "step_ms", "spread", "loop_ms")
-BYTES = ("weights_mb", "share_of_read", "peak_mb", "logits_sqnr_db", "prepare_cpu_s")
+BYTES = ("weights_mb", "cache_mb", "share_of_read", "peak_mb", "logits_sqnr_db", "prepare_cpu_s")
 COLUMNS = ("way", *SPEED, *BYTES, *(f"{name}_ms" for name in NAMES))
 
 
@@ -153,6 +156,22 @@ def report(rows: list[Row]) -> str:
             found = f"{row['compiled_later']} graphs after preparing"
             lines.append(f"{row['way']}: {found}, {row['graph_breaks']} graph breaks")
     return "\n".join([tabulate(table, heads), *lines])
+
+
+def gains(alone: Sequence[Row], together: Sequence[Row]) -> list[str]:
+    """How many times the tokens a second of one text a batch has, and how many its bytes would
+    allow: weights are read once, a cache for each text."""
+    lines = []
+    for one, many in product(alone, together):
+        if one["way"] == many["way"] and "cache_mb" in one and "cache_mb" in many:
+            read = [row["weights_mb"] + row["cache_mb"] for row in (one, many)]
+            allowed = many["batch"] / one["batch"] * read[0] / read[1]
+            gain = many["step_tokens_s"] / one["step_tokens_s"]
+            lines.append(
+                f"{many['way']}: a batch of {many['batch']} has {gain:.2f} times the tokens of "
+                f"{one['batch']}, {gain / allowed:.0%} of the {allowed:.2f} that bytes allow"
+            )
+    return lines
 
 
 def _numbers(given: str) -> list[int]:
@@ -178,6 +197,7 @@ def main() -> None:
         parser.error(f"unknown {', '.join(unknown)}; there are: {', '.join(everything)}")
     host = machine()
     print(host)
+    first: dict[int, list[Row]] = {}  # of the first batch, by context
     for batch in options.batch:
         for context in options.context:
             one = replace(case, batch=batch, context=context)
@@ -186,9 +206,11 @@ def main() -> None:
             print(
                 f"{options.model}, batch {batch}, context {context}",
                 report(rows),
+                *gains(first.get(context, []), rows),
                 sep="\n",
                 flush=True,
             )
+            first.setdefault(context, rows)
             if options.save:
                 added = {"model": options.model, "commit": host["commit"]}
                 rows = [{**row, **added} for row in rows]

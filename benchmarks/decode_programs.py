@@ -32,6 +32,7 @@ class Programs:
         self.cache: Any = None
         read = {t.data_ptr(): t.nbytes for _, m in stored_linears(self.model) for t in m.buffers()}
         self.weights = sum(read.values())  # bytes
+        self.cache_bytes = _bytes_of_token(self.model.forward)
         for _ in range(-(-TRYING // case.new)):
             self.generate(torch.zeros(case.batch, 1, dtype=torch.int64), case.new + 1)
 
@@ -64,3 +65,11 @@ class Programs:
             input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1
         )
         return found.logits[:, -1]  # type: ignore[no-any-return]
+
+
+def _bytes_of_token(steps: Any) -> int:
+    """Keys and values of one token of one text, in all layers, with their scales."""
+    found = 0
+    for heads, d in steps.shapes:
+        found += heads * sum(d * bits // 8 + (4 if bits == 8 else 8) for bits in steps.bits)
+    return found

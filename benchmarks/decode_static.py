@@ -54,7 +54,7 @@ def static_cache(config: Any, batch: int, length: int) -> Any:
 
     cache = StaticCache(config=config, max_cache_len=length)
     shape = config.num_key_value_heads, config.head_dim
-    cache.early_initialization(batch, *shape, torch.float32, torch.device("cpu"))
+    cache.early_initialization(batch, *shape, config.dtype or torch.float32, torch.device("cpu"))
     return cache
 
 

@@ -18,6 +18,8 @@ from benchmarks.decode_exported import exported
 from benchmarks.decode_programs import Programs
 from benchmarks.decode_static import Case, Decoder, Static
 
+BF16 = "bfloat16"
+
 
 @dataclass(frozen=True)
 class Way:
@@ -50,6 +52,11 @@ def quantized_compiled(scheme: str, case: Case, model: Any) -> Static:
     return Static(case, model, partial(torch.compile, backend=case.inner))
 
 
+def in_bfloat16(make: Callable[[Case, Any], Decoder], case: Case, model: Any) -> Decoder:
+    model.config.dtype = torch.bfloat16  # which its cache has
+    return make(case, model.to(torch.bfloat16))
+
+
 ALL = {"minimum_gain": 0}
 EAGER = "float32 eager"
 WAYS: dict[str, Way] = {
@@ -57,6 +64,9 @@ WAYS: dict[str, Way] = {
     "float32 Inductor": Way(inductor),
     "float32 exported": Way(partial(exported, None)),
     "qfx generate w8a8": Way(partial(Programs, "w8a8")),
+    f"qfx generate w8a8 {BF16}": Way(partial(in_bfloat16, partial(Programs, "w8a8"))),
+    f"qfx generate w4a8 {BF16}": Way(partial(in_bfloat16, partial(Programs, "w4a8"))),
+    f"{BF16} eager": Way(partial(in_bfloat16, eager)),
     "qfx generate w5a8": Way(partial(Programs, "w5a8")),
     "qfx generate w4a8": Way(partial(Programs, "w4a8")),
     "qfx": Way(partial(compiled, {})),

@@ -78,6 +78,9 @@ class Measured:
             "graph_breaks": sum(counters["graph_break"].values()),
         }
         if hasattr(self.decoder, "weights"):
+            if hasattr(self.decoder, "cache_bytes"):
+                held = self.decoder.cache_bytes * self.case.batch * self.case.context
+                found["cache_mb"] = held / 1e6
             return {**found, "weights_mb": self.decoder.weights / 1e6}
         self.decoder.prefill(self.told)
         turn = iter(self.next)

@@ -75,6 +75,11 @@ _POWERS: dict[float, Callable[[Emitter, Operand, Operand], Operand]] = {
 }
 
 
+def _square(e: Emitter, node: fx.Node) -> None:
+    x = e.of(node.args[0])
+    e.binary("mul", e.of(node), x, x)
+
+
 def _mean(e: Emitter, node: fx.Node) -> None:
     out, x = e.of(node), e.whole(node.args[0])
     axes = argument(node, 1, "dim")
@@ -139,6 +144,7 @@ def _product(e: Emitter, node: fx.Node) -> None:
 EMIT |= {
     aten.pow.Tensor_Scalar: _power,
     aten.pow.Tensor_Tensor: _power,
+    aten.square.default: _square,
     aten.mean.dim: _mean,
     aten.rms_norm.default: _rms_norm,
     aten.layer_norm.default: _layer_norm,

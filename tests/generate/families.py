@@ -122,7 +122,7 @@ def rows(names: list[str]) -> Iterator[str]:
                 else f"{_share(_tokens(_logits(model, text)), _tokens(expected)):.1f}"
             )
             try:
-                qfx.compile_for_generate(model, max_length=64)
+                qfx.compile_for_generate(model, max_length=64, logits_dtype=torch.float32)
             except ValueError as why:
                 yield f"| {name} | {dtype} | refused: {why} | | | | |"
                 break

@@ -322,6 +322,7 @@ def _reshape(target: Any, draw: Draw) -> Case:
 CPU = torch.device("cpu")
 ROWS: dict[Any, Callable[[Draw], Case]] = {
     aten.gelu.default: _gelu,
+    aten.square.default: partial(_unary, aten.square.default, None),
     aten.pow.Tensor_Scalar: partial(_power, False),
     aten.pow.Tensor_Tensor: partial(_power, True),
     aten.mean.dim: _mean,

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 from benchmarks import decode_exported
 from benchmarks.common import machine
-from benchmarks.decode import NAMES, measure, report
+from benchmarks.decode import NAMES, gains, measure, report
 from benchmarks.decode_models import drawn, gemma3, qwen3
 from benchmarks.decode_parts import part
 from benchmarks.decode_peers import PEERS
@@ -250,3 +250,14 @@ def test_a_way_is_a_row_and_what_is_missing_says_why(case: Case, tokens: Tensor)
 )
 def test_parts_of_a_step(event: str, expected: str) -> None:
     assert part(event, "elsewhere") == expected
+
+
+def test_what_a_batch_gains_is_said_beside_what_its_bytes_allow() -> None:
+    """100 MB of weights and 10 MB of cache a text: 8 texts read 180 MB instead of 8 times 110."""
+    one = {"way": "qfx", "batch": 1, "weights_mb": 100.0, "cache_mb": 10.0, "step_tokens_s": 50.0}
+    many = one | {"batch": 8, "cache_mb": 80.0, "step_tokens_s": 220.0}
+    (said,) = gains([one], [many, {"way": "other", "batch": 8}])
+    assert said == (
+        "qfx: a batch of 8 has 4.40 times the tokens of 1, 90% of the 4.89 that bytes allow"
+    )
+    assert gains([], [many]) == []
