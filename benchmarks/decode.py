@@ -160,11 +160,11 @@ def report(rows: list[Row]) -> str:
 
 def gains(alone: Sequence[Row], together: Sequence[Row]) -> list[str]:
     """How many times the tokens a second of one text a batch has, and how many its bytes would
-    allow: weights are read once, a cache for each text."""
+    allow: weights are read once, a cache for each text, each at the rate of its own run."""
     lines = []
     for one, many in product(alone, together):
         if one["way"] == many["way"] and "cache_mb" in one and "cache_mb" in many:
-            read = [row["weights_mb"] + row["cache_mb"] for row in (one, many)]
+            read = [(r["weights_mb"] + r["cache_mb"]) / r["read_gb_s"] for r in (one, many)]
             allowed = many["batch"] / one["batch"] * read[0] / read[1]
             gain = many["step_tokens_s"] / one["step_tokens_s"]
             lines.append(
