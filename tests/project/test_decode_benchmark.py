@@ -253,7 +253,7 @@ def test_parts_of_a_step(event: str, expected: str) -> None:
 
 
 def test_what_a_batch_gains_is_said_beside_what_its_bytes_allow() -> None:
-    """100 MB of weights and 10 MB of cache a text: 8 texts read 180 MB instead of 8 times 110. Where
+    """100 MB of weights, 10 MB of cache a text: 8 texts read 180 MB instead of 8 times 110. Where
     the memory was slower in its run, less is allowed."""
     one = {"way": "qfx", "batch": 1, "weights_mb": 100.0, "cache_mb": 10.0, "read_gb_s": 10.0}
     one["step_tokens_s"] = 50.0
