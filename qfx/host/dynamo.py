@@ -32,6 +32,15 @@ def compile_anew(code: CodeType) -> None:
     reset_code(code)
 
 
+def capture_again(model: object) -> None:
+    """Lets a module of torch.nn that is compiled itself be captured. Dynamo calls all of these by
+    one wrapper, and having given one of them up, as an nn.LSTM, it skips the wrapper's code."""
+    from torch._dynamo.external_utils import wrap_inline  # a second to import
+
+    if type(model).__module__.startswith("torch.nn."):
+        compile_anew(wrap_inline(len).__code__)
+
+
 def said_of_breaks() -> Counter[str]:
     """What Dynamo has said of code that it does not capture, since someone cleared it."""
     from torch._dynamo.utils import counters  # a second to import

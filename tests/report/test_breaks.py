@@ -104,3 +104,10 @@ def test_int8_modules_that_dynamo_does_not_capture_are_int8() -> None:
     (row,) = (row for row in report.rows if row.module == "between.fc")
     assert (report.quantized, row.scheme) == (3, "xa8r_ws8r_h16")
     assert row.reason.startswith("an int8 module, in no captured graph")
+
+
+def test_a_module_that_pytorch_gives_up_hides_no_later_one() -> None:
+    """Dynamo calls modules of torch.nn by one wrapper, whose code it skips after the first fault."""
+    assert qfx.explain(nn.LSTM(FEATURES, FEATURES), torch.randn(4, 2, FEATURES)).graphs == 0
+    plain = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU())
+    assert qfx.explain(plain, torch.randn(4, FEATURES)).graphs == 1
