@@ -107,7 +107,7 @@ def test_int8_modules_that_dynamo_does_not_capture_are_int8() -> None:
 
 
 def test_a_module_that_pytorch_gives_up_hides_no_later_one() -> None:
-    """Dynamo calls modules of torch.nn by one wrapper, whose code it skips after the first fault."""
+    """Dynamo calls modules of torch.nn by one wrapper, whose code it skips after a fault."""
     assert qfx.explain(nn.LSTM(FEATURES, FEATURES), torch.randn(4, 2, FEATURES)).graphs == 0
     plain = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU())
     assert qfx.explain(plain, torch.randn(4, FEATURES)).graphs == 1
