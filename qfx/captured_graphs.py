@@ -15,7 +15,7 @@ from torch import fx
 from qfx.graph.capture import clone, trace
 from qfx.graph.decomposition import open_operators
 from qfx.graph.unchanged import keep_written
-from qfx.host.dynamo import uncompiled
+from qfx.host.dynamo import uncompiled, without_skip_marks
 from qfx.host.frame import Frame, surroundings
 from qfx.host.source_text import released_source_texts
 from qfx.match.apart import capture_apart
@@ -60,7 +60,8 @@ def _run(
         if isinstance(model, fx.GraphModule):
             return _watched(trace(model, *inputs), Frame())(*inputs)
         plain = uncompiled(model)
-        return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
+        with without_skip_marks():
+            return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
     finally:
         _WATCHER.reset(token)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -30,6 +31,35 @@ def compile_anew(code: CodeType) -> None:
     from torch._dynamo.eval_frame import reset_code  # a second to import
 
     reset_code(code)
+
+
+@contextmanager
+def without_skip_marks() -> Iterator[None]:
+    """A context in which Dynamo tries again to capture code that it failed to capture before, and
+    which leaves no such code behind.
+
+    Dynamo marks a code object at the first failure and skips it silently from then on. All modules
+    of a class share the code of their forward, and all modules of torch.nn that are compiled
+    themselves share that of a wrapper: after an nn.LSTM no nn.Sequential would be captured.
+    """
+    _clear_skip_marks()
+    try:
+        yield
+    finally:
+        _clear_skip_marks()
+
+
+def _clear_skip_marks() -> None:
+    """Of the code that Dynamo has looked at. Code that its author marked never gets that far."""
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo.convert_frame import input_codes, output_codes  # a second to import
+
+    default = eval_frame._FrameAction.DEFAULT
+    for reference in [*input_codes.seen]:
+        code = reference()
+        if code is not None and code not in output_codes:
+            strategy = eval_frame._FrameExecStrategy(default, default)
+            eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def said_of_breaks() -> Counter[str]:
