@@ -21,6 +21,7 @@ from qfx.host.source_text import released_source_texts
 from qfx.match.apart import capture_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
+from qfx.values.errors import UserError
 from qfx.weights.repacked import mark_repacked
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -34,7 +35,10 @@ def watch(
     dynamic: bool | None = None,
     **keyword_inputs: Any,
 ) -> Any:
-    """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph."""
+    """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph.
+
+    Raises UserError for keyword inputs of an `fx.GraphModule`.
+    """
     with torch.no_grad():
         return _run(model, watcher, dynamic, inputs, keyword_inputs)
 
@@ -58,6 +62,11 @@ def _run(
     token = _WATCHER.set(watcher)
     try:
         if isinstance(model, fx.GraphModule):
+            if keyword_inputs:
+                names = ", ".join(keyword_inputs)
+                raise UserError(
+                    f"an fx.GraphModule takes its inputs in order, not by name: {names}"
+                )
             return _watched(trace(model, *inputs), Frame())(*inputs)
         plain = uncompiled(model)
         with without_skip_marks():
