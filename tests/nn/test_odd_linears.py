@@ -23,9 +23,9 @@ def _nested() -> Tensor:
 # What the linear gets -> why it stays float ('' where it becomes int8), and why it is not saved.
 WEIGHTS: dict[str, tuple[Make, str, str]] = {
     "expanded": (lambda: torch.randn(1, K).expand(K, K), "", ""),
-    "float64": (lambda: torch.randn(K, K).double(), "its weight is torch.float64", ""),
-    "complex": (lambda: torch.randn(K, K).cfloat(), "its weight is torch.complex64", ""),
-    "integers": (lambda: torch.randint(-3, 3, (K, K)), "its weight is torch.int64", ""),
+    "float64": (lambda: torch.randn(K, K).double(), "its weight is float64", ""),
+    "complex": (lambda: torch.randn(K, K).cfloat(), "its weight is complex64", ""),
+    "integers": (lambda: torch.randint(-3, 3, (K, K)), "its weight is int64", ""),
     "no inputs": (lambda: torch.empty(K, 0), "has no elements", ""),
     "COO": (lambda: torch.randn(K, K).to_sparse(), "layout torch.sparse_coo", "make it dense"),
     "CSR": (lambda: torch.randn(K, K).to_sparse_csr(), "torch.sparse_csr", "make it dense"),
@@ -36,11 +36,11 @@ WEIGHTS: dict[str, tuple[Make, str, str]] = {
 BIASES: dict[str, tuple[Make, str, str]] = {
     "expanded": (lambda: torch.randn(1).expand(K), "", ""),
     "float16": (lambda: torch.randn(K).half(), "", ""),
-    "float64": (lambda: torch.randn(K).double(), "its bias is torch.float64", ""),
-    "complex": (lambda: torch.randn(K).cfloat(), "its bias is torch.complex64", ""),
-    "integers": (lambda: torch.randint(-3, 3, (K,)), "its bias is torch.int64", ""),
+    "float64": (lambda: torch.randn(K).double(), "its bias is float64", ""),
+    "complex": (lambda: torch.randn(K).cfloat(), "its bias is complex64", ""),
+    "integers": (lambda: torch.randint(-3, 3, (K,)), "its bias is int64", ""),
     "too short": (lambda: torch.randn(3), r"its bias has shape \[3\], expected \[64\]", ""),
-    "COO": (lambda: torch.randn(K).to_sparse(), "its bias has the layout", "make it dense first"),
+    "COO": (lambda: torch.randn(K).to_sparse(), "its bias is of the layout", "make it dense first"),
     "nested": (_nested, "its bias is a nested tensor", "is a nested tensor, which files"),
     "meta": (lambda: torch.empty(K, device="meta"), "its bias is on meta and its weight", "meta"),
     "lazy": (nn.UninitializedParameter, "its bias has no shape yet", "has no shape yet"),
