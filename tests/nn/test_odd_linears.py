@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +172,25 @@ def test_odd_tensors_beside_a_linear(place: str, tmp_path: Path) -> None:
         model = qfx.quantize_(built(make))
         assert isinstance(model[0], qfx.nn.Linear)  # type: ignore[index]
         saved_and_loaded(model, built(make), tmp_path / name, r"(0\.)?e[. ]", unsaved)
+
+
+CALLS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "explain": lambda m, x: qfx.explain(m, x, options={"minimum_gain": 0}),
+    "calibrate": lambda m, x: qfx.calibrate(m, [x], qfx.Config(minimum_gain=0), progress=False),
+    "prepare_qat": lambda m, x: qfx.prepare_qat(m, x),
+    "torch.compile": lambda m, x: torch.compile(m, backend="qfx", options={"inner": "eager"})(x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_odd_tensors_of_models_that_run(call: str) -> None:
+    """A model that has one and never calls it runs as without it."""
+    for make, _ in TENSORS.values():
+        model = Plain(nn.Linear(K, K)).eval()
+        PLACES["a parameter"](model, make())
+        with torch.no_grad():
+            CALLS[call](model, torch.randn(3, K))
+        torch._dynamo.reset()
 
 
 class Plain(nn.Sequential):
