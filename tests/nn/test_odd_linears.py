@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import qfx
+from tests.lib.decoders import decoder
 
 K = 64
 Make = Callable[[], Tensor]
@@ -191,6 +192,19 @@ def test_odd_tensors_of_models_that_run(call: str) -> None:
         with torch.no_grad():
             CALLS[call](model, torch.randn(3, K))
         torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["COO", "CSR"])
+def test_a_decoder_with_sparse_weights_is_refused_before_it_is_changed(name: str) -> None:
+    model = decoder("llama", num_hidden_layers=1)
+    mlp = model.model.layers[0].mlp
+    make = {"COO": Tensor.to_sparse, "CSR": Tensor.to_sparse_csr}[name]
+    mlp.up_proj.weight = parameter(make(mlp.up_proj.weight.detach()))
+    with pytest.raises(
+        ValueError, match=f"mlp.up_proj.weight is of the layout torch.*{name.lower()}"
+    ):
+        qfx.compile_for_generate(model, max_length=32)
+    assert type(mlp.down_proj) is nn.Linear and "forward" not in vars(model)
 
 
 class Plain(nn.Sequential):
