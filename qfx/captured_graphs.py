@@ -15,12 +15,13 @@ from torch import fx
 from qfx.graph.capture import clone, trace
 from qfx.graph.decomposition import open_operators
 from qfx.graph.unchanged import keep_written
-from qfx.host.dynamo import capture_again, uncompiled
+from qfx.host.dynamo import uncompiled, without_skip_marks
 from qfx.host.frame import Frame, surroundings
 from qfx.host.source_text import released_source_texts
 from qfx.match.apart import capture_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
+from qfx.values.errors import UserError
 from qfx.weights.repacked import mark_repacked
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -34,7 +35,10 @@ def watch(
     dynamic: bool | None = None,
     **keyword_inputs: Any,
 ) -> Any:
-    """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph."""
+    """`model(*inputs, **keyword_inputs)` without gradients; an `fx.GraphModule` is one graph.
+
+    Raises UserError for keyword inputs of an `fx.GraphModule`.
+    """
     with torch.no_grad():
         return _run(model, watcher, dynamic, inputs, keyword_inputs)
 
@@ -58,10 +62,15 @@ def _run(
     token = _WATCHER.set(watcher)
     try:
         if isinstance(model, fx.GraphModule):
+            if keyword_inputs:
+                names = ", ".join(keyword_inputs)
+                raise UserError(
+                    f"an fx.GraphModule takes its inputs in order, not by name: {names}"
+                )
             return _watched(trace(model, *inputs), Frame())(*inputs)
         plain = uncompiled(model)
-        capture_again(plain)
-        return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
+        with without_skip_marks():
+            return torch.compile(plain, backend=_look, dynamic=dynamic)(*inputs, **keyword_inputs)
     finally:
         _WATCHER.reset(token)
 

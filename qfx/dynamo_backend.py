@@ -30,8 +30,8 @@ from qfx.match.smoothed import note_factors, tie_to_modules
 from qfx.ops import FAKES
 from qfx.pipeline import Context, run_passes
 from qfx.plan import unserved
+from qfx.plan.by_cost import tie_to_sizes
 from qfx.plan.plan import Plan
-from qfx.plan.policy import tie_to_sizes
 from qfx.rewriting.constants import NewInputs, as_placeholders
 from qfx.rewriting.inputs import drop_unused_inputs
 from qfx.values.config import Config, parse_options

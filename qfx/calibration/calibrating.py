@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from tqdm import tqdm
 
 from qfx.calibration.batches import Transformed, arguments_of, check_call, parted
@@ -234,7 +235,7 @@ def _observe(
 def _parameter_bytes(model: Model) -> int:
     if not isinstance(model, nn.Module):
         return 0
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return sum(p.numel() * p.element_size() for p in model.parameters() if not is_lazy(p))
 
 
 def _wanted(session: Session, config: Config) -> dict[SiteKey, SharedInput]:

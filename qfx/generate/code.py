@@ -6,10 +6,8 @@ Files are not asked: a function that was put in another's place counts, and so d
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.generate.installed import identity
 from qfx.generate.told import Teller, Unknown, code_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -29,7 +28,8 @@ _TORCH = str(Path(torch.__file__).parent)
 
 def told_code(tell: Teller, homes: Iterable[str], classes: Iterable[type]) -> Iterator[str]:
     """Of the classes, and of the Python modules `homes` and those that they lead to, of the same
-    packages or of no installed one: functions, classes, numbers and tables. Versions tell the rest.
+    packages or of no installed one: functions, classes, numbers and tables. Of installed packages
+    that they lead to, the distributions.
     """
     scan = _Scan(tell, {name.partition(".")[0] for name in homes})
     for kind in dict.fromkeys(base for each in classes for base in each.__mro__):
@@ -37,12 +37,15 @@ def told_code(tell: Teller, homes: Iterable[str], classes: Iterable[type]) -> It
     done, todo = set[str](), sorted(homes)
     while todo:
         name = todo.pop()
-        if name in done or not scan.follows(name):
+        if name in done:
             continue
         done.add(name)
+        if not scan.follows(name):
+            continue
         scan.met = set()
         yield f"{name}: {scan.module(sys.modules[name])}"
         todo += sorted(scan.met - done)
+    yield from sorted({found for name in done if (found := _distribution(name))})
     for place in _PATCHED:
         yield from scan.foreign(place)
 
@@ -60,11 +63,11 @@ class _Scan:
             raise Unknown("functions of __main__ are called")
         if type(module) is not ModuleType or package in ("torch", "qfx", "builtins"):
             return False  # a lazy one has what was asked of it so far
-        return package in self.packages or not _is_installed(getattr(module, "__file__", None))
+        return package in self.packages or not identity(module)
 
     def module(self, module: ModuleType) -> str:
         """Its functions, classes, numbers, names and tables."""
-        self.strict = not _is_installed(getattr(module, "__file__", None))
+        self.strict = not identity(module)
         held = {n: v for n, v in vars(module).items() if not n.startswith("__")}
         told = ((n, v) for n, v in sorted(held.items()) if not _varies(module.__name__, n, v))
         return "; ".join(f"{name} {self.value(value)}" for name, value in told)
@@ -128,6 +131,13 @@ class _Scan:
                 yield f"{place.__name__}.{name} {self.function(value, 0)}"
 
 
+def _distribution(name: str) -> str:
+    """Of the package of a Python module: torch has a version, qfx a digest of its own."""
+    module = sys.modules.get(name)
+    known = name.partition(".")[0] in ("torch", "qfx")
+    return "" if module is None or known else identity(module)
+
+
 def _varies(module: str, name: str, value: Any) -> bool:
     """From process to process; a package has those of its modules that were imported."""
     own = isinstance(value, ModuleType) and value.__name__ == f"{module}.{name}"
@@ -143,13 +153,3 @@ def _content(cell: Any) -> Any:
 
 def _is_torchs(path: str) -> bool:
     return path.startswith((_TORCH, "<"))
-
-
-@lru_cache
-def _is_installed(path: str | None) -> bool:
-    """With Python, or as a package in any of its folders: a virtual environment may add those of
-    another one."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    places = {Path(found) for name in names if (found := sysconfig.get_path(name))}
-    places |= {p for p in map(Path, sys.path) if p.name in ("site-packages", "dist-packages")}
-    return path is None or any(Path(path).is_relative_to(place) for place in places)

@@ -51,7 +51,8 @@ def compile_for_generate(
     `qfx.programs`, and reads the prompt by others, some tokens at a time. Its modules serve calls
     for more than logits (hidden states, attentions, labels), caches of another kind, gradients and
     autocast. Where no program can be made of the model, they do it all and a warning says why.
-    ValueError, before anything is changed, for a model that cannot have an int8 cache.
+    ValueError, before anything is changed, for a model that cannot have an int8 cache or that holds
+    sparse or nested tensors.
     """
     inner = _inside(model)
     sizes = sorted(set(batch_sizes))
@@ -102,6 +103,10 @@ def _check(
         )
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() first")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_nested or tensor.layout != torch.strided:
+            kind = "a nested tensor" if tensor.is_nested else f"of the layout {tensor.layout}"
+            raise ValueError(f"{name} is {kind}, and programs read dense tensors alone")
     if max_length < 1:
         raise ValueError(f"max_length={max_length}: expected at least 1")
     if logits_dtype is not None and not logits_dtype.is_floating_point:

@@ -114,5 +114,5 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
-    return dense and type(tensor) in (Tensor, nn.Parameter)
+    dense = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return dense and not tensor.is_meta and type(tensor) in (Tensor, nn.Parameter)

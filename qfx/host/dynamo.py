@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -32,13 +33,33 @@ def compile_anew(code: CodeType) -> None:
     reset_code(code)
 
 
-def capture_again(model: object) -> None:
-    """Lets a module of torch.nn that is compiled itself be captured. Dynamo calls all of these by
-    one wrapper, and having given one of them up, as an nn.LSTM, it skips the wrapper's code."""
-    from torch._dynamo.external_utils import wrap_inline  # a second to import
+@contextmanager
+def without_skip_marks() -> Iterator[None]:
+    """A context in which Dynamo tries again to capture code that it failed to capture before, and
+    which leaves no such code behind.
 
-    if type(model).__module__.startswith("torch.nn."):
-        compile_anew(wrap_inline(len).__code__)
+    Dynamo marks a code object at the first failure and skips it silently from then on. All modules
+    of a class share the code of their forward, and all modules of torch.nn that are compiled
+    themselves share that of a wrapper: after an nn.LSTM no nn.Sequential would be captured.
+    """
+    _clear_skip_marks()
+    try:
+        yield
+    finally:
+        _clear_skip_marks()
+
+
+def _clear_skip_marks() -> None:
+    """Of the code that Dynamo has looked at. Code that its author marked never gets that far."""
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo.convert_frame import input_codes, output_codes  # a second to import
+
+    default = eval_frame._FrameAction.DEFAULT
+    for reference in [*input_codes.seen]:
+        code = reference()
+        if code is not None and code not in output_codes:
+            strategy = eval_frame._FrameExecStrategy(default, default)
+            eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def said_of_breaks() -> Counter[str]:

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from qfx.host.autograd import in_compiled_backward
-from qfx.host.tensors import wraps_tensors
-from qfx.values.floats import FLOATS, SERVED, short
+from qfx.values.floats import short, unserved_type
 from qfx.values.gpu_build import why_not
 
 
@@ -24,10 +23,8 @@ def of_operands(operands: Mapping[str, Any]) -> str | None:
 def _fault(tensor: Any) -> str | None:
     if not isinstance(tensor, Tensor):
         return "not a tensor"
-    if wraps_tensors(tensor):
-        return f"a {type(tensor).__name__}, a tensor subclass"
-    if tensor.dtype not in FLOATS:
-        return f"{short(tensor.dtype)}; {SERVED}"
+    if why := unserved_type(tensor):
+        return why
     if elsewhere := why_not(tensor.device):
         return f"on {tensor.device.type}, {elsewhere}"
     return None

@@ -21,7 +21,7 @@ from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
 from qfx.nn.sign_linear import SignLinear
 from qfx.nn.trained_state import TrainedState
-from qfx.nn.weight_faults import unserved
+from qfx.nn.weight_faults import unserved, unserved_bias
 from qfx.ops.quantize import SMALLEST_SCALE
 
 ops = torch.ops.qfx
@@ -79,7 +79,8 @@ def _not_converted(module: TrainedState) -> str:
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     if type(module) not in _DEPLOYED:
         return f"{type(module).__name__}, a subclass of {type(module).__mro__[1].__name__}"
-    return unserved(module._parameters.get("weight"))
+    weight = module._parameters.get("weight")
+    return unserved(weight) or unserved_bias(module._parameters.get("bias"), weight)
 
 
 def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from qfx.host.tensors import has_values, wraps_tensors
+from qfx.host.tensors import has_values
 from qfx.memory.held import drop_file_pages
-from qfx.values.floats import FLOATS, LARGEST_K, SERVED
+from qfx.values.floats import LARGEST_K, unserved_type
 
 _LARGEST = 2.0**100  # below it rotated sums and scales are finite in float32
 
@@ -19,22 +19,10 @@ def unserved(weight: Any) -> str:
     """The fault of a weight's type or layout; '' without one. The weight is not read."""
     if not isinstance(weight, Tensor):
         return ""
-    if why := _unserved_type(weight, "weight"):
-        return why
+    if why := unserved_type(weight):
+        return f"its weight is {why}"
     if weight.ndim == 2 and not weight.numel():
         return f"its weight {list(weight.shape)} has no elements"
-    return ""
-
-
-def _unserved_type(tensor: Tensor, what: str) -> str:
-    if tensor.is_nested:
-        return f"its {what} is a nested tensor"
-    if wraps_tensors(tensor):
-        return f"its {what} is a {type(tensor).__name__}, a tensor subclass"
-    if tensor.dtype not in FLOATS:
-        return f"its {what} is {tensor.dtype}; {SERVED}"
-    if tensor.layout != torch.strided:
-        return f"its {what} has the layout {tensor.layout}, to_dense() makes it dense"
     return ""
 
 
@@ -44,8 +32,8 @@ def unserved_bias(bias: Any, weight: Any) -> str:
         return ""
     if is_lazy(bias):
         return "its bias has no shape yet: run the model once first"
-    if why := _unserved_type(bias, "bias"):
-        return why
+    if why := unserved_type(bias):
+        return f"its bias is {why}"
     if bias.shape != weight.shape[:1]:
         return f"its bias has shape {list(bias.shape)}, expected {list(weight.shape[:1])}"
     if bias.device != weight.device:

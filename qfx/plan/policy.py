@@ -10,10 +10,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import NamedTuple
 
-import sympy
-import torch
-
-from qfx.cost.model import CostModel, Costs, Estimate, GpuCosts, Work
+from qfx.cost.model import CostModel, Costs, GpuCosts, Work
 from qfx.graph.faults import at
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
@@ -22,9 +19,10 @@ from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import pinned, recipes, why_apart
 from qfx.match.site import Site
-from qfx.ops.forms import form_of, why_no_gradient, why_not_guarded
+from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import Guard
-from qfx.plan.breakeven import condition, holds_for_captured, why_untied
+from qfx.plan.by_cost import by_cost
+from qfx.plan.impossible import impossible, unguardable, why_nearest
 from qfx.plan.plan import Entry, Plan
 from qfx.plan.unsuited import why_unsuited
 from qfx.values.config import Config
@@ -99,7 +97,7 @@ def _(match: Site, given: _Given) -> Entry:
         return Entry(match, None, _NOT_PINNED)
     if why_not := why_unsuited(match):
         return Entry(match, None, why_not)
-    return _smoothed(_by_cost(match, given.config, given.costs), match, given)
+    return _smoothed(by_cost(match, given.config, given.costs), match, given)
 
 
 @_entry.register
@@ -148,33 +146,23 @@ def _guarded(entry: Entry, config: Config) -> Entry:
     call, on = form_of(entry.scheme).guarded, entry.match.device
     if entry.match.weights and call and (lacking := call.lacking(on)):
         return Entry(entry.match, None, f"guard={config.guard}: {lacking}")
-    if why_not := _unguardable(entry, entry.scheme):
+    if why_not := unguardable(entry, entry.scheme):
         return replace(entry, reason=f"{entry.reason}; not guarded: {why_not}")
     guard = Guard(float(config.guard), entry.match.name)
     return replace(entry, reason=f"{entry.reason}; guarded", guard=guard)
-
-
-def _unguardable(entry: Entry, scheme: Scheme) -> str | None:
-    if not entry.match.weights:
-        return "both operands are activations"
-    if entry.recipe is not None and entry.recipe.outliers:
-        return "some of its features are float"
-    if entry.match.trains:
-        return "gradients are recorded"
-    return why_not_guarded(scheme)
 
 
 def _by_recipe(site: Site, recipe: SiteRecipe) -> Entry:
     if recipe.scheme is None:
         return Entry(site, None, recipe.reason or "left float by the recipe")
     scheme, reason = recipe.scheme.at(site.k), recipe.reason or "by the recipe"
-    if why_not := _impossible(site, scheme):
+    if why_not := impossible(site, scheme):
         return Entry(site, None, why_not)
     if recipe.outliers:
         if site.trains:
             return Entry(site, None, f"{scheme} with outliers in float has no gradient")
         reason += f"; {len(recipe.outliers)} of {recipe.k} features in float"
-    if recipe.rounding and (why_not := _why_nearest(site)):
+    if recipe.rounding and (why_not := why_nearest(site)):
         recipe, reason = replace(recipe, rounding=None), f"{reason}; {why_not}"
     elif recipe.rounding:
         reason += f"; {recipe.rounding}"
@@ -194,26 +182,6 @@ def _smoothed(entry: Entry, site: Site, given: _Given) -> Entry:
         return entry
     recipe = SiteRecipe(site.name, 0, site.n, len(factor), scheme, factor)
     return replace(entry, reason=f"{entry.reason}; smoothed", recipe=recipe)
-
-
-def _why_nearest(site: Site) -> str | None:
-    """Why the codes of a recipe are not used, or None."""
-    why = "it trains" if site.weight_trains else site.repacked
-    return f"rounded to nearest, as its weight is packed at every call: {why}" if why else None
-
-
-def _impossible(site: Site, scheme: Scheme) -> str | None:
-    """Why this site cannot have this scheme, or None."""
-    form = form_of(scheme)
-    if site.trains and (why_not := why_no_gradient(scheme, site.weight_trains)):
-        return why_not
-    if lacking := form.lacking(scheme, site.device):
-        return f"{scheme}: {lacking}"
-    if form.storage.cuts_k and not site.k:
-        return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
-    if scheme.w.packed and site.n is None:
-        return f"{scheme}: N is not known, and the packed weight does not say it"
-    return None
 
 
 def _by_gain(match: Product | Attention, what: str, kind: str, given: _Given) -> Entry:
@@ -258,93 +226,3 @@ def _decode_by_cost(match: Attention, cost: CostModel | str | None) -> Entry | N
         return None
     reason = f"an attention of one query: float, attention_decode predicted {gain:.2f}x PyTorch's"
     return Entry(match, None, reason, decodes=True)
-
-
-def _by_cost(site: Site, config: Config, costs: Costs) -> Entry:
-    m, dtype = hint(site.m), site.out_dtype or torch.float32
-    scheme = config.chosen.at(site.k)
-    if why_not := _impossible(site, scheme):
-        return Entry(site, None, why_not)
-    if scheme.calibrated:
-        return Entry(site, None, f"{config.chosen}: the recipe does not name it")
-    released = config.release_weights and site.device.type == "cpu"
-    if released and not site.weight_trains and not site.repacked:
-        return Entry(site, scheme, "int8 whatever it gains: release_weights keeps no float weight")
-    cost = costs.of(site, form_of(scheme).name, scheme)
-    if isinstance(cost, str):
-        return _unpriced(site, config, scheme, cost)
-    if cost is None or site.m is None or site.k is None or site.n is None:
-        return Entry(site, scheme, "int8; its gain was not predicted")
-    where, only = _where(site, config, cost, scheme)
-    if m is None:
-        return _by_range(site, config, scheme, where, only)
-    estimate = _estimate(site, m, dtype, scheme, cost)
-    if site.repacked:
-        only += f"; its weight is packed at every call: {site.repacked}"
-    if estimate.gain < config.minimum_gain:
-        reason = (
-            f"int8 would be {estimate.gain:.2f}x float, below minimum_gain={config.minimum_gain}"
-        )
-        return Entry(site, None, reason + only, estimate, where)
-    reason = f"int8 predicted {estimate.gain:.2f}x float"
-    return Entry(site, scheme, reason + only, estimate, where)
-
-
-def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
-    """On a GPU of which nothing is measured, int8 only if it is asked for whatever it costs."""
-    if config.minimum_gain == 0:
-        return Entry(site, scheme, f"int8; {why}")
-    remedy = "run python -m benchmarks.gpu, or set minimum_gain=0"
-    return Entry(site, None, f"{why}; {remedy}")
-
-
-def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
-    """Of the forward, and of packing the weight where every call does. No row counts as one."""
-    assert site.k is not None and site.n is not None
-    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
-    found, more = cost.estimate(work), 0.0
-    if site.weight_trains:
-        more = cost.training(work)
-    elif site.repacked:
-        more = cost.packing(work)
-    return replace(found, int8_s=found.int8_s + more)
-
-
-def _where(
-    site: Site, config: Config, cost: CostModel, scheme: Scheme
-) -> tuple[sympy.Basic | None, str]:
-    """The break-even in the site's symbolic M, None where no guard can ask for it; and in words."""
-    if not isinstance(site.m, torch.SymInt):
-        return None, ""
-    dtype = site.out_dtype or torch.float32
-
-    def gains(m: int) -> bool:
-        return _estimate(site, m, dtype, scheme, cost).gain >= config.minimum_gain
-
-    where = condition(site.m, gains)
-    if where in (sympy.true, sympy.false):
-        return where, ""
-    why_not = why_untied(site.m, where)
-    words = f"; int8 where {where}"
-    return (where, words) if why_not is None else (None, f"{words}, not guarded: {why_not}")
-
-
-def _by_range(
-    site: Site, config: Config, scheme: Scheme, where: sympy.Basic | None, only: str
-) -> Entry:
-    """Of an M that the captured call does not know: by what its range allows."""
-    every = f"minimum_gain={config.minimum_gain} for every M that can occur"
-    if where is None:
-        return Entry(site, scheme, f"int8; its gain was not predicted{only}")
-    if where == sympy.true:
-        return Entry(site, scheme, f"int8 predicted to reach {every}", where=where)
-    return Entry(site, None, f"int8 would be below {every}", where=where)
-
-
-def tie_to_sizes(plan: Plan) -> None:
-    """Ties the captured graph to the sizes for which the decisions of the plan are right."""
-    for entry in plan.entries:
-        if entry.where is not None:
-            assert isinstance(entry.match.m, torch.SymInt)
-            with at(entry.match.node):
-                holds_for_captured(entry.match.m, entry.where)

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from qfx.graph.capture import is_constant, roots, value
 from qfx.match.base import Match
@@ -108,7 +109,9 @@ def warning_of(
 
 
 def _around(modules: Iterable[nn.Module]) -> int:
-    tensors: Mapping[int, Any] = {id(p): p for m in modules for p in m.parameters()}
+    tensors: Mapping[int, Any] = {
+        id(p): p for m in modules for p in m.parameters() if not is_lazy(p)
+    }
     return sum(p.numel() * p.element_size() for p in tensors.values())
 
 

@@ -28,7 +28,6 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import qfx
 from qfx.generate import model_programs, program_cache, program_key
 from qfx.generate.asked import Asked
-from qfx.generate.code import _is_installed
 from qfx.generate.columns import columns
 from qfx.generate.program_key import SWITCH, key_of
 from qfx.generate.told import Unknown
@@ -493,12 +492,3 @@ def test_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert len(read) == 80 and {*read} == {whole} and [*folder.iterdir()] == [path]
-
-
-@pytest.mark.parametrize(("folder", "installed"), [("site-packages", True), ("project", False)])
-def test_a_package_is_installed_in_any_folder_of_packages(
-    folder: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where one virtual environment adds the packages of another."""
-    monkeypatch.syspath_prepend(tmp_path / folder)
-    assert _is_installed(str(tmp_path / folder / "package" / "__init__.py")) is installed

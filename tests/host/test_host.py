@@ -138,6 +138,26 @@ def breaks_are_told() -> None:
     torch._dynamo.reset()
 
 
+def skipped_code_is_captured_again() -> None:
+    def run(x: Tensor, called: Callable[[Tensor], Any]) -> Any:
+        return called(x)
+
+    graphs = []
+
+    def backend(gm: fx.GraphModule, examples: object) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    compiled = torch.compile(run, backend=backend)
+    compiled(X, nn.LSTM(X.shape[-1], 3))  # PyTorch captures none
+    compiled(X, torch.relu)
+    assert graphs == []
+    with dynamo.without_skip_marks():
+        compiled(X, torch.relu)
+    assert len(graphs) == 1
+    torch._dynamo.reset()
+
+
 def control_flow_is_known() -> None:
     assert {exc.RestartAnalysis, exc.SkipFrame} == {*dynamo.control_flow()}
     assert all(issubclass(kind, Exception) for kind in dynamo.control_flow())
@@ -482,6 +502,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     dynamo: {
         guards_tie_graphs_to_objects: "skip and recipes that tell layers apart which are alike",
         code_is_compiled_anew: "buffers that are rewritten between calls: packed at every call",
+        skipped_code_is_captured_again: "explain and calibrate of code that once was not captured",
         breaks_are_told: "explain says why code is not captured",
         control_flow_is_known: "restarts of Dynamo inside the backend: they would be faults",
         compiled_models_are_unwrapped: "explain and calibrate of compiled models",

@@ -53,18 +53,18 @@ def _projected(attention: nn.MultiheadAttention) -> nn.MultiheadAttention:
 
 STAYS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "subclass": (lambda: Own(K, K), r"1 \(Own, a subclass of nn.Linear\)"),
-    "float64": (lambda: nn.Linear(K, K).double(), r"1 \(its weight is torch.float64; int8 serves"),
+    "float64": (lambda: nn.Linear(K, K).double(), r"1 \(its weight is float64; int8 serves"),
     "float8": (
         lambda: nn.Linear(K, K).to(torch.float8_e4m3fn),
-        r"1 \(its weight is torch.float8_e4m3fn; int8 serves float32, bfloat16 and float16\)",
+        r"1 \(its weight is float8_e4m3fn; int8 serves float32, bfloat16 and float16\)",
     ),
     "NaN": (lambda: _with(torch.nan), r"1 \(its weight holds NaN or infinity\)"),
     "infinity": (lambda: _with(-torch.inf).bfloat16(), r"1 \(its weight holds NaN or infinity\)"),
     "huge": (lambda: _with(3e38), r"1 \(its weight holds 3e\+38: scales above 1.27e\+30 may over"),
-    "sparse": (lambda: _sparse("to_sparse"), r"1 \(its weight has the layout torch.sparse_coo"),
+    "sparse": (lambda: _sparse("to_sparse"), r"1 \(its weight is of the layout torch.sparse_coo"),
     "sparse rows": (lambda: _sparse("to_sparse_csr"), r"1 \(its .* layout torch.sparse_csr"),
-    "mkldnn": (lambda: _sparse("to_mkldnn"), r"1 \(its weight has the layout torch._mkldnn"),
-    "complex": (lambda: nn.Linear(K, K, dtype=torch.complex64), r"1 \(its weight is torch.comple"),
+    "mkldnn": (lambda: _sparse("to_mkldnn"), r"1 \(its weight is of the layout torch._mkldnn"),
+    "complex": (lambda: nn.Linear(K, K, dtype=torch.complex64), r"1 \(its weight is comple"),
     "no inputs": (lambda: _empty(0, K), r"1 \(its weight \[32, 0\] has no elements\)"),
     "no outputs": (lambda: _empty(K, 0), r"1 \(its weight \[0, 32\] has no elements\)"),
     "tensor subclass": (lambda: _of_two(nn.Linear(K, K)), r"1 \(its weight is a TwoTensor, a ten"),

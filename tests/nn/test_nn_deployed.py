@@ -329,7 +329,7 @@ def test_models_in_which_nothing_was_trained_are_refused() -> None:
 def test_what_is_not_served_stays_with_one_warning(name: str) -> None:
     odd = Own(K, N) if name == "subclass" else trained("rows").double()
     model = nn.Sequential(trained("rows"), nn.Linear(N, K), odd)
-    reason = "Own, a subclass of LSQLinear" if name == "subclass" else "its weight is torch.float64"
+    reason = "Own, a subclass of LSQLinear" if name == "subclass" else "its weight is float64"
     with pytest.warns(UserWarning, match=rf"qfx\.convert: 1 of 2 linears stay .*2 \({reason}"):
         qfx.convert(model)
     assert type(model[0]) is Linear and model[2] is odd

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import qfx
+from qfx.report.breaks import BEFORE
 from qfx.report.html import page
 from tests.lib.models import FEATURES, Block
 
@@ -88,15 +91,66 @@ def test_what_dynamo_says_is_passed_on_and_what_it_compiles_is_reported(name: st
 
 
 def test_a_function_that_dynamo_gave_up_before() -> None:
-    """It skips that function without a word; and there is no second reason for its linears."""
+    """Dynamo says again why, and there is no second reason for its linears."""
     model = Bare()
     torch.compile(model, backend="eager")(X)
     with pytest.warns(UserWarning, match=f"gives up all of this callable.*{re.escape(ALLOW)}"):
         report = qfx.explain(model, X, options=ALL)
     assert [(row.module, row.scheme) for row in report.rows] == [("rnn", "float"), ("fc", "float")]
     assert "recompile limit" not in str(report)
-    assert any(line.startswith("said before this call") and ALLOW in line for line in report.breaks)
+    assert len(report.breaks) == 1 and ALLOW in report.breaks[0]
     assert qfx.explain(Block(), X, options=ALL).breaks == ()
+
+
+def test_what_dynamo_said_of_code_that_it_runs_again() -> None:
+    model = Around(Disabled())
+    first, second = (qfx.explain(model, X, options=ALL).breaks for _ in range(2))
+    assert {BEFORE + line for line in first} <= {*second}
+
+
+class Called(nn.Module):
+    """The code of its forward serves every module in it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.step(x)
+
+    def step(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return y[0] if isinstance(y, tuple) else y
+
+
+# how two modules come to share the code that Dynamo looks at first
+SHARED: dict[str, Callable[[nn.Module], Any]] = {
+    "a class of torch.nn": lambda m: m if isinstance(m, nn.LSTM) else nn.Sequential(m).eval(),
+    "a class": lambda m: Called(m).eval(),
+    "a method": lambda m: Called(m).eval().step,
+    "a partial": lambda m: partial(Called(m).eval()),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_model_after_one_that_dynamo_gave_up(name: str) -> None:
+    """Dynamo skips such code silently, whatever module it runs for."""
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="gives up all of this callable"):
+        qfx.explain(SHARED[name](_recurrent(nn.LSTM)), X, options=ALL)
+    graphs: list[fx.GraphModule] = []
+
+    def captured(gm: fx.GraphModule, inputs: object) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    plain = SHARED[name](nn.Linear(FEATURES, FEATURES))
+    torch.compile(plain, backend=captured)(X)  # explain leaves nothing for it to skip
+    torch.compile(SHARED[name](_recurrent(nn.LSTM)), backend="eager")(X)
+    report = qfx.explain(plain, X, options=ALL)
+    assert len(graphs) == 1 and (report.graphs, report.quantized) == (1, 1)
+    assert len(qfx.calibrate(plain, [X], qfx.Config(minimum_gain=0)).sites) == 1
 
 
 def test_int8_modules_that_dynamo_does_not_capture_are_int8() -> None:
@@ -104,10 +158,3 @@ def test_int8_modules_that_dynamo_does_not_capture_are_int8() -> None:
     (row,) = (row for row in report.rows if row.module == "between.fc")
     assert (report.quantized, row.scheme) == (3, "xa8r_ws8r_h16")
     assert row.reason.startswith("an int8 module, in no captured graph")
-
-
-def test_a_module_that_pytorch_gives_up_hides_no_later_one() -> None:
-    """Dynamo calls modules of torch.nn by one wrapper, whose code it skips after a fault."""
-    assert qfx.explain(nn.LSTM(FEATURES, FEATURES), torch.randn(4, 2, FEATURES)).graphs == 0
-    plain = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU())
-    assert qfx.explain(plain, torch.randn(4, FEATURES)).graphs == 1

@@ -1,0 +1,110 @@
+"""A site that no pattern and no recipe decides: int8 where its predicted gain is large enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+import torch
+
+from qfx.cost.model import CostModel, Costs, Estimate, Work
+from qfx.graph.faults import at
+from qfx.host.shapes import hint
+from qfx.match.site import Site
+from qfx.ops.forms import form_of
+from qfx.plan.breakeven import condition, holds_for_captured, why_untied
+from qfx.plan.impossible import impossible
+from qfx.plan.plan import Entry, Plan
+from qfx.values.config import Config
+from qfx.values.scheme import Scheme
+
+
+def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
+    """The scheme of the configuration, or why the site stays float, with the predicted seconds."""
+    m, dtype = hint(site.m), site.out_dtype or torch.float32
+    scheme = config.chosen.at(site.k)
+    if why_not := impossible(site, scheme):
+        return Entry(site, None, why_not)
+    if scheme.calibrated:
+        return Entry(site, None, f"{config.chosen}: the recipe does not name it")
+    released = config.release_weights and site.device.type == "cpu"
+    if released and not site.weight_trains and not site.repacked:
+        return Entry(site, scheme, "int8 whatever it gains: release_weights keeps no float weight")
+    cost = costs.of(site, form_of(scheme).name, scheme)
+    if isinstance(cost, str):
+        return _unpriced(site, config, scheme, cost)
+    if cost is None or site.m is None or site.k is None or site.n is None:
+        return Entry(site, scheme, "int8; its gain was not predicted")
+    where, only = _where(site, config, cost, scheme)
+    if m is None:
+        return _by_range(site, config, scheme, where, only)
+    estimate = _estimate(site, m, dtype, scheme, cost)
+    if site.repacked:
+        only += f"; its weight is packed at every call: {site.repacked}"
+    if estimate.gain < config.minimum_gain:
+        reason = (
+            f"int8 would be {estimate.gain:.2f}x float, below minimum_gain={config.minimum_gain}"
+        )
+        return Entry(site, None, reason + only, estimate, where)
+    reason = f"int8 predicted {estimate.gain:.2f}x float"
+    return Entry(site, scheme, reason + only, estimate, where)
+
+
+def _unpriced(site: Site, config: Config, scheme: Scheme, why: str) -> Entry:
+    """On a GPU of which nothing is measured, int8 only if it is asked for whatever it costs."""
+    if config.minimum_gain == 0:
+        return Entry(site, scheme, f"int8; {why}")
+    remedy = "run python -m benchmarks.gpu, or set minimum_gain=0"
+    return Entry(site, None, f"{why}; {remedy}")
+
+
+def _estimate(site: Site, m: int, dtype: torch.dtype, scheme: Scheme, cost: CostModel) -> Estimate:
+    """Of the forward, and of packing the weight where every call does. No row counts as one."""
+    assert site.k is not None and site.n is not None
+    work = Work.linear(max(m, 1), site.k, site.n, dtype, scheme)
+    found, more = cost.estimate(work), 0.0
+    if site.weight_trains:
+        more = cost.training(work)
+    elif site.repacked:
+        more = cost.packing(work)
+    return replace(found, int8_s=found.int8_s + more)
+
+
+def _where(
+    site: Site, config: Config, cost: CostModel, scheme: Scheme
+) -> tuple[sympy.Basic | None, str]:
+    """The break-even in the site's symbolic M, None where no guard can ask for it; and in words."""
+    if not isinstance(site.m, torch.SymInt):
+        return None, ""
+    dtype = site.out_dtype or torch.float32
+
+    def gains(m: int) -> bool:
+        return _estimate(site, m, dtype, scheme, cost).gain >= config.minimum_gain
+
+    where = condition(site.m, gains)
+    if where in (sympy.true, sympy.false):
+        return where, ""
+    why_not = why_untied(site.m, where)
+    words = f"; int8 where {where}"
+    return (where, words) if why_not is None else (None, f"{words}, not guarded: {why_not}")
+
+
+def _by_range(
+    site: Site, config: Config, scheme: Scheme, where: sympy.Basic | None, only: str
+) -> Entry:
+    """Of an M that the captured call does not know: by what its range allows."""
+    every = f"minimum_gain={config.minimum_gain} for every M that can occur"
+    if where is None:
+        return Entry(site, scheme, f"int8; its gain was not predicted{only}")
+    if where == sympy.true:
+        return Entry(site, scheme, f"int8 predicted to reach {every}", where=where)
+    return Entry(site, None, f"int8 would be below {every}", where=where)
+
+
+def tie_to_sizes(plan: Plan) -> None:
+    """Ties the captured graph to the sizes for which the decisions of the plan are right."""
+    for entry in plan.entries:
+        if entry.where is not None:
+            assert isinstance(entry.match.m, torch.SymInt)
+            with at(entry.match.node):
+                holds_for_captured(entry.match.m, entry.where)
