@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,6 @@ from qfx.generate.rows import INTEGERS
 
 _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
-_KINDS = ("token_type_ids", "mm_token_type_ids")  # of tokens; 0 is text
 
 
 class Asked(NamedTuple):
@@ -53,9 +53,17 @@ class Asked(NamedTuple):
         return whole and (self.positions is not None or bool(self.seen.all()))
 
 
-def asked_of(given: dict[str, Any]) -> Asked | None:
-    """Of the arguments by their names; None for a call that the modules alone serve."""
-    given = {name: value for name, value in given.items() if not _says_nothing(name, value)}
+def zeros_mean_text(config: Any) -> frozenset[str]:
+    """The names of arguments that say of each token what it is, and of a text say nothing by zeros.
+    Of other models zeros may count: GPT-2 adds the embedding of such a number to its token."""
+    of_gemma3 = {"token_type_ids"} if config.model_type == "gemma3" else set()
+    return frozenset({"mm_token_type_ids"} | of_gemma3)
+
+
+def asked_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Asked | None:
+    """Of the arguments by their names; None for a call that the modules alone serve. `of_text`: the
+    names whose zeros say nothing."""
+    given = {n: value for n, value in given.items() if not _says_nothing(n, value, of_text)}
     tokens, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
     cache = given.pop("past_key_values", None)
     seen, positions = given.pop("attention_mask", None), given.pop("position_ids", None)
@@ -78,9 +86,9 @@ def asked_of(given: dict[str, Any]) -> Asked | None:
     return Asked(tokens, cache, seen, positions, keep, sizes[1], others)
 
 
-def _says_nothing(name: str, value: Any) -> bool:
+def _says_nothing(name: str, value: Any, of_text: Collection[str]) -> bool:
     """Whether a call means the same without this argument."""
-    if name in _KINDS and isinstance(value, Tensor):
+    if name in of_text and isinstance(value, Tensor):
         return not bool(value.any())
     empty = isinstance(value, dict | list | tuple) and not value
     return value is None or empty or (name in _OUTPUTS and not value)

@@ -16,7 +16,14 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from qfx.generate.answer import answer, kept_logits
-from qfx.generate.asked import Asked, as_modules_would, asked_of, hold_codes, is_empty
+from qfx.generate.asked import (
+    Asked,
+    as_modules_would,
+    asked_of,
+    hold_codes,
+    is_empty,
+    zeros_mean_text,
+)
 from qfx.generate.columns import Columns, columns
 from qfx.generate.masks import Places
 from qfx.generate.model_programs import Key, ModelPrograms
@@ -54,6 +61,7 @@ class Steps:
         self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
         self.keeps = "logits_to_keep" in self.__signature__.parameters
         self.axes = axes_of_positions(model.config)
+        self.of_text = zeros_mean_text(model.config)
         self.named: set[str] = set()  # arguments that a warning has named
         self._forget()
 
@@ -140,14 +148,13 @@ class Steps:
         if as_modules_would() or self.model.training:
             return self._by_modules(*args, **kwargs)
         names = inspect.signature(self.inner).parameters if args else ()
-        asked = asked_of(dict(zip(names, args, strict=False)) | kwargs)
+        asked = asked_of(dict(zip(names, args, strict=False)) | kwargs, self.of_text)
         if asked is None:
             return self._by_modules(*args, **kwargs)
         if new := sorted({*asked.others} - self.named):
             self.named.update(new)
             _log.warning(
-                "the modules serve calls that pass %s, which programs do not take; steps behind "
-                "them run by programs",
+                "the modules serve calls that pass %s, which programs do not take",
                 ", ".join(new),
             )
         if not self._is_ours(asked.cache):

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 import qfx
 from qfx.hf import KVCache
-from tests.lib.decoders import by_modules
+from tests.lib.decoders import by_modules, decoder
 
 TEXT: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -159,3 +159,16 @@ def test_positions_that_images_have_moved_are_the_models(ran: list[tuple[int, ..
             each(**inputs, past_key_values=cache, use_cache=True)
             found.append(each(PROMPT[:, :1], past_key_values=cache, use_cache=True).logits)
     assert ran == [] and (found[0] - found[1]).norm() < 0.02 * found[1].norm()
+
+
+def test_kinds_of_tokens_that_a_model_adds_are_not_left_out() -> None:
+    """GPT-2 adds the embedding of the number 0 to each token of the kind 0."""
+    model = decoder("gpt2")
+    reference = qfx.quantize_(copy.deepcopy(model))
+    qfx.compile_for_generate(model, max_length=64)
+    found = []
+    for each, cache in ((model, DynamicCache()), (reference, KVCache(reference.config))):
+        kinds = {"token_type_ids": torch.zeros_like(PROMPT)}
+        with torch.no_grad():
+            found.append(each(PROMPT, past_key_values=cache, use_cache=True, **kinds).logits)
+    assert (found[0] - found[1]).norm() < 0.02 * found[1].norm()
