@@ -288,10 +288,10 @@ def _jagged(*lengths: int) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Run, tuple[Any, ...], str]] = {
-    "nested": (_one, (_jagged(2, 3),), "the input is a NestedTensor, a tensor subclass"),
+    "nested": (_one, (_jagged(2, 3),), "the input is a nested tensor"),
     "nested_product": (
         lambda s, x: x @ torch.ones(2, K, 3), (_jagged(2, 3),),
-        "the left operand is a NestedTensor, a tensor subclass",
+        "the left operand is a nested tensor",
     ),
     "stride": (
         lambda s, x, n: F.conv2d(x, s.patches.weight, stride=n), (_IMAGES[0][0], 5),
