@@ -1,4 +1,4 @@
-"""What a call of a model is answered, as transformers' class has it."""
+"""The answers of steps: logits and a cache in the class that transformers' models return."""
 
 from __future__ import annotations
 

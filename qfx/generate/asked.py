@@ -61,8 +61,8 @@ def zeros_mean_text(config: Any) -> frozenset[str]:
 
 
 def asked_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Asked | None:
-    """Of the arguments by their names; None for a call that the modules alone serve. `of_text`: the
-    names whose zeros say nothing."""
+    """Reads the arguments of a call, by their names. None for a call that the modules alone serve.
+    `of_text`: names of arguments whose zeros say nothing."""
     given = {n: value for n, value in given.items() if not _says_nothing(n, value, of_text)}
     tokens, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
     cache = given.pop("past_key_values", None)

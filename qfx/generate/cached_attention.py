@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,9 +24,15 @@ _KNOWN = {"sliding_window", "use_cache", "position_ids", "cache_position", "outp
 _here = threading.local()  # the layers of the step that this thread captures
 
 
-def attend_to(layers: list[Any]) -> None:
-    """Whose cache modules read from now on, by their `layer_idx`."""
+@contextmanager
+def attending_to(layers: list[Any]) -> Iterator[None]:
+    """A context in which modules of this thread attend to the caches of these layers, each to that
+    of its `layer_idx`."""
     _here.layers = layers
+    try:
+        yield
+    finally:
+        del _here.layers
 
 
 def by_cached_attention(model: nn.Module) -> None:

@@ -132,7 +132,8 @@ class _Scan:
 
 
 def _distribution(name: str) -> str:
-    """Of the package of a Python module: torch has a version, qfx a digest of its own."""
+    """Tells the distributions that a Python module comes from; '' for torch, whose version the key
+    has, for qfx, which has a digest of its own, and for what is not installed."""
     module = sys.modules.get(name)
     known = name.partition(".")[0] in ("torch", "qfx")
     return "" if module is None or known else identity(module)

@@ -26,7 +26,9 @@ class Columns(NamedTuple):
 
 
 def columns(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -> Columns:
-    """Of the T columns behind those that `layer` has seen. `numbers`: their numbers, int64 [T].
+    """Finds the places of the T columns after those that `layer` has seen.
+
+    `numbers`: the numbers of these columns, int64 [T].
     `seen`: bool [B, n + T], the call's mask, or None. `length`: L, the places of the cache."""
     texts, count, before = layer.texts, len(numbers), layer.kept
     shared = numbers.expand(texts, count)

@@ -18,7 +18,7 @@ from qfx.hf.kv_layer import KVLayer
 from qfx.nn import quantize_
 from qfx.nn.kinds import stored_linears
 from qfx.nn.weight_bytes import weight_bytes
-from qfx.ops.kv_cache import TOKENS
+from qfx.ops.kv_blocks import TOKENS
 from qfx.values.config import Config
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ def compile_for_generate(
     sparse or nested tensors.
     """
     inner = _inside(model)
+    _check(inner, max_length, batch_sizes, logits_dtype)
     sizes = sorted(set(batch_sizes))
-    _check(inner, max_length, sizes, logits_dtype)
     length = -(-max_length // TOKENS) * TOKENS
     former = inner.__dict__.get("forward")
     before = former.inner if isinstance(former, Steps) else inner.forward
@@ -92,9 +92,7 @@ def _inside(model: Any) -> Any:
     return model
 
 
-def _check(
-    model: Any, max_length: int, batch_sizes: Sequence[int], logits_dtype: torch.dtype | None
-) -> None:
+def _check(model: Any, max_length: int, batch_sizes: Any, logits_dtype: torch.dtype | None) -> None:
     generates = isinstance(model, GenerationMixin)
     if not generates or model.config.is_encoder_decoder:
         raise ValueError(
@@ -111,5 +109,6 @@ def _check(
         raise ValueError(f"max_length={max_length}: expected at least 1")
     if logits_dtype is not None and not logits_dtype.is_floating_point:
         raise ValueError(f"logits_dtype={logits_dtype}: expected a float type")
-    if not batch_sizes or batch_sizes[0] < 1:
-        raise ValueError(f"batch_sizes={tuple(batch_sizes)}: expected numbers of at least 1")
+    several = isinstance(batch_sizes, Sequence) and len(batch_sizes) > 0
+    if not several or not all(isinstance(size, int) and size >= 1 for size in batch_sizes):
+        raise ValueError(f"batch_sizes={batch_sizes}: expected numbers of texts, as (1, 8)")

@@ -70,7 +70,8 @@ class ModelPrograms:
     def runner(
         self, steps: Any, sizes: Sizes, inputs: tuple[Tensor, ...], bound: Bound
     ) -> Runner | None:
-        """That of `sizes`, made where there is none. `inputs`, before the tensors of a cache."""
+        """Returns the program of `sizes`, which it makes where there is none; None where the model
+        can have none. `inputs`: those of a step, before the tensors of the cache, `bound`."""
         key = (*sizes, torch.get_default_dtype())
         found = self.runners.get(key)
         if found is not None or self.why_none is not None:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from qfx.generate.rows import MOST_ROWS, ROWS
-from qfx.ops.kv_cache import TOKENS, kv_shapes
+from qfx.ops.kv_blocks import TOKENS
+from qfx.ops.kv_cache import kv_shapes
 from qfx.programs import Runner
 from qfx.values.errors import UserError
 from qfx.values.printable import printable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from transformers.cache_utils import Cache
 
-from qfx.generate.cached_attention import attend_to, by_cached_attention
+from qfx.generate.cached_attention import attending_to, by_cached_attention
 from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.masks import named
 from qfx.generate.model_state import is_capped
@@ -72,17 +73,16 @@ class _Step(nn.Module):
             _GivenLayer(tensors[i : i + len(NAMES)], places, table)
             for i in range(0, len(tensors), len(NAMES))
         ]
-        if self.capped:
-            attend_to(layers)
-        found = self.inner.call(
-            input_ids=tokens,
-            attention_mask=named(self.windows, list(masks)),
-            position_ids=positions,
-            past_key_values=Cache(layers=layers),  # type: ignore[arg-type]
-            use_cache=True,
-            return_dict=True,
-            **more,
-        )
+        with attending_to(layers) if self.capped else nullcontext():
+            found = self.inner.call(
+                input_ids=tokens,
+                attention_mask=named(self.windows, list(masks)),
+                position_ids=positions,
+                past_key_values=Cache(layers=layers),  # type: ignore[arg-type]
+                use_cache=True,
+                return_dict=True,
+                **more,
+            )
         return found.logits  # type: ignore[no-any-return]
 
 

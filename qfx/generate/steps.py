@@ -122,10 +122,11 @@ class Steps:
         """Makes the programs of one token."""
         for texts in self.sizes:
             token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
-            at = token if self.axes is None else token.expand(self.axes, texts, 1)
-            how = {"past_key_values": DynamicCache(), "use_cache": True}
+            how: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
+            if self.axes is not None:  # as generate passes them
+                how["position_ids"] = token.expand(self.axes, texts, 1)
             with torch.no_grad():
-                self(input_ids=token, position_ids=at, **how)
+                self(input_ids=token, **how)
 
     def all_runners(self, batch: int) -> dict[int, Runner]:
         """Of each number of rows. ValueError where no program can be made."""
@@ -242,13 +243,15 @@ class Steps:
         return logits[:texts, : asked.length]
 
     def prepare_cache(
-        self, config: Any, arguments: dict[str, Any], mode: Any, texts: int, length: int
+        self, config: Any, arguments: dict[str, Any], *rest: Any, **others: Any
     ) -> Any:
-        """In the place of the model's `_prepare_cache_for_generation`: raises ValueError before the
-        first token where a cache of programs would not hold the `length` tokens of the request."""
+        """Prepares the cache of `generate` as the model's own method, whose arguments it takes; the
+        last is the number of tokens of prompt and answer. Raises ValueError, before the first
+        token, where a cache of programs has no room for so many."""
         model: Any = self.model
         own = getattr(type(model), PREPARES_CACHE)
-        found = own(model, config, arguments, mode, texts, length)
+        found = own(model, config, arguments, *rest, **others)
+        length = others["max_cache_length"] if "max_cache_length" in others else rest[-1]
         cache = arguments.get("past_key_values")
         taken = isinstance(cache, Cache) and (is_empty(cache) or self._is_ours(cache))
         if taken and self.programs.why_none is None and length > self.length:

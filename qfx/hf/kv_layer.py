@@ -78,8 +78,9 @@ class KVLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes key_states and value_states [B, heads, T, D] behind those seen; returns all keys
-        and values as floats, of padding any. ValueError beyond `capacity`."""
+        """Writes key_states and value_states [B, heads, T, D] after those seen. Returns the keys
+        and values of all columns as floats; columns that are not kept, which masks hide, have
+        those of some other column. ValueError beyond `capacity`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[2]

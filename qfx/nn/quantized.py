@@ -98,9 +98,10 @@ def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Module) -> str:
 
 def _smoothed(linear: nn.Module, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
     """With the factor of its activation, where no recipe decides. (R4)"""
-    n, k = as_linear(linear).weight.shape
-    axis = 0 if is_transposed(linear) else 1
-    factor = factors.get((storage_id(as_linear(linear).weight) or 0, axis))
+    weight = as_linear(linear).weight
+    n, k = weight.shape
+    axis_of_k = 0 if is_transposed(linear) else 1
+    factor = factors.get((storage_id(weight) or 0, axis_of_k))
     if factor is None or not isinstance(how, Scheme) or not how.at(k).smooths:
         return how
     return SiteRecipe("", 0, n, k, how.at(k), factor)

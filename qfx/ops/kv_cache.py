@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qfx.ops.kv_blocks import TOKENS as TOKENS
-from qfx.ops.kv_blocks import check_distinct, found_by
+from qfx.ops.kv_blocks import TOKENS, check_distinct, found_by
 from qfx.ops.quantize import SMALLEST_SCALE, quantize
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.rotation import rotate, rotated_blocks

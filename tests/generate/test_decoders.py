@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.hf import KVCache
+from tests.generate.families import rows
 from tests.lib.decoders import SIZES, WINDOW, by_modules, decoder, ids
 
 PROMPT = WINDOW + 5
@@ -117,7 +118,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "training": (lambda: decoder("llama").train(), {}, r"call model.eval\(\) first"),
     "bits": (lambda: decoder("llama"), {"key_bits": 3}, "key_bits=3"),
     "room": (lambda: decoder("llama"), {"max_length": 0}, "max_length=0"),
-    "batch": (lambda: decoder("llama"), {"batch_sizes": (8, 0)}, r"batch_sizes=\(0, 8\)"),
+    "batch": (lambda: decoder("llama"), {"batch_sizes": (8, 0)}, r"batch_sizes=\(8, 0\)"),
+    "one batch": (lambda: decoder("llama"), {"batch_sizes": 8}, r"batch_sizes=8: .* as \(1, 8\)"),
 }
 
 
@@ -193,3 +195,29 @@ def test_a_model_that_writes_no_cache_is_refused_before_it_is_changed() -> None:
         with pytest.raises(ValueError, match=f"{type(model).__name__} writes no keys and values"):
             qfx.compile_for_generate(model.eval())
         assert [*model.modules()] == before and "forward" not in vars(model)
+
+
+class _WithoutPositions(transformers.LlamaForCausalLM):
+    """A model of a user's, whose forward takes no position_ids."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Any = None, past_key_values: Any = None, use_cache: Any = None
+    ) -> Any:
+        return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache)
+
+
+def test_a_model_that_takes_no_positions_is_served_by_its_modules(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = _WithoutPositions(transformers.LlamaConfig(**SIZES)).eval()
+    assert qfx.compile_for_generate(model, max_length=64) is model
+    assert "generate, without programs: TypeError" in caplog.text
+    with torch.no_grad():
+        logits_ = model(ids(1, 5), past_key_values=transformers.DynamicCache(), use_cache=True)
+    assert logits_.logits.shape[:2] == (1, 5)
+
+
+def test_the_table_of_decoders_has_a_row_of_each_type() -> None:
+    found = [row.split("|")[1:4] for row in rows(["gpt2", "mamba"])]
+    assert [row[2].strip() for row in found[:3]] == ["programs"] * 3
+    assert len(found) == 4 and "refused: layers of mamba" in found[3][2]

@@ -13,7 +13,8 @@ from torch import Tensor
 from qfx.ops import REFERENCES
 from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.guard import relative_bound
-from qfx.ops.kv_cache import TOKENS, kv_empty
+from qfx.ops.kv_blocks import TOKENS
+from qfx.ops.kv_cache import kv_empty
 from qfx.ops.lowbit_packing import MINIMUMS, NONE, ZERO_POINTS
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 

@@ -258,10 +258,15 @@ ERRORS: dict[str, tuple[Callable[[Cache], None], str]] = {
         lambda c: _found([torch.stack([t, t], 2)[:, :, 0] for t in c], [[0, 0]]),
         "a block_table is given, and a tensor of the cache with shape 1x2x2x8x16 is not contiguous",
     ),
-    "softcap": (
-        lambda c: OPS.kv_attention(Q, *c, None, 1.0, 9, torch.float32, None, -2.0),
-        "softcap=-2, expected a size of scores",
-    ),
+    **{
+        f"softcap {size}": (
+            lambda c, size=size: OPS.kv_attention(  # type: ignore[misc]
+                Q, *c, None, 1.0, 9, torch.float32, None, size
+            ),
+            "expected a size of scores in float32, or 0 for any",
+        )
+        for size in (-2.0, math.nan, math.inf, 1e300, 1e-300)
+    },
     "out": (lambda c: OPS.kv_values(*c[2:], 9, torch.int8), "kv_values: out_dtype is Char"),
 }  # fmt: skip
 

@@ -244,9 +244,10 @@ Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tens
                     std::optional<Tensor> mask, double scale, int64_t length, ScalarType out_dtype,
                     std::optional<Tensor> block_table, double softcap) {
   constexpr const char* op = "kv_attention";
-  STD_TORCH_CHECK(softcap >= 0 && std::isfinite(softcap), op, ": softcap=", softcap,
-                  ", expected a size of scores, or 0 for any");
   CacheAttention a = {};
+  a.softcap = static_cast<float>(softcap);
+  STD_TORCH_CHECK(softcap == 0 || std::isnormal(a.softcap) && a.softcap > 0, op,
+                  ": softcap=", softcap, ", expected a size of scores in float32, or 0 for any");
   a.dtype = dtype_of(op, out_dtype);
   a.keys = part_of({op, CacheKind::kKeys, keys, key_scale});
   a.values = part_of({op, CacheKind::kValues, values, value_scale});
@@ -264,7 +265,6 @@ Tensor kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tens
   a.length = length;
   if (mask.has_value()) take_mask(*mask, &a);
   a.scale = static_cast<float>(scale);
-  a.softcap = static_cast<float>(softcap);
   a.out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t heads = a.keys.batch * a.keys.heads;
   const int64_t steps = heads * a.group * q.size(2) * length * (a.keys.d + a.values.d);

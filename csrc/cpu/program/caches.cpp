@@ -164,7 +164,8 @@ struct Attend final : Instruction {
     has_table = words.take() != 0;
     if (has_table) table = words.matrix(Element::kInt);
     softcap = words.take_float();
-    expect(softcap >= 0 && std::isfinite(softcap), "a softcap that is no size of scores");
+    expect(softcap == 0.f || (std::isnormal(softcap) && softcap > 0.f),
+           "a softcap that is no size of scores");
     expect_same_heads(keys, values);
     expect(!has_table ||
                (table.axes == 2 && table.size(0) == q.size(0) &&
