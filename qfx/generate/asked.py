@@ -44,13 +44,14 @@ class Asked(NamedTuple):
         """Only the logits of its last token are asked for."""
         return isinstance(self.keep, int) and self.keep == 1
 
-    def plain(self, first: int) -> bool:
+    def plain(self, first: int, positioned: bool) -> bool:
         """Its mask is of all tokens behind `first` that were seen, and tells no positions that the
-        model would have to find."""
+        model would have to find. `positioned`: whether the model has any."""
         if self.seen is None:
             return True
         whole = self.seen.shape[1] == first + self.length
-        return whole and (self.positions is not None or bool(self.seen.all()))
+        known = self.positions is not None or not positioned
+        return whole and (known or bool(self.seen.all()))
 
 
 def zeros_mean_text(config: Any) -> frozenset[str]:

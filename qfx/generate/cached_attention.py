@@ -1,7 +1,8 @@
-"""An attention function of transformers that reads the int8 cache itself, with a softcap of scores.
+"""What stands in the copy of a model that is captured, in the place of functions of transformers.
 
-It stands in the copy of a model that is captured, in the place of the eager attention, whose sums
-over the whole cache in float a step would otherwise hold.
+An attention that reads the int8 cache itself, with a softcap of scores, takes the place of the
+eager one, whose sums over the whole cache in float a step would otherwise hold. A mask that a step
+is given takes the place of the one that a model makes itself, as those with slopes (alibi) do.
 """
 
 from __future__ import annotations
@@ -14,37 +15,73 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from qfx.generate.private_names import ATTENTION
 from qfx.hf.kv_layer import KVLayer
 
-_NAME = "qfx_cached"
+_NAME, _GIVEN = "qfx_cached", "qfx_given"
 _KNOWN = {"sliding_window", "use_cache", "position_ids", "cache_position", "output_attentions"}
-_here = threading.local()  # the layers of the step that this thread captures
+_here = threading.local()  # of the step that this thread captures
 
 
 @contextmanager
-def attending_to(layers: list[Any]) -> Iterator[None]:
+def stepping(layers: list[Any], masks: dict[str, Tensor]) -> Iterator[None]:
     """A context in which modules of this thread attend to the caches of these layers, each to that
-    of its `layer_idx`."""
-    _here.layers = layers
+    of its `layer_idx`, and are given these masks, bool [B, 1, T, L], where they make one."""
+    _here.layers, _here.masks = layers, masks
     try:
         yield
     finally:
-        del _here.layers
+        del _here.layers, _here.masks
 
 
 def by_cached_attention(model: nn.Module) -> None:
-    """Lets the modules of `model`, a copy that is captured, attend by this function."""
+    """Lets the modules of `model`, a copy that is captured, attend by this module's function."""
+    _look_up(model, _NAME, nn.Module)
+
+
+def by_given_masks(model: nn.Module) -> None:
+    """Lets `model`, a copy that is captured, see what it is given in the place of masks that it
+    makes: float32, 0 where a key is seen and -inf elsewhere."""
+    _look_up(model, _GIVEN, PreTrainedModel)
+    for module in model.modules():
+        table = module._buffers.get("bias")
+        if table is not None and table.dtype == torch.bool and table.ndim == 4:
+            del module._buffers["bias"]
+            vars(module)["bias"] = _Rows("global" if bool(table[0, 0, -1].all()) else "local")
+
+
+class _Rows:
+    """Takes the place of GPT-Neo's table of which keys each query sees, of a kind of layers."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getitem__(self, part: Any) -> Tensor:
+        found: Tensor = _here.masks[self._kind]
+        return found
+
+
+def _look_up(model: nn.Module, name: str, kind: type[nn.Module]) -> None:
+    """Gives the modules of a kind a configuration of their own, with this name of what attends."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         config = vars(module).get("config")
-        if config is not None:
+        if config is not None and isinstance(module, kind):
             if id(config) not in configs:
                 configs[id(config)] = copy.deepcopy(config)
-                setattr(configs[id(config)], ATTENTION, _NAME)
+                setattr(configs[id(config)], ATTENTION, name)
             vars(module)["config"] = configs[id(config)]
+
+
+def _given(*args: Any, **kwargs: Any) -> Tensor:
+    seen, *others = _here.masks.values()
+    zeros = torch.zeros(seen.shape, dtype=torch.float32, device=seen.device)
+    if others:  # modules look at the one of their kind
+        return zeros
+    return zeros.masked_fill(seen.logical_not(), -torch.inf)
 
 
 def _attend(
@@ -69,3 +106,4 @@ def _attend(
 
 
 ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(_GIVEN, _given)

@@ -80,6 +80,12 @@ def compile_for_generate(
     if hasattr(inner, PREPARES_CACHE):
         setattr(inner, PREPARES_CACHE, inner.forward.prepare_cache)
     inner.forward.prepare()
+    if inner.generation_config.use_cache is False:
+        log.warning(
+            "generate of %s keeps no cache and reads the whole text for each token, since its "
+            "configuration has use_cache=False: pass use_cache=True",
+            type(inner).__name__,
+        )
     return model
 
 

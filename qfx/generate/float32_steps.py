@@ -87,7 +87,7 @@ def _held(gm: fx.GraphModule, node: fx.Node) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def _is_check(node: fx.Node) -> bool:
+def is_check(node: fx.Node) -> bool:
     """It asserts the type of a tensor and gives nothing."""
     return str(node.target).startswith("aten._assert")
 
@@ -99,7 +99,7 @@ def _is_float32(node: fx.Node) -> bool:
 def _sink(convert: fx.Node, dtype: torch.dtype) -> None:
     """Moves a conversion to float32 behind what reads it, as far as that goes."""
     for user in list(convert.users):
-        if _is_check(user):
+        if is_check(user):
             user.graph.erase_node(user)
         elif user.target in _CONVERT and _is_float32(user):
             user.replace_all_uses_with(convert)
@@ -130,7 +130,7 @@ def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
     with node.graph.inserting_after(node):
         later = node.graph.call_function(aten.to.dtype, (node, dtype))
     later.meta["val"] = node.meta["val"].to(dtype)
-    for user in [n for n in node.users if _is_check(n)]:
+    for user in [n for n in node.users if is_check(n)]:
         node.graph.erase_node(user)
     node.replace_all_uses_with(later, lambda n: n is not later)
     return later

@@ -22,6 +22,8 @@ def windows(config: Any) -> dict[str, int | None]:
     if getattr(text, "attention_chunk_size", None) is not None:
         raise ValueError(f"{text.model_type} attends in chunks, for which no mask is known")
     kinds = getattr(text, "layer_types", None)
+    if text.model_type == "gpt_neo":
+        return {"global": None, "local": int(text.window_size)}
     if kinds is None:
         return {"": size}
     if other := set(kinds) - {_FULL, _SLIDING}:

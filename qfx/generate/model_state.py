@@ -65,7 +65,7 @@ def why_none(model: Any) -> str | None:
     if hooked:
         return f"{hooked[0]} has hooks, which only modules call"
     kind = attention_of(model)
-    if kind != "sdpa" and not is_capped(model):
+    if kind != "sdpa" and not is_capped(model) and not makes_masks(model):
         return (
             f"its attention is {kind!r}, which does not read an int8 cache; 'sdpa' does, where "
             "the model has it (model.set_attn_implementation)"
@@ -79,6 +79,15 @@ def is_capped(model: Any) -> bool:
     text = model.config.get_text_config(decoder=True)
     capped = getattr(text, "attn_logit_softcapping", None) is not None
     return capped and bool(getattr(model, "_supports_attention_backend", False))
+
+
+def makes_masks(model: Any) -> bool:
+    """Whether it takes a mask of the tokens [B, L] alone and makes the rest of it: attention is
+    written out in its modules (BLOOM, MPT, GPT-J), or scores have slopes (Falcon with alibi)."""
+    text = model.config.get_text_config(decoder=True)
+    written_out = not getattr(model, "_supports_attention_backend", False)
+    sloped = bool(getattr(text, "alibi", False))
+    return sloped or (written_out and attention_of(model) == "eager")
 
 
 def _hooks(module: nn.Module) -> int:

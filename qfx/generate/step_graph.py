@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 from transformers.cache_utils import Cache
 
-from qfx.generate.cached_attention import attending_to, by_cached_attention
+from qfx.generate.cached_attention import by_cached_attention, by_given_masks, stepping
 from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.masks import named
-from qfx.generate.model_state import is_capped
+from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
+from qfx.generate.written_out import read_codes
 from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite
 from qfx.values.config import Config
@@ -57,10 +58,12 @@ class _Step(nn.Module):
         forward: Callable[..., Any],
         windows: Mapping[str, int | None],
         one: bool,
+        makes_masks: bool,
     ) -> None:
         super().__init__()
         self.inner, self.windows, self.one = InFloat32(model, forward), windows, one
-        self.capped = is_capped(model)
+        self.makes_masks = makes_masks
+        self.takes_positions = "position_ids" in inspect.signature(forward).parameters
 
     def forward(
         self, tokens: Tensor, positions: Tensor, places: Tensor, table: Tensor, *rest: Tensor
@@ -73,11 +76,17 @@ class _Step(nn.Module):
             _GivenLayer(tensors[i : i + len(NAMES)], places, table)
             for i in range(0, len(tensors), len(NAMES))
         ]
-        with attending_to(layers) if self.capped else nullcontext():
+        given = dict(zip(self.windows, masks, strict=True))
+        mask = named(self.windows, list(masks))
+        if self.makes_masks:  # of as many tokens as there are places
+            shape = len(tokens), masks[0].shape[-1]
+            mask = torch.ones(shape, dtype=torch.int64, device=tokens.device)
+        if self.takes_positions:
+            more["position_ids"] = positions
+        with stepping(layers, given):
             found = self.inner.call(
                 input_ids=tokens,
-                attention_mask=named(self.windows, list(masks)),
-                position_ids=positions,
+                attention_mask=mask,
                 past_key_values=Cache(layers=layers),  # type: ignore[arg-type]
                 use_cache=True,
                 return_dict=True,
@@ -102,15 +111,19 @@ def step_graph(
     known: dict[Any, Any] = {}
     twin = _twin(model, known)
     keep_frequencies(twin)
-    if is_capped(model):
+    makes = makes_masks(model)
+    if makes:
+        by_given_masks(twin)
+    elif is_capped(model):
         by_cached_attention(twin)
     if isinstance(forward, MethodType):
         forward = MethodType(forward.__func__, known.get(forward.__self__, forward.__self__))
     with torch.inference_mode(False), torch.no_grad():
         plain = tuple(t.clone() if t.is_inference() else t for t in inputs)
-        exported = torch.export.export(_Step(twin, forward, windows, one), plain)
+        exported = torch.export.export(_Step(twin, forward, windows, one, makes), plain)
         graph: Any = exported.module()
         keep_halves(graph, vectors, "inner.model.")
+        read_codes(graph)
         graph = rewrite(graph, _KEEP)[0]
     if any(node.target in _READS and node.users for node in graph.graph.nodes):
         raise ValueError("its attention does not read an int8 cache")

@@ -59,7 +59,8 @@ class Steps:
         self.tables: dict[int, Tensor] = {}
         self.logits_dtype = logits_dtype
         self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
-        self.keeps = "logits_to_keep" in self.__signature__.parameters
+        names = self.__signature__.parameters
+        self.keeps, self.positioned = "logits_to_keep" in names, "position_ids" in names
         self.axes = axes_of_positions(model.config)
         self.of_text = zeros_mean_text(model.config)
         self.named: set[str] = set()  # arguments that a warning has named
@@ -199,7 +200,11 @@ class Steps:
         known = first > 0 and self.programs.state is not None  # a copy of the model knows nothing
         if not known or (count > 1 and values_of(self.programs.tensors) != self.programs.state[0]):
             self.programs.look(self.model)
-        if asked.tokens is None or self.programs.why_none or not asked.plain(first):
+        if (
+            asked.tokens is None
+            or self.programs.why_none
+            or not asked.plain(first, self.positioned)
+        ):
             return None
         if first + count > self.most:
             return None
@@ -287,6 +292,8 @@ class Steps:
         if positions is None:
             positions = self.places.numbers(first, count)[None]
         positions = positions.expand(*positions.shape[:-2], texts, count)
+        if at.kept is not None:  # those of padding may be any number
+            positions = positions.masked_fill(at.places < 0, 0)
         given = (asked.tokens, positions)
         places = filled(at.places, size, rows, -1)
         hidden = None if at.hidden is None else filled(at.hidden, size, self.length)

@@ -25,6 +25,7 @@ from qfx.programs.constant_index import slice_constant_indices
 from qfx.programs.emitting import EMIT, Emitter, Outside, Step, argument
 from qfx.programs.inputs import View
 from qfx.programs.joining import joined
+from qfx.programs.lookups import as_embeddings
 from qfx.programs.memory import lay_out
 from qfx.programs.running import Call, Part, Run, Runner
 from qfx.programs.shapes import Shapes
@@ -67,6 +68,7 @@ def _without_checks(gm: fx.GraphModule) -> fx.GraphModule:
         elif not node.users and (guards or name in _CHECKS):
             copy.graph.erase_node(node)
     slice_constant_indices(copy)
+    as_embeddings(copy)
     copy.recompile()
     return copy
 

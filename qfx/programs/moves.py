@@ -13,7 +13,8 @@ from qfx.programs.emitting import EMIT, Emitter, Outside, argument
 from qfx.programs.words import MOST_AXES, Operand
 
 aten = torch.ops.aten
-_CONVERSIONS = {(torch.float32, given) for given in (torch.int64, torch.bfloat16, torch.float16)}
+_WIDENED = (torch.int64, torch.bool, torch.bfloat16, torch.float16)
+_CONVERSIONS = {(torch.float32, given) for given in _WIDENED}
 
 
 def _copy(e: Emitter, node: fx.Node) -> None:

@@ -29,20 +29,12 @@ HEADED = SIZES | GROUPED | {"head_dim": 16}
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", SIZES | GROUPED),
     "biogpt": ("BioGpt", SIZES),
-    "bloom": ("Bloom", {"vocab_size": 96, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
-    "codegen": ("CodeGen", OWN_NAMES | {"rotary_dim": 8}),
     "cohere2": ("Cohere2", SIZES | GROUPED),
     "ernie4.5": ("Ernie4_5", HEADED),
     "glm": ("Glm", HEADED),
     "glm4": ("Glm4", HEADED),
     "gpt-bigcode": ("GPTBigCode", OWN_NAMES),
-    "gpt-j": ("GPTJ", OWN_NAMES | {"rotary_dim": 8}),
-    "gpt-neo": (
-        "GPTNeo",
-        SIZES | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
-    ),
     "granite": ("Granite", SIZES | GROUPED),
-    "mpt": ("Mpt", {"vocab_size": 96, "d_model": 64, "n_heads": 4, "n_layers": 2}),
     "olmo": ("Olmo", SIZES | GROUPED),
     "olmo3": ("Olmo3", SIZES | GROUPED),
     "persimmon": ("Persimmon", SIZES),
@@ -51,10 +43,6 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("SeedOss", HEADED),
     "smollm3": ("SmolLM3", SIZES | GROUPED),
     "starcoder2": ("Starcoder2", SIZES | GROUPED),
-    "xglm": (
-        "XGLM",
-        {"vocab_size": 96, "d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4},
-    ),
 }
 
 

@@ -32,6 +32,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma3": {},  # windows
     "qwen3": {"torch_dtype": torch.bfloat16},
     "opt": {},  # positions of its own
+    "bloom": {},  # slopes, and no positions
+    "gpt-neo": {},  # a mask of the model's own
     "gemma2": {"scheme": "w4a8", "key_bits": 4, "value_bits": 4},  # scores with a softcap
 }
 
@@ -102,6 +104,21 @@ def test_beams_of_a_text_are_those_that_it_has_alone(model: Any) -> None:
         rows = slice(3 * row, 3 * row + 3)
         assert torch.equal(together.sequences[rows, -NEW:], alone.sequences[:, -NEW:])
         assert torch.equal(together.sequences_scores[rows], alone.sequences_scores)
+
+
+def test_positions_of_padding_say_nothing(model: Any) -> None:
+    """OPT's own are -1 there."""
+    if not model.forward.positioned:
+        pytest.skip("the model takes no positions")
+    tokens, mask = padded([0, 1])
+    found = []
+    for least in (-1, 0):
+        positions = (mask.cumsum(1) - 1).clamp(min=least)
+        how: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
+        with torch.no_grad():
+            y = model(tokens, attention_mask=mask, position_ids=positions, logits_to_keep=1, **how)
+        found.append(y.logits)
+    assert torch.equal(*found)
 
 
 def test_modules_take_over_a_batch_with_padding(model: Any) -> None:

@@ -50,6 +50,24 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", SIZES | GROUPED),
     "cohere": ("Cohere", SIZES | GROUPED),
     "mixtral": ("Mixtral", SIZES | GROUPED | {"num_local_experts": 4, "sliding_window": WINDOW}),
+    "bloom": ("Bloom", {"vocab_size": 96, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    "codegen": ("CodeGen", OWN_NAMES | {"rotary_dim": 8}),
+    "gpt-j": ("GPTJ", OWN_NAMES | {"rotary_dim": 8}),
+    "gpt-neo": (
+        "GPTNeo",
+        SIZES | {
+            "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+            "window_size": WINDOW,
+        },
+    ),
+    "mpt": (
+        "Mpt",
+        {"vocab_size": 96, "d_model": 64, "n_heads": 4, "n_layers": 2, "use_cache": True},
+    ),
+    "xglm": (
+        "XGLM",
+        {"vocab_size": 96, "d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4},
+    ),
     "gpt-oss": ("GptOss", SIZES | GROUPED | {"num_local_experts": 4, "head_dim": 16}),
     "deepseek": ("DeepseekV3", SIZES | EXPERTS | LATENT),
     "mamba": ("Mamba", SIZES | {"state_size": 8}),

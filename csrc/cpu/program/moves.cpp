@@ -109,6 +109,9 @@ Made copy_of(Words& words) {
   if (to == Element::kFloat && from == Element::kLong) {
     return std::make_unique<Copies<float, int64_t>>(operands);
   }
+  if (to == Element::kFloat && from == Element::kByte) {
+    return std::make_unique<Copies<float, uint8_t>>(operands);
+  }
   if (to == Element::kFloat && from == Element::kBFloat16) {
     return std::make_unique<Copies<float, BFloat16>>(operands);
   }
