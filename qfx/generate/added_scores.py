@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from qfx.graph.capture import attribute, value
-from qfx.host.operators import OpOverload
+from qfx.host.operators import OpOverload, schema
+from qfx.host.tensors import storage_key
 
 aten, ops = torch.ops.aten, torch.ops.qfx
 _MOST = 1 << 24  # elements of a constant that is computed
@@ -49,7 +50,7 @@ class Cached(NamedTuple):
             found = step.target(found, *step.args[1:], **step.kwargs)
         expected = whole.mT if transposed else whole
         flat = (sizes[0] * sizes[1], *expected.shape[2:])
-        same = found.untyped_storage()._cdata == whole.untyped_storage()._cdata
+        same = storage_key(found) == storage_key(whole)
         strides = {
             found.shape: None,
             expected.shape: expected.stride(),
@@ -149,7 +150,7 @@ class Reader:
         if not isinstance(node.target, OpOverload) or not isinstance(value(node), Tensor):
             return None
         tags = {torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view}
-        if node.target._schema.is_mutable or tags & {*node.target.tags}:
+        if schema(node.target).is_mutable or tags & {*node.target.tags}:
             return None
         if value(node).numel() > _MOST or value(node).device.type != "cpu":
             return None

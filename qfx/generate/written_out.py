@@ -18,9 +18,9 @@ from torch import Tensor, fx
 from qfx.generate.added_scores import Cached, Reader, Scores, Unknown
 from qfx.generate.float32_steps import is_check
 from qfx.graph.capture import value
+from qfx.host.operators import SOFTMAX
 
 aten, ops = torch.ops.aten, torch.ops.qfx
-_SOFTMAX = (aten.softmax.int, aten._softmax.default)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default)
 # Of one tensor they give the same numbers, in some shape.
 _SAME = (
@@ -40,7 +40,7 @@ def read_codes(gm: fx.GraphModule) -> None:
     writing = _Writing(gm)
     for node in gm.graph.nodes:
         try:
-            if node.target in _SOFTMAX and _is_of_last_axis(node):
+            if node.target in SOFTMAX and _is_of_last_axis(node):
                 writing.attention(node)
             elif node.target is aten.scaled_dot_product_attention.default:
                 writing.mask(node)

@@ -28,6 +28,10 @@ UNNAMED_MATMULS: tuple[Any, ...] = (
 )
 
 
+# Softmax over one dimension, as graphs spell it before and after they are decomposed.
+SOFTMAX = (torch.ops.aten.softmax.int, torch.ops.aten._softmax.default)
+
+
 def overloads(target: Any) -> list[Any]:
     """Of a packet, as `torch.ops.aten.mm`, all of its operators; of other targets none."""
     if not isinstance(target, OpOverloadPacket):
