@@ -125,7 +125,10 @@ class Reader:
             return (node,)
         if node.target is aten.logical_not.default or node.target is aten.bitwise_not.default:
             return self.seen(node.args[0], not where)
-        if node.target in _PASS and value(node.args[0]).dtype == torch.bool:
+        repeats = (
+            node.target is aten.expand.default and value(node.args[0]).ndim == value(node).ndim
+        )
+        if (node.target in _PASS or repeats) and value(node.args[0]).dtype == torch.bool:
             return self.seen(node.args[0], where)
         below = node.target is aten.lt.Scalar and _NEVER < node.args[1] <= 0
         if not where and (below or (node.target in _PASS and value(node).dtype == torch.bool)):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from qfx.generate.making import is_compiling
 from qfx.generate.rows import INTEGERS
@@ -16,10 +16,21 @@ _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
+class Source(NamedTuple):
+    """`cache`: of both attentions. `mask` [B, S]: 0 where the encoder's output has padding, None
+    where it has none. `hidden` [B, S, D]: this output, None where the modules have to compute it.
+    """
+
+    cache: EncoderDecoderCache
+    mask: Tensor | None
+    hidden: Tensor | None
+
+
 class Asked(NamedTuple):
     """`tokens` [B, T], None where the modules have to read them: where embeddings take their place,
     and where `others` are passed, as images are. `seen`: bool [B, n], which columns are no padding.
-    `positions` [B, T], or [A, B, T] of models whose positions have several axes."""
+    `positions` [B, T], or [A, B, T] of models whose positions have several axes. `source`: what
+    the decoder of an encoder-decoder reads beside its tokens, None of other models."""
 
     tokens: Tensor | None
     cache: Cache
@@ -28,6 +39,7 @@ class Asked(NamedTuple):
     keep: int | Tensor
     length: int
     others: tuple[str, ...] = ()  # names of arguments
+    source: Source | None = None
 
     def part(self, begin: int, end: int) -> Asked:
         """Some of its tokens, the last ones that are looked at."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 
+from qfx.generate.cross_steps import CrossSteps, source_positions, written_layers
 from qfx.generate.masks import windows
 from qfx.generate.private_names import PREPARES_CACHE
 from qfx.generate.steps import Steps
@@ -33,17 +35,20 @@ def compile_for_generate(
     key_bits: int = 8,
     value_bits: int = 8,
     logits_dtype: torch.dtype | None = None,
+    max_source_length: int | None = None,
 ) -> Any:
     """Makes the model decode as one path; returns it, changed in place.
 
-    `model`: a decoder of transformers with float32, bfloat16, float16 or quantized weights, in eval
-    mode, on the CPU, or what PEFT or torch.compile wrapped around one. Of 16-bit weights a step
-    computes in float32.
+    `model`: a decoder or encoder-decoder of transformers with float32, bfloat16, float16 or
+    quantized weights, in eval mode, on the CPU, or what PEFT or torch.compile wrapped around one.
+    With 16-bit weights a step computes in float32.
     `config`: how its weights are quantized (`qfx.quantize_`), as a scheme's name or a Config; None
     where that is done, or for "w8a8". `max_length`: tokens of prompt and answer together that there
     is room for. `batch_sizes`: numbers of texts for which programs are made now; fewer texts are
     filled up to one of them, and for more programs are made at their first use.
-
+    `max_source_length`: positions of the encoder's output that an encoder-decoder has room for; by
+    default as many as its configuration allows, or 512 where that says nothing. Its
+    modules encode and read the first tokens of the decoder, and programs run the steps after that.
     `logits_dtype`: of the logits that programs give, that of the model by default; they compute
     them in float32.
 
@@ -61,22 +66,20 @@ def compile_for_generate(
     former = inner.__dict__.get("forward")
     before = former.inner if isinstance(former, Steps) else inner.forward
     bits = (key_bits, value_bits)
-    spans, count = windows(inner.config), layers_of(inner.config)
-    cache = Cache(layers=[KVLayer(length, *bits) for _ in range(count)])  # type: ignore[arg-type]
-    with torch.no_grad():
-        token = torch.zeros(1, 1, dtype=torch.int64, device=inner.device)
-        before(input_ids=token, past_key_values=cache, use_cache=True)
-    if not all(layer.is_initialized for layer in cache.layers):  # type: ignore[union-attr]
-        raise ValueError(
-            f"{type(inner).__name__} writes no keys and values to a cache that generate passes: it "
-            "cannot have one in int8"
-        )
+    steps: Callable[..., Steps] = Steps
+    if inner.config.is_encoder_decoder:
+        source = max_source_length or source_positions(inner.config) or max(max_length, 512)
+        steps = partial(CrossSteps, source_length=source)
+        layers = written_layers(inner, before, length, bits)
+    else:
+        layers = _written_layers(inner, before, length, bits)
     if config is not None or not any(stored_linears(inner)):
         scheme = Config(scheme=config) if isinstance(config, str) else config
         quantize_(inner, scheme or Config())
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
-    inner.forward = Steps(inner, before, spans, cache.layers, sizes, logits_dtype)  # type: ignore[arg-type]
+    spans = windows(inner.config)
+    inner.forward = steps(inner, before, spans, layers, sizes, logits_dtype)
     if hasattr(inner, PREPARES_CACHE):
         setattr(inner, PREPARES_CACHE, inner.forward.prepare_cache)
     inner.forward.prepare()
@@ -87,6 +90,23 @@ def compile_for_generate(
             type(inner).__name__,
         )
     return model
+
+
+def _written_layers(
+    model: Any, forward: Callable[..., Any], length: int, bits: tuple[int, int]
+) -> list[KVLayer]:
+    """Layers of a cache that the model has written one token to."""
+    count = layers_of(model.config)
+    cache = Cache(layers=[KVLayer(length, *bits) for _ in range(count)])  # type: ignore[arg-type]
+    with torch.no_grad():
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        forward(input_ids=token, past_key_values=cache, use_cache=True)
+    if not all(layer.is_initialized for layer in cache.layers):  # type: ignore[union-attr]
+        raise ValueError(
+            f"{type(model).__name__} writes no keys and values to a cache that generate passes: it "
+            "cannot have one in int8"
+        )
+    return cache.layers  # type: ignore[return-value]
 
 
 def _inside(model: Any) -> Any:
@@ -100,10 +120,10 @@ def _inside(model: Any) -> Any:
 
 def _check(model: Any, max_length: int, batch_sizes: Any, logits_dtype: torch.dtype | None) -> None:
     generates = isinstance(model, GenerationMixin)
-    if not generates or model.config.is_encoder_decoder:
+    if not generates:
         raise ValueError(
-            f"{type(model).__name__} is no decoder of transformers that generates, as "
-            "AutoModelForCausalLM loads them"
+            f"{type(model).__name__} is no model of transformers that generates, as "
+            "AutoModelForCausalLM and AutoModelForSeq2SeqLM load them"
         )
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() first")

@@ -100,6 +100,7 @@ class ModelPrograms:
 
     def _made(self, steps: Any, inputs: tuple[Tensor, ...], one: bool) -> Runner:
         how: dict[str, Any] = {"forward": steps.inner, "windows": steps.spans, "one": one}
+        how["source"] = steps.source
 
         @released_source_texts()
         def make() -> Runner:

@@ -65,7 +65,8 @@ def why_none(model: Any) -> str | None:
     if hooked:
         return f"{hooked[0]} has hooks, which only modules call"
     kind = attention_of(model)
-    if kind != "sdpa" and not is_capped(model) and not makes_masks(model):
+    own = makes_masks(model) and not model.config.is_encoder_decoder
+    if kind != "sdpa" and not is_capped(model) and not own:
         return (
             f"its attention is {kind!r}, which does not read an int8 cache; 'sdpa' does, where "
             "the model has it (model.set_attn_implementation)"

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from qfx.generate.answer import EncoderOutput
 from qfx.generate.cached_attention import by_cached_attention, by_given_masks, stepping
+from qfx.generate.decoder_positions import (
+    by_distances,
+    given_positions,
+    learns_distances,
+    measured,
+)
 from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.masks import named
 from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
 from qfx.generate.written_out import read_codes
+from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite
 from qfx.values.config import Config
@@ -27,6 +36,10 @@ _KEEP = Config(skip=("*",))  # weights are what quantize_ made of them
 
 class _GivenLayer(KVLayer):
     """Its tensors are inputs of the graph, and where it writes too."""
+
+    first: Tensor | int = (
+        0  # how many tokens are behind those of the step, where modules count them
+    )
 
     def __init__(self, tensors: tuple[Tensor, ...], places: Tensor, table: Tensor) -> None:
         super().__init__(tensors[1].shape[2])
@@ -44,6 +57,20 @@ class _GivenLayer(KVLayer):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         assert self.capacity is not None
         return self.capacity, 0
+
+    def get_seq_length(self) -> Any:
+        return self.first
+
+
+class _WrittenLayer(CrossKVLayer):
+    """Its tensors are inputs of the graph, and hold `source_length` positions."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], source_length: int, table: Tensor) -> None:
+        super().__init__(source_length)
+        self.is_initialized, self.dtype = True, torch.float32
+        self.seen, self.texts, self.table = source_length, len(tensors[1]), table
+        for name, tensor in zip(NAMES, tensors, strict=True):
+            setattr(self, name, tensor)
 
 
 class _Step(nn.Module):
@@ -95,6 +122,54 @@ class _Step(nn.Module):
         return found.logits  # type: ignore[no-any-return]
 
 
+class _CrossStep(nn.Module):
+    """The step of an encoder-decoder: as `_Step`, but behind the mask follow bool [B, 1, 1, S],
+    which positions of the source a text sees, and the block table [B, S / 16] of what it reads
+    there, then of models that learn them the distances of keys [T, L]; and after the tensors of
+    each layer's cache those of each cross attention."""
+
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any], source_length: int, hidden: int
+    ) -> None:
+        super().__init__()
+        self.learns = learns_distances(model)
+        self.inner, self.source_length, self.hidden = (
+            InFloat32(model, forward),
+            source_length,
+            hidden,
+        )
+        self.takes_positions = "decoder_position_ids" in inspect.signature(forward).parameters
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, places: Tensor, table: Tensor, mask: Tensor,
+        seen: Tensor, source_table: Tensor, *tensors: Tensor,
+    ) -> Tensor:  # fmt: skip
+        context: Any = nullcontext()
+        if self.learns:
+            distances, *tensors = tensors  # type: ignore[assignment]
+            context = measured(distances)
+        parts = [tensors[i : i + len(NAMES)] for i in range(0, len(tensors), len(NAMES))]
+        count = len(parts) // 2
+        own = [_GivenLayer(part, places, table) for part in parts[:count]]
+        for layer in own:
+            layer.first = positions[0, 0]
+        cross = [_WrittenLayer(part, self.source_length, source_table) for part in parts[count:]]
+        batch, steps = tokens.shape
+        nothing = torch.zeros(batch, self.source_length, self.hidden, device=tokens.device)
+        with context:
+            found = self.inner.call(
+                decoder_input_ids=tokens,
+                decoder_attention_mask=mask,
+                attention_mask=seen.expand(batch, 1, steps, self.source_length),
+                encoder_outputs=EncoderOutput(last_hidden_state=nothing),  # type: ignore[arg-type]
+                past_key_values=EncoderDecoderCache(Cache(layers=own), Cache(layers=cross)),  # type: ignore[arg-type]
+                use_cache=True,
+                return_dict=True,
+                **({"decoder_position_ids": positions} if self.takes_positions else {}),
+            )
+        return found.logits  # type: ignore[no-any-return]
+
+
 def step_graph(
     model: nn.Module,
     forward: Callable[..., Any],
@@ -102,11 +177,13 @@ def step_graph(
     one: bool,
     vectors: Mapping[str, Tensor],
     inputs: tuple[Tensor, ...],
+    source: tuple[int, int] | None = None,
 ) -> fx.GraphModule:
     """The graph of a step, which computes in float32.
 
     `forward`: of the model, as its class has it. `one`: logits of one token are asked for.
-    `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count.
+    `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count. `source`:
+    positions and features of the output of an encoder-decoder's encoder, None of other models.
     ValueError where an attention would make floats of all that the cache has room for."""
     known: dict[Any, Any] = {}
     twin = _twin(model, known)
@@ -120,9 +197,15 @@ def step_graph(
         forward = MethodType(forward.__func__, known.get(forward.__self__, forward.__self__))
     with torch.inference_mode(False), torch.no_grad():
         plain = tuple(t.clone() if t.is_inference() else t for t in inputs)
-        exported = torch.export.export(_Step(twin, forward, windows, one, makes), plain)
+        step: nn.Module = _Step(twin, forward, windows, one, makes)
+        if source is not None:
+            by_distances(twin, inputs[4].shape[-1])  # of the mask
+            step = _CrossStep(twin, forward, *source)
+        exported = torch.export.export(step, plain)
         graph: Any = exported.module()
         keep_halves(graph, vectors, "inner.model.")
+        if source is not None:
+            given_positions(graph)
         read_codes(graph)
         graph = rewrite(graph, _KEEP)[0]
     if any(node.target in _READS and node.users for node in graph.graph.nodes):

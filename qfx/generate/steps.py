@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-import weakref
 from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from qfx.generate.answer import answer, kept_logits
 from qfx.generate.asked import (
@@ -28,7 +25,9 @@ from qfx.generate.columns import Columns, columns
 from qfx.generate.masks import Places
 from qfx.generate.model_programs import Key, ModelPrograms
 from qfx.generate.model_state import values_of
+from qfx.generate.own_forward import OwnForward
 from qfx.generate.private_names import PREPARES_CACHE
+from qfx.generate.room import check_request, check_step, check_texts
 from qfx.generate.rotary import axes_of_positions, constant_up_to
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
 from qfx.hf.kv_layer import KVLayer
@@ -38,8 +37,11 @@ from qfx.programs.inputs import Bound
 _log = logging.getLogger(__name__)
 
 
-class Steps:
-    """Called as `inner`, the model's own forward, whose signature it has."""
+class Steps(OwnForward):
+    """Called as `inner`, the model's own forward, whose signature it has. `source`: positions and
+    features of the encoder's output of an encoder-decoder, None of other models."""
+
+    source: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -52,7 +54,8 @@ class Steps:
     ) -> None:
         """`layers`: of a cache that the model has written to. `sizes`: numbers of texts, to which
         fewer are filled up. `logits_dtype`: that of the model by default."""
-        self._model, self._inner, self.spans = weakref.ref(model), _unbound(model, inner), spans
+        super().__init__(model, inner)
+        self.spans = spans
         self.length, self.bits = layers[0].capacity or 0, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
         self.places, self.sizes = Places(spans, self.length), tuple(sizes)
@@ -72,20 +75,6 @@ class Steps:
         self.bound: WeakKeyDictionary[Cache, tuple[int, list[Any], Bound]] = WeakKeyDictionary()
 
     @property
-    def model(self) -> Any:
-        """The model whose forward this is, and which holds this: it is referred to weakly, so that
-        `del model` frees it at once."""
-        model = self._model()
-        if model is None:
-            raise ReferenceError("the model of these steps is gone: keep it while you call it")
-        return model
-
-    @property
-    def inner(self) -> Callable[..., Any]:
-        """The model's own forward."""
-        return MethodType(self._inner, self.model) if self._of_model() else self._inner
-
-    @property
     def runners(self) -> dict[Key, Runner]:
         """The programs that there are."""
         return self.programs.runners
@@ -95,29 +84,14 @@ class Steps:
         """Why the model can have no programs; None where it can, as far as is known."""
         return self.programs.why_none
 
-    def _of_model(self) -> bool:
-        return isinstance(self._inner, FunctionType)
-
-    def _by_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward, as torch.compile can trace it."""
-        own = (self.model,) if self._of_model() else ()
-        return self._inner(*own, *args, **kwargs)
-
     def __getstate__(self) -> dict[str, Any]:
         """What a copy of the model has: programs are made of its own weights."""
-        made = ("programs", "bound")
-        state = {name: value for name, value in vars(self).items() if name not in made}
-        return state | {"_model": self.model, "_inner": self.inner}
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in ("programs", "bound")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        model, inner = state["_model"], state["_inner"]
-        self._model, self._inner = weakref.ref(model), _unbound(model, inner)
+        super().__setstate__(state)
         self._forget()
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.inner)
 
     def prepare(self) -> None:
         """Makes the programs of one token."""
@@ -136,11 +110,11 @@ class Steps:
         for rows in (r for r in ROWS if r <= self.length):
             tokens = torch.zeros(batch, rows, dtype=torch.int64, device="cpu")
             cache = Cache(layers=self._layers())
-            self._begin(cache, batch, batch)
             asked = Asked(tokens, cache, None, None, 1, rows)
+            self._begin(asked, batch, batch)
             at = columns(cache.layers[0], self.places.numbers(0, rows), None, self.length)  # type: ignore[arg-type]
             inputs = self._inputs(asked, at, 0, rows)
-            runner = self.programs.runner(self, (batch, rows, ()), inputs, self._bound(cache))
+            runner = self.programs.runner(self, (batch, rows, ()), inputs, self._bound(asked))
             if runner is None:
                 raise ValueError(f"no program can be made of the model: {self.programs.why_none}")
             found[rows] = runner
@@ -148,11 +122,11 @@ class Steps:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if as_modules_would() or self.model.training:
-            return self._by_modules(*args, **kwargs)
+            return self.by_modules(*args, **kwargs)
         names = inspect.signature(self.inner).parameters if args else ()
-        asked = asked_of(dict(zip(names, args, strict=False)) | kwargs, self.of_text)
+        asked = self._asked(dict(zip(names, args, strict=False)) | kwargs)
         if asked is None:
-            return self._by_modules(*args, **kwargs)
+            return self.by_modules(*args, **kwargs)
         if new := sorted({*asked.others} - self.named):
             self.named.update(new)
             _log.warning(
@@ -162,12 +136,20 @@ class Steps:
         if not self._is_ours(asked.cache):
             self.programs.look(self.model)
             if self.programs.why_none is None:
-                self._check_room(asked.length, asked.cache.get_seq_length())
-                hold_codes(asked.cache, self._layers())
+                check_step(asked.length, asked.cache.get_seq_length(), self.length)
+                self._hold(asked)
         found = self._read(asked) if self._is_ours(asked.cache) else None
-        return self._by_modules(*args, **kwargs) if found is None else found
+        return self.by_modules(*args, **kwargs) if found is None else found
+
+    def _asked(self, given: dict[str, Any]) -> Asked | None:
+        """What a call says, by the names of its arguments; None where the modules serve it."""
+        return asked_of(given, self.of_text)
 
     # --- caches ---
+
+    def _hold(self, asked: Asked) -> None:
+        """Lets an empty cache hold codes."""
+        hold_codes(asked.cache, self._layers())
 
     def _layers(self) -> list[Any]:
         return [KVLayer(self.length, *self.bits) for _ in self.shapes]
@@ -179,73 +161,15 @@ class Steps:
             for layer in cache.layers
         )
 
-    def _begin(self, cache: Cache, texts: int, size: int) -> None:
+    def _begin(self, asked: Asked, texts: int, size: int) -> None:
         """Memory for `texts`, of which the cache may know nothing yet, filled up to `size`."""
         layer: Any
-        for layer, (heads, features) in zip(cache.layers, self.shapes, strict=True):
+        for layer, (heads, features) in zip(asked.cache.layers, self.shapes, strict=True):
             if not layer.is_initialized:
                 empty = torch.empty(size, heads, 0, features, dtype=torch.float32, device="cpu")
                 layer.lazy_initialization(empty, empty)
                 layer.texts = texts
             layer.make_room(size)
-
-    # --- steps ---
-
-    def _read(self, asked: Asked) -> CausalLMOutputWithPast | None:
-        """Some tokens at a time. None where the modules serve it."""
-        layer: Any = asked.cache.layers[0]
-        first: int = layer.seen
-        count = asked.length
-        self._check_room(count, first)
-        known = first > 0 and self.programs.state is not None  # a copy of the model knows nothing
-        if not known or (count > 1 and values_of(self.programs.tensors) != self.programs.state[0]):
-            self.programs.look(self.model)
-        if (
-            asked.tokens is None
-            or self.programs.why_none
-            or not asked.plain(first, self.positioned)
-        ):
-            return None
-        if first + count > self.most:
-            return None
-        if self.axes is not None and asked.positions is None and first > 0:
-            return None  # the model knows how far images have moved them
-        if count > MOST_ROWS and not (self.keeps and asked.last_alone):
-            return None
-        texts = asked.tokens.shape[0]
-        _check_texts(layer, texts)
-        self._begin(asked.cache, texts, texts_for(texts, self.sizes))
-        at = columns(layer, self.places.numbers(first, count), asked.seen, self.length)
-        found, begin = [], 0
-        while begin < count:
-            rows = rows_for(count - begin, self.length)
-            end = min(begin + rows, count)
-            own = at._replace(places=at.places[:, begin:end])
-            logits = self._step(asked.part(begin, end), own, first + begin, rows)
-            if logits is None:
-                return None
-            found.append(logits)
-            begin = end
-        for layer in asked.cache.layers:
-            layer.seen, layer.kept = first + count, at.kept
-        whole = found[-1] if asked.last_alone else torch.cat(found, 1)
-        return answer(kept_logits(whole, asked.keep), asked.cache)
-
-    def _step(self, asked: Asked, at: Columns, first: int, rows: int) -> Tensor | None:
-        """Logits [B, T, V], or of the last token alone."""
-        inputs = self._inputs(asked, at, first, rows)
-        bound = self._bound(asked.cache)
-        axes = inputs[1].shape[:-2]
-        runner = self.programs.runner(self, (len(inputs[0]), rows, tuple(axes)), inputs, bound)
-        if runner is None:
-            return None
-        logits: Tensor = runner(*inputs, bound=bound)[0].to(
-            self.logits_dtype or self.programs.dtype
-        )
-        texts = len(at.places)
-        if logits.shape[1] <= asked.length and len(logits) == texts:
-            return logits
-        return logits[:texts, : asked.length]
 
     def prepare_cache(
         self, config: Any, arguments: dict[str, Any], *rest: Any, **others: Any
@@ -258,30 +182,89 @@ class Steps:
         found = own(model, config, arguments, *rest, **others)
         length = others["max_cache_length"] if "max_cache_length" in others else rest[-1]
         cache = arguments.get("past_key_values")
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
         taken = isinstance(cache, Cache) and (is_empty(cache) or self._is_ours(cache))
-        if taken and self.programs.why_none is None and length > self.length:
-            raise ValueError(
-                f"the prompt and its answer are {length} tokens, which are more than the "
-                f"{self.length} that there is room for: ask for fewer (max_new_tokens), or "
-                "compile_for_generate(model, max_length=...)"
-            )
+        if taken and self.programs.why_none is None:
+            check_request(length, self.length)
         return found
 
-    def _check_room(self, count: int, first: int) -> None:
-        if first + count > self.length:
-            raise ValueError(
-                f"{count} tokens behind {first} are more than the {self.length} that there is room "
-                "for: compile_for_generate(model, max_length=...) says how many"
-            )
+    # --- steps ---
 
-    def _bound(self, cache: Cache) -> Bound:
-        """Its tensors, looked at again when one of any cache became another."""
-        changes, known = KVLayer.changes, self.bound.get(cache)
-        if known is not None and known[0] == changes and known[1] == cache.layers:
+    def _read(self, asked: Asked) -> Any:
+        """Some tokens at a time. None where the modules serve it."""
+        layer: Any = asked.cache.layers[0]
+        first: int = layer.seen
+        count = asked.length
+        check_step(count, first, self.length)
+        known = first > 0 and self.programs.state is not None  # a copy of the model knows nothing
+        if not known or (count > 1 and values_of(self.programs.tensors) != self.programs.state[0]):
+            self.programs.look(self.model)
+        if self.programs.why_none or asked.tokens is None or not self._serve(asked, first):
+            return None
+        texts = asked.tokens.shape[0]
+        check_texts(layer, texts)
+        self._begin(asked, texts, texts_for(texts, self.sizes))
+        at = columns(layer, self.places.numbers(first, count), asked.seen, self.length)
+        found, begin = [], 0
+        while begin < count:
+            rows = rows_for(count - begin, self._room(first + begin))
+            end = min(begin + rows, count)
+            own = at._replace(places=at.places[:, begin:end])
+            logits = self._step(asked.part(begin, end), own, first + begin, rows)
+            if logits is None:
+                return None
+            found.append(logits)
+            begin = end
+        for layer in asked.cache.layers:
+            layer.seen, layer.kept = first + count, at.kept
+        whole = found[-1] if asked.last_alone else torch.cat(found, 1)
+        return self._answer(kept_logits(whole, asked.keep), asked)
+
+    def _serve(self, asked: Asked, first: int) -> bool:
+        """Whether programs can read these tokens behind `first` others."""
+        count = asked.length
+        if not asked.plain(first, self.positioned) or first + count > self.most:
+            return False
+        if self.axes is not None and asked.positions is None and first > 0:
+            return False  # the model knows how far images have moved them
+        return count <= MOST_ROWS or (self.keeps and asked.last_alone)
+
+    def _room(self, first: int) -> int:
+        """The tokens that a step behind `first` others may have."""
+        return self.length
+
+    def _answer(self, logits: Tensor, asked: Asked) -> Any:
+        return answer(logits, asked.cache)
+
+    def _step(self, asked: Asked, at: Columns, first: int, rows: int) -> Tensor | None:
+        """Logits [B, T, V], or of the last token alone."""
+        inputs = self._inputs(asked, at, first, rows)
+        bound = self._bound(asked)
+        axes = inputs[1].shape[:-2]
+        runner = self.programs.runner(self, (len(inputs[0]), rows, tuple(axes)), inputs, bound)
+        if runner is None:
+            return None
+        logits: Tensor = runner(*inputs, bound=bound)[0].to(
+            self.logits_dtype or self.programs.dtype
+        )
+        texts = len(at.places)
+        if logits.shape[1] <= asked.length and len(logits) == texts:
+            return logits
+        return logits[:texts, : asked.length]
+
+    def _bound(self, asked: Asked) -> Bound:
+        """Tensors of the cache, looked at again when one of any cache became another."""
+        changes, known, layers = KVLayer.changes, self.bound.get(asked.cache), self._all(asked)
+        if known is not None and known[0] == changes and known[1] == layers:
             return known[2]
-        bound = Bound([t for layer in cache.layers for t in layer.tensors])  # type: ignore[union-attr]
-        self.bound[cache] = changes, list(cache.layers), bound
+        bound = Bound([tensor for layer in layers for tensor in layer.tensors])
+        self.bound[asked.cache] = changes, layers, bound
         return bound
+
+    def _all(self, asked: Asked) -> list[Any]:
+        """The layers of the cache that a program reads."""
+        return list(asked.cache.layers)
 
     def _inputs(self, asked: Asked, at: Columns, first: int, rows: int) -> tuple[Tensor, ...]:
         """As `_Step` of step_graph.py takes them, before the cache's tensors."""
@@ -309,15 +292,3 @@ class Steps:
         if size not in self.tables:
             self.tables[size] = self.places.table(size)
         return self.tables[size]
-
-
-def _check_texts(layer: Any, texts: int) -> None:
-    if layer.is_initialized and layer.texts != texts:
-        raise ValueError(f"the cache holds {layer.texts} texts, and these tokens are of {texts}")
-
-
-def _unbound(model: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a method of the model, anything else as it is."""
-    if isinstance(inner, MethodType) and inner.__self__ is model:
-        return inner.__func__  # type: ignore[return-value]
-    return inner

@@ -1,0 +1,265 @@
+"""CrossSteps: the forward of an encoder-decoder.
+
+Its modules encode the source and read the first tokens of the decoder, which writes what cross
+attention reads; programs run the steps after that."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+
+from qfx.generate.answer import EncoderOutput, answer_of_decoder
+from qfx.generate.asked import Asked, Source, asked_of, hold_codes, is_empty
+from qfx.generate.columns import Columns
+from qfx.generate.decoder_positions import Distances, learns_distances
+from qfx.generate.masks import Places
+from qfx.generate.rows import filled
+from qfx.generate.steps import Steps
+from qfx.hf.cross_kv_layer import CrossKVLayer
+from qfx.hf.kv_layer import KVLayer
+from qfx.programs import Runner
+from qfx.values.errors import UserError
+
+_log = logging.getLogger("qfx.generate.steps")
+_NAMES = {  # of a decoder's arguments, by those of the whole model
+    "decoder_input_ids": "input_ids",
+    "decoder_attention_mask": "attention_mask",
+    "decoder_position_ids": "position_ids",
+    "decoder_inputs_embeds": "inputs_embeds",
+}
+
+
+class CrossSteps(Steps):
+    """`source_length`: positions of the encoder's output that there is room for."""
+
+    def __init__(
+        self,
+        model: Any,
+        inner: Callable[..., Any],
+        spans: dict[str, int | None],
+        layers: list[KVLayer],
+        sizes: Sequence[int],
+        logits_dtype: torch.dtype | None = None,
+        *,
+        source_length: int,
+    ) -> None:
+        """As Steps. ValueError for a model whose decoder is no module of its own."""
+        self.source_length = source_length
+        self.positions = positions_of(model.config)
+        self.source = source_length, _hidden_size(model)
+        self.masks_source = masks_source(model)
+        self.source_tables: dict[int, Tensor] = {}
+        super().__init__(model, inner, spans, layers, sizes, logits_dtype)
+        self.distances = Distances(self.length) if learns_distances(model) else None
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._seen: WeakKeyDictionary[Cache, tuple[Tensor | None, int, Tensor]] = (
+            WeakKeyDictionary()
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_seen"}
+
+    def prepare(self) -> None:
+        """Makes the programs of one token, behind a source that the encoder might give."""
+        length = min(self.source_length, 16) if self.masks_source else self.source_length
+        for texts in self.sizes:
+            token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
+            hidden = torch.zeros(
+                texts, length, _hidden_size(self.model), dtype=self.model.dtype, device="cpu"
+            )
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            with torch.no_grad():
+                for _ in range(2):  # by modules, then by a program
+                    self(
+                        decoder_input_ids=token,
+                        encoder_outputs=EncoderOutput(last_hidden_state=hidden),  # type: ignore[arg-type]
+                        past_key_values=cache,
+                        use_cache=True,
+                    )
+
+    def all_runners(self, batch: int) -> dict[int, Runner]:
+        raise UserError(
+            f"{type(self.model).__name__} has an encoder, which runs by its modules: a file of "
+            "programs is of a decoder alone"
+        )
+
+    def _asked(self, given: dict[str, Any]) -> Asked | None:
+        cache = given.get("past_key_values")
+        if not isinstance(cache, EncoderDecoderCache):
+            return None
+        encoded = given.get("encoder_outputs")
+        hidden = None if encoded is None else encoded[0]
+        of_encoder = {"encoder_outputs", "past_key_values", "attention_mask"}
+        if hidden is not None:  # what the encoder would read
+            of_encoder |= {"input_ids", "inputs_embeds", self.model.main_input_name}
+        own = {_NAMES.get(n, n): v for n, v in given.items() if n not in of_encoder}
+        asked = asked_of(own | {"past_key_values": cache.self_attention_cache}, self.of_text)
+        source = Source(cache, given.get("attention_mask"), hidden)
+        return None if asked is None else asked._replace(source=source)
+
+    def _hold(self, asked: Asked) -> None:
+        assert asked.source is not None
+        cross = asked.source.cache.cross_attention_cache
+        if is_empty(asked.cache) and is_empty(cross):
+            super()._hold(asked)
+            layers = [CrossKVLayer(self.source_length, *self.bits) for _ in self.shapes]
+            hold_codes(cross, layers)
+
+    def _begin(self, asked: Asked, texts: int, size: int) -> None:
+        super()._begin(asked, texts, size)
+        for layer in self._all(asked)[len(self.shapes) :]:
+            layer.make_room(size)
+
+    def _all(self, asked: Asked) -> list[Any]:
+        assert asked.source is not None
+        return [*asked.cache.layers, *asked.source.cache.cross_attention_cache.layers]
+
+    def _serve(self, asked: Asked, first: int) -> bool:
+        """Where cross attention is written, and no token is padding: these have one place each,
+        and the positions that the model gives them itself."""
+        cross = self._all(asked)[len(self.shapes) :]
+        source = asked.source
+        if source is None or not all(type(layer) is CrossKVLayer for layer in cross):
+            return False
+        if source.hidden is None or not all(layer.is_initialized for layer in cross):
+            return False
+        if not self.masks_source and cross[0].seen != self.source_length:
+            self._name_length(cross[0].seen)
+            return False
+        shape = (cross[0].texts, cross[0].seen)
+        if source.mask is not None and self.masks_source and source.mask.shape != shape:
+            return False
+        whole = asked.seen is None or bool(asked.seen.all())
+        return whole and self._counted(asked, first) and super()._serve(asked, first)
+
+    def _name_length(self, found: int) -> None:
+        """Says once that programs cannot read so many positions."""
+        if "source" not in self.named:
+            self.named.add("source")
+            _log.warning(
+                "the modules serve a source of %d positions, since the decoder of %s takes no mask "
+                "of it: programs read %d, compile_for_generate(model, max_source_length=%d) others",
+                found, type(self.model).__name__, self.source_length, found,
+            )  # fmt: skip
+
+    def _counted(self, asked: Asked, first: int) -> bool:
+        """Whether the call gives no other positions than first, first + 1, ..."""
+        numbers = self.places.numbers(first, asked.length)
+        return asked.positions is None or bool((asked.positions == numbers).all())
+
+    def _room(self, first: int) -> int:
+        if self.positions is None:
+            return self.length
+        return min(self.length, max(self.positions - first, 1))  # of padding it counts them too
+
+    def _inputs(self, asked: Asked, at: Columns, first: int, rows: int) -> tuple[Tensor, ...]:
+        """As `CrossStep` of step_graph.py takes them, before the caches' tensors."""
+        layer = self._all(asked)[-1]
+        inputs = super()._inputs(asked._replace(positions=None), at, first, rows)
+        more = (self._seen_of(asked, len(inputs[0])), self._table_of_source(layer))
+        return (*inputs, *more, *([self.distances.of(first, rows)] if self.distances else []))
+
+    def _table_of_source(self, layer: CrossKVLayer) -> Tensor:
+        if layer.table is not None:
+            return layer.table
+        size = len(layer.tensors[1])
+        if size not in self.source_tables:
+            self.source_tables[size] = Places({}, self.source_length).table(size)
+        return self.source_tables[size]
+
+    def _seen_of(self, asked: Asked, size: int) -> Tensor:
+        """Which positions of the source a text sees: bool [size, 1, 1, S]."""
+        assert asked.source is not None
+        mask = asked.source.mask if self.masks_source else None
+        known = self._seen.get(asked.cache)
+        if known is not None and known[0] is mask and known[1] == size:
+            return known[2]
+        layer = self._all(asked)[-1]
+        if mask is None:
+            mask = torch.ones(layer.texts, layer.seen, dtype=torch.bool, device="cpu")
+        seen = filled(mask.bool(), size, self.source_length)
+        seen[len(mask) :, 0] = True  # of no text
+        found = seen[:, None, None].contiguous()
+        self._seen[asked.cache] = asked.source.mask if self.masks_source else None, size, found
+        return found
+
+    def _answer(self, logits: Tensor, asked: Asked) -> Any:
+        assert asked.source is not None and asked.source.hidden is not None
+        return answer_of_decoder(logits, asked.source.cache, asked.source.hidden)
+
+
+def positions_of(config: Any) -> int | None:
+    """The positions that a decoder has embeddings for; None where any number is possible."""
+    for name in ("max_target_positions", "max_position_embeddings"):
+        found = getattr(config, name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def source_positions(config: Any) -> int | None:
+    """The positions that the encoder's output may have; None where any number is possible."""
+    for name in ("max_source_positions", "max_position_embeddings"):
+        found = getattr(config, name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def masks_source(model: Any) -> bool:
+    """Whether the model takes a mask of the encoder's output. A mask of sound, or of another input
+    than tokens, has no element for each position of this output."""
+    names = inspect.signature(type(model).forward).parameters
+    of_decoder = inspect.signature(model.get_decoder().forward).parameters
+    takes = "attention_mask" in names and "encoder_attention_mask" in of_decoder
+    return takes and model.main_input_name == "input_ids"
+
+
+def written_layers(
+    model: Any, forward: Callable[..., Any], length: int, bits: tuple[int, int]
+) -> list[KVLayer]:
+    """Layers of a cache to which the model's decoder has written a token, behind a source of one
+    position. ValueError for a model that writes no such cache."""
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    hidden = torch.zeros(1, 1, _hidden_size(model), dtype=model.dtype, device="cpu")
+    with torch.no_grad():
+        forward(
+            decoder_input_ids=token,
+            encoder_outputs=EncoderOutput(last_hidden_state=hidden),  # type: ignore[arg-type]
+            past_key_values=cache,
+            use_cache=True,
+        )
+    parts: tuple[Any, ...] = (cache.self_attention_cache, cache.cross_attention_cache)
+    written = [[layer for layer in part.layers if layer.is_initialized] for part in parts]
+    if not written[0] or len(written[0]) != len(written[1]):
+        raise UserError(
+            f"{type(model).__name__} writes no keys and values to a cache that generate passes: it "
+            "cannot have one in int8"
+        )
+    layers = [KVLayer(length, *bits) for _ in written[0]]
+    for layer, found in zip(layers, written[0], strict=True):
+        layer.lazy_initialization(found.keys, found.values)
+    return layers
+
+
+def _hidden_size(model: Any) -> int:
+    """The features of the encoder's output."""
+    for config in (model.config, getattr(model.get_encoder(), "config", None)):
+        for name in ("d_model", "hidden_size"):
+            found = getattr(config, name, None)
+            if isinstance(found, int):
+                return found
+    raise UserError(
+        f"the encoder of {type(model).__name__} has no configuration that says the size of its "
+        "output (d_model or hidden_size): it cannot have programs"
+    )

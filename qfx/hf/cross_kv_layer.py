@@ -1,0 +1,59 @@
+"""CrossKVLayer: the keys and values that a decoder reads of an encoder's output, written once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.hf.kv_layer import KVLayer
+from qfx.values.errors import UserError
+
+ops = torch.ops.qfx
+
+
+class CrossKVLayer(KVLayer):
+    """The keys and values of one cross attention as codes. `capacity`: positions of the source, the
+    encoder's output, that there is room for.
+
+    Modules of transformers read `keys` and `values`, which are floats [texts, heads, source, D],
+    decoded at each read. Programs read the codes, `tensors`. Beams are reordered by `table` alone:
+    no code is copied.
+    """
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Codes and scales of keys, then of values, as `torch.ops.qfx.kv_write` fills them."""
+        return self._keys, self._key_scale, self._values, self._value_scale  # type: ignore[attr-defined]
+
+    def _floats_of(self, op: Any, begin: int) -> Tensor | None:
+        if not self.is_initialized:
+            return None
+        codes, scale = self.tensors[begin : begin + 2]
+        return self._of_texts(op(codes, scale, self.seen, self.dtype, self.table))
+
+    keys = property(lambda self: self._floats_of(ops.kv_keys, 0), KVLayer.keys.fset)
+    values = property(lambda self: self._floats_of(ops.kv_values, 2), KVLayer.values.fset)
+
+    def _reserve(self, seen: int) -> None:
+        if self.capacity is not None and seen > self.capacity:
+            raise UserError(
+                f"the encoder gives {seen} positions, which are more than the {self.capacity} "
+                "that there is room for: "
+                "compile_for_generate(model, max_source_length=...) says how many"
+            )
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Text b becomes what text `beam_idx[b]` was."""
+        if not self.is_initialized:
+            return
+        if len(beam_idx) != self.texts:
+            return self.batch_select_indices(beam_idx)
+        rows, blocks = len(self._key_scale), self._keys.shape[2]  # type: ignore[attr-defined]
+        own = torch.arange(rows, dtype=torch.int32, device="cpu")
+        source = torch.cat([beam_idx.to(own), own[self.texts :]])
+        if torch.equal(source, own):
+            return
+        table = own[:, None].expand(rows, blocks) if self.table is None else self.table
+        self.table = table[source.long()]
