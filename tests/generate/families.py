@@ -1,10 +1,11 @@
-"""A table over decoders of transformers: python -m tests.generate.families [FAMILY ...].
+"""A table over models of transformers: python -m tests.generate.families [FAMILY ...].
 
 Each is a small model with random weights, in float32, bfloat16 and float16. Columns: what serves
 `generate` (programs, programs between parts that PyTorch runs, or modules); SQNR in dB of logits
 behind a prompt against the float32 model; the likeliest tokens that are those of float32, in
 percent, and beside it those of the plain 16-bit model; greedy tokens, of 24, up to the first that
-differs from float32 modules which hold the same int8 weights and an int8 cache.
+differs from float32 modules which hold the same int8 weights and an int8 cache (an encoder is
+then in float32 too, so that a 16-bit model may come to another text).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 import qfx
 from qfx.hf import KVCache
 from tests.lib.decoders import DECODERS, EXPERTS, GROUPED, OWN_NAMES, SIZES, decoder, ids
+from tests.lib.encoder_decoders import ENCODER_DECODERS, encoder_decoder, int8_cache, source
 
 NEW, PROMPT = 24, 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -62,15 +64,30 @@ def _db(expected: Tensor, found: Tensor) -> float:
 @torch.no_grad()
 def _logits(model: Any, tokens: Tensor) -> Tensor:
     """By the cache that generate would pass, 16 tokens at a time: [B, T, V]."""
-    cache = transformers.DynamicCache()
+    cache: Any = transformers.DynamicCache()
+    name, how = "input_ids", {}
+    if model.config.is_encoder_decoder:
+        given = _source(model, len(tokens))
+        cache = transformers.EncoderDecoderCache(cache, transformers.DynamicCache())
+        name, how = "decoder_input_ids", {"attention_mask": given.get("attention_mask")}
+        how["encoder_outputs"] = model.get_encoder()(**given)
     parts = [
-        model(input_ids=part, past_key_values=cache, use_cache=True).logits
+        model(**{name: part}, past_key_values=cache, use_cache=True, **how).logits
         for part in tokens.split(16, 1)
     ]
     return torch.cat(parts, 1)
 
 
+def _source(model: Any, texts: int) -> dict[str, Tensor]:
+    """In the type of the model."""
+    given = source(model, texts)
+    return {n: t.to(model.dtype) if t.is_floating_point() else t for n, t in given.items()}
+
+
 def _greedy(model: Any, **others: Any) -> list[int]:
+    if model.config.is_encoder_decoder:
+        found = model.generate(**_source(model, 1), max_new_tokens=NEW, do_sample=False, **others)
+        return list(found[0, -NEW:].tolist())
     prompt = ids(1, PROMPT, 5)
     how = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0, "eos_token_id": None}
     found = model.generate(prompt, max_new_tokens=NEW, do_sample=False, **how, **others)
@@ -83,13 +100,17 @@ def _same(model: Any) -> int:
     found = _greedy(model)
     modules = copy.deepcopy(model)
     vars(modules).pop("forward")
-    expected = _greedy(modules.float(), past_key_values=KVCache(model.config))
-    return next((i for i in range(NEW) if found[i] != expected[i]), NEW)
+    encodes = model.config.is_encoder_decoder
+    cache = int8_cache(len(model.forward.shapes)) if encodes else KVCache(model.config)
+    expected = _greedy(modules.float(), past_key_values=cache)
+    return next((i for i in range(NEW) if found[i : i + 1] != expected[i : i + 1]), NEW)
 
 
 def _made(name: str) -> nn.Module:
     if name in DECODERS:
         return decoder(name)  # type: ignore[no-any-return]
+    if name in ENCODER_DECODERS:
+        return encoder_decoder(name)  # type: ignore[no-any-return]
     kind, sizes = MORE[name]
     torch.manual_seed(0)
     endings = ("ForCausalLM", "LMHeadModel")
@@ -130,9 +151,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    names = sys.argv[1:] or sorted({*DECODERS, *MORE})
+    names = sys.argv[1:] or [*sorted({*DECODERS, *MORE}), *ENCODER_DECODERS]
     print(
-        "| decoder | dtype | served by | dB | agree | alone | same |\n|---|---|---|---|---|---|---|"
+        "| model | dtype | served by | dB | agree | alone | same |\n|---|---|---|---|---|---|---|"
     )
     for row in rows(names):
         print(row, flush=True)

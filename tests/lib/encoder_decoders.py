@@ -59,9 +59,11 @@ def encoder_decoder(name: str, seed: int = 0, **others: Any) -> Any:
     model: Any = getattr(transformers, kind + "ForConditionalGeneration", None)
     model = (model or getattr(transformers, kind + "MTModel"))(config).float().eval()
     with torch.no_grad():
-        for weight in model.parameters():
+        for path, weight in model.named_parameters():
             if weight.ndim > 1:
                 weight.normal_(0, weight[0].numel() ** -0.5)
+            if path.endswith(".q.weight"):  # T5 does not divide scores
+                weight.mul_(config.d_kv**-0.5)
     model.generation_config.update(
         pad_token_id=0, bos_token_id=1, eos_token_id=None, forced_eos_token_id=None
     )
