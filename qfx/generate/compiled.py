@@ -65,7 +65,7 @@ def compile_for_generate(
     length = -(-max_length // TOKENS) * TOKENS
     former = inner.__dict__.get("forward")
     before = former.inner if isinstance(former, Steps) else inner.forward
-    bits = (key_bits, value_bits)
+    bits, spans = (key_bits, value_bits), windows(inner.config)
     steps: Callable[..., Steps] = Steps
     if inner.config.is_encoder_decoder:
         source = max_source_length or source_positions(inner.config) or max(max_length, 512)
@@ -78,7 +78,6 @@ def compile_for_generate(
         quantize_(inner, scheme or Config())
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
-    spans = windows(inner.config)
     inner.forward = steps(inner, before, spans, layers, sizes, logits_dtype)
     if hasattr(inner, PREPARES_CACHE):
         setattr(inner, PREPARES_CACHE, inner.forward.prepare_cache)

@@ -123,11 +123,11 @@ def key(model: Any, **others: Any) -> str:
     """Of the program of one token."""
     placed, cache = model.forward, transformers.Cache(layers=model.forward._layers())
     texts = others.pop("batch", 1)
-    placed._begin(cache, texts, texts)
     asked = Asked(ids(1, 1), cache, None, None, 0, 1)
+    placed._begin(asked, texts, texts)
     how = {"forward": placed.inner, "windows": placed.spans, "one": False, **others}
     at = columns(cache.layers[0], placed.places.numbers(0, 1), None, placed.length)
-    inputs = (*placed._inputs(asked, at, 0, 1), *placed._bound(asked.cache).tensors)
+    inputs = (*placed._inputs(asked, at, 0, 1), *placed._bound(asked).tensors)
     return key_of(model, placed, inputs, **how)[0]
 
 
