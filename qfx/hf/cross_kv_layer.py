@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.hf.kv_layer import KVLayer
+from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.values.errors import UserError
 
 ops = torch.ops.qfx
@@ -25,7 +25,7 @@ class CrossKVLayer(KVLayer):
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Codes and scales of keys, then of values, as `torch.ops.qfx.kv_write` fills them."""
-        return self._keys, self._key_scale, self._values, self._value_scale  # type: ignore[attr-defined]
+        return tuple(getattr(KVLayer, name).fget(self) for name in NAMES)  # type: ignore[return-value]
 
     def _floats_of(self, op: Any, begin: int) -> Tensor | None:
         if not self.is_initialized:
@@ -50,7 +50,8 @@ class CrossKVLayer(KVLayer):
             return
         if len(beam_idx) != self.texts:
             return self.batch_select_indices(beam_idx)
-        rows, blocks = len(self._key_scale), self._keys.shape[2]  # type: ignore[attr-defined]
+        codes, scale, *_ = self.tensors
+        rows, blocks = len(scale), codes.shape[2]
         own = torch.arange(rows, dtype=torch.int32, device="cpu")
         source = torch.cat([beam_idx.to(own), own[self.texts :]])
         if torch.equal(source, own):

@@ -16,7 +16,7 @@ import torch
 
 from qfx._C import Program
 
-FEW_ROWS = 6  # which take as long as the weights need to pass by
+FEW_ROWS = 16  # which take about as long as the weights need to pass by
 CLOSE = 0.02  # a part of the time; what differs by less is equally fast
 
 
