@@ -75,7 +75,7 @@ class _Program:
 
 
 @pytest.mark.parametrize(
-    ("rows", "chooses"), [([1, 1], True), ([6], True), ([1, 7], False), ([], False)]
+    ("rows", "chooses"), [([1, 1], True), ([16], True), ([1, 17], False), ([], False)]
 )
 def test_few_rows_alone_choose(rows: list[int], chooses: bool) -> None:
     program: Any = _Program(rows)
