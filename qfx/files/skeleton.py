@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from qfx.files.model_state import derived_buffers, ties
 from qfx.files.tensor_file import Entry
 from qfx.nn.chosen import Chosen, listed, refuse
-from qfx.nn.kinds import STORED, kind_of, replaces, told
 from qfx.nn.embedding import Embedding
+from qfx.nn.kinds import STORED, kind_of, replaces, told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Checked, Stored, fault_of

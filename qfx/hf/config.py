@@ -32,7 +32,8 @@ class QfxConfig(QuantizationConfigMixin):
     recipe that a config.json names is a file inside of the model's folder.
     `smoothing` too, but here it is False: its factors need the whole float model, so that with it
     nothing is quantized before all is loaded. `linears` is for saved models: the int8 linears and
-    embeddings, by the numbers of their scheme (`qfx/nn/scheme_tensor.py`). Raises ValueError or TypeError.
+    embeddings, by the numbers of their scheme (`qfx/nn/scheme_tensor.py`). Raises ValueError or
+    TypeError.
     """
 
     def __init__(

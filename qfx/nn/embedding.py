@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from qfx.nn.loading import (
     Kind,
     State,
     Stored,
-    check_kind,
     check_parts,
     check_positive,
     check_range,
@@ -23,14 +22,12 @@ from qfx.nn.loading import (
 )
 from qfx.nn.scheme_tensor import KEY, fields_of, read, written
 from qfx.nn.written import Weight
-from qfx.values.floats import FLOATS
 from qfx.values.scheme import PER_ROW, Scheme
 
 ops = torch.ops.qfx
 TABLE = Scheme(x=None)  # how a row becomes codes: as a row of a linear's weight
 _ZERO = 128  # what is added to codes in memory: programs read bytes without a sign
 _CODES = "row_codes"
-_WRITTEN = "Embedding: the weight that is written"
 
 
 class EmbeddingState(NamedTuple):
@@ -55,7 +52,7 @@ class Embedding(Stored, nn.Embedding):
     PARTS = (KEY, _CODES, "scale")
     READ_ONLY = ("packed", "scale", "like")  # buffers that forward never writes
     UNSAVED = ("packed", "like")
-    bias: ClassVar[None] = None
+    bias: Any = None
     # Of an nn.Embedding whose weight is as it is and trains by no rule of its own.
     max_norm = None
     norm_type = 2.0
@@ -151,7 +148,12 @@ class Embedding(Stored, nn.Embedding):
 
     @torch.no_grad()
     def _write(self, value: Tensor) -> None:
-        check_kind(value, _WRITTEN, (*FLOATS, torch.float64), self.packed.shape)
+        if value.shape != self.packed.shape:
+            raise ValueError(
+                f"Embedding: a weight {list(value.shape)} is written to int8 codes "
+                f"{list(self.packed.shape)}, which keep their size: resize the float model, and "
+                "quantize it then"
+            )
         codes, scale = _codes_of(value)
         changed = (value != self.weight).any(1)
         self.scale = torch.where(changed, scale, self.scale)

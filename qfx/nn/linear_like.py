@@ -35,8 +35,8 @@ def sizes_of(module: nn.Module) -> tuple[int, int]:
 
 
 def as_linear(module: nn.Module) -> nn.Linear:
-    """The module itself, an embedding too; of one whose weight is [K, N], an nn.Linear with its weight transposed, a
-    view of the same memory, and its very bias."""
+    """The module itself, an embedding too; of one whose weight is [K, N], an nn.Linear with its
+    weight transposed, a view of the same memory, and its very bias."""
     if not is_transposed(module):
         assert isinstance(module, nn.Linear | nn.Embedding)
         return module  # type: ignore[return-value]

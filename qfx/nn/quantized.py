@@ -33,7 +33,8 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     their memory goes back to the system; of weights that map a file, which other weights of it keep
     mapped, the pages do.
     `config`: `scheme` (a `Scheme`, or the first of a preset), `recipe`, `skip` and `only` (patterns
-    of module names) `backward` and `embeddings`; no cost is predicted, since the number of tokens is not known.
+    of module names), `backward` and `embeddings`; no cost is predicted, since the number of tokens
+    is not known.
     Hooks on calls, attributes, and parameters, buffers and children that a linear was given go over
     to the module in its place; a hook that writes `module.weight` no longer changes anything.
 

@@ -71,8 +71,8 @@ def _missed(summary: Summary, chosen: Chosen) -> list[str]:
     if not chosen.missed:
         return []
     return [
-        f"{len(chosen.missed)} of {len(summary.lines)} {_what(summary)} stay float without having been left "
-        f"out: {by_reason(chosen.missed)}",
+        f"{len(chosen.missed)} of {len(summary.lines)} {_what(summary)} stay float without having "
+        f"been left out: {by_reason(chosen.missed)}",
         "naming them in skip silences this",
     ]
 

@@ -22,10 +22,11 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 class WeightBytes:
     """Bytes in float of the parameters and buffers of a model, a shared storage counted once.
 
-    `quantized`: what the weights that multiply and are quantized took in float. `floating`: of what stays float,
-    by class of module. `multiplying`: the part of `floating` that matrices, kernels of convolutions
-    and weights of experts take. Embeddings are not part of it, since they are looked up, unless a
-    float linear has the same weight; nor are vectors and what is added to one sequence ([1, ...]).
+    `quantized`: what the weights that multiply and are quantized took in float. `floating`: of what
+    stays float, by class of module. `multiplying`: the part of `floating` that matrices, kernels of
+    convolutions and weights of experts take. Embeddings are not part of it, since they are looked
+    up, unless a float linear has the same weight; nor are vectors and what is added to one sequence
+    ([1, ...]).
     `item`: bytes of an element, of the type that most of the weights have. `looked_up`: what int8
     embeddings took in float; it is no part of `quantized`.
     """

@@ -135,8 +135,8 @@ def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, 
     config = Config(**mine)
     if config.embeddings is not None:
         raise UserError(
-            f"embeddings={config.embeddings!r} is for qfx.quantize_, which replaces modules; what is "
-            "compiled looks rows up in the table that its model has"
+            f"embeddings={config.embeddings!r} is for qfx.quantize_, which replaces modules; a "
+            "compiled graph looks rows up in the table that its model has"
         )
     known = known_options() if rest else {}
     for name in rest:
