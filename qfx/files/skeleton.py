@@ -13,16 +13,14 @@ from qfx.files.model_state import derived_buffers, ties
 from qfx.files.tensor_file import Entry
 from qfx.nn.chosen import Chosen, listed, refuse
 from qfx.nn.embedding import Embedding
-from qfx.nn.kinds import STORED, kind_of, replaces, told
+from qfx.nn.kinds import NAMES, STORED, kind_of, replaces, told
 from qfx.nn.linear import Linear
-from qfx.nn.linear_like import as_linear
+from qfx.nn.linear_like import as_linear, is_embedding
 from qfx.nn.loading import Checked, Stored, fault_of
 from qfx.nn.replace import replace
 from qfx.nn.sign_linear import SignLinear
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
-
-_NAMES: dict[Any, str] = {SignLinear: "a linear of one bit", Embedding: "an int8 embedding"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str
     there = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
     here = f"{at}: {printable(name)}"
     kind = kind_of(name, stored)
-    what = _NAMES.get(kind, "an int8 linear")
+    what = NAMES[kind or Linear]
     if isinstance(there, Linear | Embedding):
         raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
     if there is None or not replaces(kind or Linear, there):
@@ -133,8 +131,9 @@ def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str
     codes, (n, k) = kind.PARTS[1], as_linear(there).weight.shape
     shape = stored[f"{name}.{codes}"].shape
     if shape not in kind.shapes(n, k):
+        word = "embedding" if is_embedding(there) else "linear"
         raise UserError(
-            f"{here} has {codes} {list(shape)}, and there the skeleton has a weight {[n, k]}"
+            f"{here} has {codes} {list(shape)}, and the {word} of the skeleton a weight {[n, k]}"
         )
     return there
 

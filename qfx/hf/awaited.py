@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.embedding import Embedding
-from qfx.nn.kinds import kind_that_saved, replaces
+from qfx.nn.kinds import NAMES, kind_that_saved, replaces
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Stored
 from qfx.nn.scheme_tensor import KEY, LENGTH
@@ -35,8 +35,8 @@ class Awaited(nn.Module):
         self.kind = kind_that_saved(said, f"{name}.{KEY}")
         if not replaces(self.kind, module):
             raise UserError(
-                f"config.json says that {printable(name)} is a {self.kind.__name__} of qfx, and it "
-                f"is a {type(module).__name__}"
+                f"from_pretrained: config.json says that {printable(name)} is {NAMES[self.kind]}, "
+                f"and it is a {type(module).__name__}"
             )
         self.wanted = {
             KEY: (torch.int32, (LENGTH,)),

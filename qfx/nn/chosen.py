@@ -43,6 +43,12 @@ class Chosen(NamedTuple):
     missed: dict[str, str]  # float though the config does not say so, and why
     asked: bool = True  # something stays float by the config, or there is none to ask
 
+    @property
+    def what(self) -> str:
+        """A word for the modules."""
+        embeddings = any(isinstance(m, nn.Embedding) for m in self.linears.values())
+        return "linears and embeddings" if embeddings else "linears"
+
 
 def chosen(
     model: nn.Module,
@@ -170,8 +176,8 @@ def refuse(
         lines = "".join(f"\n  {listed(names)}: {reason}" for reason, names in reasons.items())
         out = [n for n in found.taken if any(n in names for names in reasons.values())]
         raise ValueError(
-            f"{found.who}: {len(out)} of {len(found.taken)} linears cannot be replaced as they are,"
-            f" and nothing was changed:{lines}{instead.format(out)}"
+            f"{found.who}: {len(out)} of {len(found.taken)} {found.what} cannot be replaced as "
+            f"they are, and nothing was changed:{lines}{instead.format(out)}"
         )
 
 

@@ -4,6 +4,7 @@ scheme is of."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,6 +17,11 @@ from qfx.nn.sign_linear import SignLinear
 from qfx.nn.trained_whole import watch_wrappers
 
 STORED: tuple[type[Stored], ...] = (Linear, SignLinear, Embedding)
+NAMES: dict[Any, str] = {
+    Linear: "an int8 linear",
+    SignLinear: "a linear of one bit",
+    Embedding: "an int8 embedding",
+}
 # Who hears of each model that got some of them.
 TOLD: list[Callable[[nn.Module], None]] = [watch_wrappers]
 

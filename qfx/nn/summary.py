@@ -29,26 +29,21 @@ class Line(NamedTuple):
 @dataclass(frozen=True)
 class Summary:
     """What `who` did to a model; prints as a table. Bytes are of its parameters and buffers, before
-    and after; `weights`: how many of them are quantized."""
+    and after; `weights`: how many of them are quantized; `what`: a word for the modules."""
 
     who: str
     lines: tuple[Line, ...]
     bytes_before: int
     bytes_after: int
     weights: WeightBytes
+    what: str = "linears"
 
     def __str__(self) -> str:
         table = tabulate(self.lines, ("module", "KxN", "now", "reason"), disable_numparse=True)
         replaced = sum(line.now != "float" for line in self.lines)
-        count = f"{self.who}: {replaced} of {len(self.lines)} {_what(self)} replaced"
+        count = f"{self.who}: {replaced} of {len(self.lines)} {self.what} replaced"
         sizes = f"{self.bytes_before / 1e6:,.2f} MB -> {self.bytes_after / 1e6:,.2f} MB"
         return f"{table}\n{count}, the model: {sizes}\n{self.weights}"
-
-
-def _what(summary: Summary) -> str:
-    """The lines are of linears, and of embeddings where these were asked for."""
-    said = "".join(line.now + line.reason for line in summary.lines)
-    return "linears and embeddings" if "Embedding" in said else "linears"
 
 
 def bytes_of(model: nn.Module) -> int:
@@ -71,7 +66,7 @@ def _missed(summary: Summary, chosen: Chosen) -> list[str]:
     if not chosen.missed:
         return []
     return [
-        f"{len(chosen.missed)} of {len(summary.lines)} {_what(summary)} stay float without having "
+        f"{len(chosen.missed)} of {len(summary.lines)} {summary.what} stay float without having "
         f"been left out: {by_reason(chosen.missed)}",
         "naming them in skip silences this",
     ]
