@@ -26,10 +26,6 @@ class Awaited(nn.Module):
 
     def __init__(self, module: nn.Module, numbers: list[int], name: str) -> None:
         super().__init__()
-        linear = as_linear(module)
-        self.of = (linear,)  # no module of this one
-        self.linear_sizes = tuple(linear.weight.shape)
-        self.bias = getattr(linear, "bias", None)
         padded = [*numbers, *[0] * (LENGTH - len(numbers))]
         said = torch.tensor(padded, dtype=torch.int32, device="cpu")  # whatever device is the usual
         self.kind = kind_that_saved(said, f"{name}.{KEY}")
@@ -38,6 +34,10 @@ class Awaited(nn.Module):
                 f"from_pretrained: config.json says that {printable(name)} is {NAMES[self.kind]}, "
                 f"and it is a {type(module).__name__}"
             )
+        linear = as_linear(module)
+        self.of = (linear,)  # no module of this one
+        self.linear_sizes = tuple(linear.weight.shape)
+        self.bias = getattr(linear, "bias", None)
         self.wanted = {
             KEY: (torch.int32, (LENGTH,)),
             MARK: (torch.int8, self.linear_sizes[:1]),
