@@ -37,6 +37,8 @@ MEANINGS = {
     "weight before both are rotated; see below",
     "release_weights": "float weights that are packed give their memory back: "
     "[serving](serving.md#without-float-weights)",
+    "embeddings": '`"int8"`: `qfx.quantize_` and `QfxConfig` make codes of embeddings too: '
+    "[coverage](coverage.md#embeddings); an error under `torch.compile`, which replaces no modules",
 }
 # When one takes it: what the fields of a Scheme do not say.
 PURPOSES = {

@@ -55,9 +55,9 @@ def state_of(model: nn.Module) -> ModelState:
 def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The buffers that the model does not save: tables of positions, masks. A model on the meta
     device cannot compute them."""
-    packed = {f"{name}.packed" for name, _ in stored_linears(model)}
+    made = {f"{name}.{own}" for name, m in stored_linears(model) for own in m.UNSAVED}
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    return {n: b for n, b in buffers.items() if n not in state and n not in packed}
+    return {n: b for n, b in buffers.items() if n not in state and n not in made}
 
 
 def _unstorable(value: Any) -> str:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from qfx.files.model_state import derived_buffers, ties
 from qfx.files.tensor_file import Entry
 from qfx.nn.chosen import Chosen, listed, refuse
-from qfx.nn.kinds import STORED, kind_of, told
+from qfx.nn.embedding import Embedding
+from qfx.nn.kinds import NAMES, STORED, kind_of, replaces, told
 from qfx.nn.linear import Linear
-from qfx.nn.linear_like import as_linear, is_linear
+from qfx.nn.linear_like import as_linear, is_embedding
 from qfx.nn.loading import Checked, Stored, fault_of
 from qfx.nn.replace import replace
 from qfx.nn.sign_linear import SignLinear
@@ -104,8 +105,10 @@ def _linear_names(
     kinds = {name: kind_of(name, stored) for name in owners}
 
     def takes(name: str) -> bool:
-        there = modules.get(name)
-        return isinstance(there, nn.Linear | Linear) or (there is not None and is_linear(there))
+        there, kind = modules.get(name), kinds[name]
+        if isinstance(there, nn.Linear | Linear):
+            return True
+        return there is not None and kind is not None and replaces(kind, there)
 
     found = [name for name, kind in kinds.items() if kind and takes(name)]
     if said is not None:
@@ -117,10 +120,10 @@ def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str
     there = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
     here = f"{at}: {printable(name)}"
     kind = kind_of(name, stored)
-    what = "a linear of one bit" if kind is SignLinear else "an int8 linear"
-    if isinstance(there, Linear):
+    what = NAMES[kind or Linear]
+    if isinstance(there, Linear | Embedding):
         raise UserError(f"{here} is int8 in the skeleton already: qfx.load takes a float model")
-    if there is None or not is_linear(there):
+    if there is None or not replaces(kind or Linear, there):
         found = "nothing" if there is None else f"a {type(there).__name__}"
         raise UserError(f"{here} is {what}, and the skeleton has {found} of that name")
     if kind is None:
@@ -128,8 +131,9 @@ def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str
     codes, (n, k) = kind.PARTS[1], as_linear(there).weight.shape
     shape = stored[f"{name}.{codes}"].shape
     if shape not in kind.shapes(n, k):
+        word = "embedding" if is_embedding(there) else "linear"
         raise UserError(
-            f"{here} has {codes} {list(shape)}, and the linear of the skeleton a weight {[n, k]}"
+            f"{here} has {codes} {list(shape)}, and the {word} of the skeleton a weight {[n, k]}"
         )
     return there
 

@@ -1,4 +1,5 @@
-"""Awaited: stands for a linear without float weights while transformers loads its parts."""
+"""Awaited: stands for a linear or embedding without float weights while transformers loads its
+parts."""
 
 from __future__ import annotations
 
@@ -7,25 +8,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.kinds import kind_that_saved
+from qfx.nn.embedding import Embedding
+from qfx.nn.kinds import NAMES, kind_that_saved, replaces
+from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Stored
 from qfx.nn.scheme_tensor import KEY, LENGTH
 from qfx.values.errors import UserError
+from qfx.values.printable import printable
 
 MARK = "weight"  # in files beside the codes: see `qfx/hf/state.py`
 
 
 class Awaited(nn.Module):
     """Buffers without values, of the types and shapes that the scheme asks for, and the bias of the
-    linear in whose place it stands. Raises ValueError for numbers that are no scheme."""
+    module in whose place it stands. Raises ValueError for numbers that are no scheme, or that of
+    another kind of module."""
 
-    def __init__(self, linear: nn.Linear, numbers: list[int], name: str) -> None:
+    def __init__(self, module: nn.Module, numbers: list[int], name: str) -> None:
         super().__init__()
-        self.linear_sizes = tuple(linear.weight.shape)
-        self.bias = linear.bias
         padded = [*numbers, *[0] * (LENGTH - len(numbers))]
         said = torch.tensor(padded, dtype=torch.int32, device="cpu")  # whatever device is the usual
         self.kind = kind_that_saved(said, f"{name}.{KEY}")
+        if not replaces(self.kind, module):
+            raise UserError(
+                f"from_pretrained: config.json says that {printable(name)} is {NAMES[self.kind]}, "
+                f"and it is a {type(module).__name__}"
+            )
+        linear = as_linear(module)
+        self.of = (linear,)  # no module of this one
+        self.linear_sizes = tuple(linear.weight.shape)
+        self.bias = getattr(linear, "bias", None)
         self.wanted = {
             KEY: (torch.int32, (LENGTH,)),
             MARK: (torch.int8, self.linear_sizes[:1]),
@@ -48,10 +60,13 @@ class Awaited(nn.Module):
         return found
 
     def made(self, state: Any) -> Stored:
-        n, k = self.linear_sizes
-        linear = nn.Linear(k, n, bias=False, device="meta", dtype=torch.float32)
-        linear.bias = self.bias  # type: ignore[assignment]
-        return self.kind.from_state(linear, state).train(self.training)
+        """The module; an embedding's rows are of the type that the model is loaded in."""
+        (linear,) = self.of
+        module = self.kind.from_state(linear, state).train(self.training)
+        if isinstance(module, Embedding):
+            return module.to(linear.weight.dtype)
+        module.bias = self.bias
+        return module
 
 
 def _loaded(tensor: Any) -> bool:

@@ -27,11 +27,13 @@ FORMAT = 1
 class QfxConfig(QuantizationConfigMixin):
     """For `from_pretrained(..., quantization_config=QfxConfig(...))`.
 
-    `scheme`, `skip`, `only`, `backward` and `recipe` (or its path) are those of `qfx.Config`. A
+    `scheme`, `skip`, `only`, `backward`, `embeddings` and `recipe` (or its path) are those of
+    `qfx.Config`. A
     recipe that a config.json names is a file inside of the model's folder.
     `smoothing` too, but here it is False: its factors need the whole float model, so that with it
-    nothing is quantized before all is loaded. `linears` is for saved models: the int8 linears, by
-    the numbers of their scheme (`qfx/nn/scheme_tensor.py`). Raises ValueError or TypeError.
+    nothing is quantized before all is loaded. `linears` is for saved models: the int8 linears and
+    embeddings, by the numbers of their scheme (`qfx/nn/scheme_tensor.py`). Raises ValueError or
+    TypeError.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class QfxConfig(QuantizationConfigMixin):
         backward: str = "float",
         smoothing: bool = False,
         recipe: Recipe | str | Path | None = None,
+        embeddings: str | None = None,
         linears: Mapping[str, list[int]] | None = None,
         format: int = FORMAT,
         quant_method: str = METHOD,
@@ -61,6 +64,7 @@ class QfxConfig(QuantizationConfigMixin):
             only=only,
             backward=backward,
             smoothing=smoothing,
+            embeddings=embeddings,
             recipe=Recipe.load(recipe) if isinstance(recipe, str | Path) else recipe,
         )
 
@@ -93,6 +97,7 @@ class QfxConfig(QuantizationConfigMixin):
         c = self.config
         scheme = asdict(c.scheme) if isinstance(c.scheme, Scheme) else c.scheme
         how = {"scheme": scheme, "skip": [*c.skip], "only": [*c.only]}
+        how |= {"embeddings": c.embeddings} if c.embeddings else {}  # which earlier qfx do not know
         return said | how | {"backward": c.backward, "smoothing": c.smoothing}
 
 

@@ -15,10 +15,11 @@ from qfx.hf.config import METHOD, QfxConfig
 from qfx.hf.one_save import check_one_save, mark_save
 from qfx.hf.state import marked_state, scheme_numbers
 from qfx.nn.chosen import Chosen
+from qfx.nn.embedding import Embedding
 from qfx.nn.kinds import stored_linears, told
 from qfx.nn.linear import Linear
-from qfx.nn.linear_like import as_linear, is_linear, is_transposed
-from qfx.nn.quantized import planned, quantize_
+from qfx.nn.linear_like import is_embedding, is_transposed
+from qfx.nn.quantized import made, planned, quantize_
 from qfx.nn.replace import replace
 from qfx.nn.weight_faults import unquantizable, unserved
 from qfx.values.errors import UserError
@@ -42,7 +43,7 @@ class QfxQuantizer(HfQuantizer):
         self.found: Chosen | None = None
         self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
         self.later: set[nn.Module] = set()  # tied: their weights come with those of others
-        self.made: dict[nn.Module, Linear] = {}
+        self.made: dict[nn.Module, Linear | Embedding] = {}
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         places = kwargs.get("device_map")
@@ -83,13 +84,7 @@ class QfxQuantizer(HfQuantizer):
                 f"{type(model).__name__}"
             )
         for name, numbers in names.items():
-            linear = model.get_submodule(name)
-            if not is_linear(linear):
-                raise UserError(
-                    f"{WHO}: config.json says that {printable(name)} is an int8 linear, and it is "
-                    f"a {type(linear).__name__}"
-                )
-            model.set_submodule(name, Awaited(as_linear(linear), numbers, name))
+            model.set_submodule(name, Awaited(model.get_submodule(name), numbers, name))
         untie(model, names)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
@@ -103,19 +98,22 @@ class QfxQuantizer(HfQuantizer):
         return _Quantize(self)
 
     def quantize(self, name: str, weight: Tensor) -> bool:
-        """Takes the weight of the linear `name` as its module has it, [N, K] or [K, N]; the
-        int8 linear is made when all is loaded. False for one that cannot be quantized, whose
-        linear stays float.
+        """Takes the weight of the linear or embedding `name` as its module has it, [N, K] or
+        [K, N]; the module in its place gets a bias when all is loaded. False for a weight that
+        cannot be quantized, whose module stays float.
         """
         assert self.found is not None
         linear = self.found.taken[name]
         if why := unserved(weight) or unquantizable(weight):
             self._leave(linear, why)
             return False
-        holder = nn.Linear(1, 1, bias=False, device="meta", dtype=weight.dtype)
-        weight = weight.t() if is_transposed(linear) else weight
-        holder.weight = nn.Parameter(weight, requires_grad=False)
-        self.made[linear] = Linear.from_float(holder, self.hows[linear])
+        if is_embedding(linear):
+            self.made[linear] = Embedding.from_float(linear, weight)
+        else:
+            holder = nn.Linear(1, 1, bias=False, device="meta", dtype=weight.dtype)
+            weight = weight.t() if is_transposed(linear) else weight
+            holder.weight = nn.Parameter(weight, requires_grad=False)
+            self.made[linear] = Linear.from_float(holder, self.hows[linear])
         linear.weight._is_hf_initialized = True  # type: ignore[union-attr]
         return True
 
@@ -137,8 +135,9 @@ class QfxQuantizer(HfQuantizer):
                     self._leave(linear, why)
                     continue
                 if linear not in self.made:
-                    self.made[linear] = Linear.from_float(as_linear(linear), self.hows[linear])
-                self.made[linear].bias = linear.bias
+                    self.made[linear] = made(linear, self.hows[linear])
+                if not is_embedding(linear):
+                    self.made[linear].bias = linear.bias
             places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
             replace(self.found, places)
         self.found, self.hows, self.later, self.made = None, {}, set(), {}

@@ -3,6 +3,7 @@
 from qfx.nn import functional
 from qfx.nn.binary import BinaryLinear
 from qfx.nn.deployed import convert
+from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.qat import prepare_binary, prepare_qat
@@ -11,6 +12,7 @@ from qfx.nn.sign_linear import SignLinear
 
 __all__ = [
     "BinaryLinear",
+    "Embedding",
     "LSQLinear",
     "Linear",
     "SignLinear",

@@ -37,7 +37,7 @@ def _not_of_user(linear: nn.Module) -> frozenset[str]:
 @cache
 def _of_all(kind: Any) -> frozenset[str]:
     with torch.device("meta"):  # takes no random numbers
-        made = kind(1, 1)
+        made = kind(1, 1, 0) if issubclass(kind, nn.Embedding) else kind(1, 1)
     return frozenset(vars(made)).union(*registries(made))
 
 
@@ -81,7 +81,8 @@ def sizes(linear: Any, who: str) -> tuple[int, int]:
 
 def computed_weights(linear: nn.Module) -> Iterator[str]:
     """Why its weight or bias may not be the one that its next call computes with."""
-    for name in _OWN_TENSORS:
+    own = _OWN_TENSORS[:1] if isinstance(linear, nn.Embedding) else _OWN_TENSORS
+    for name in own:
         if name not in linear._parameters:
             yield _computed(linear, name)
     weight = linear._parameters.get("weight")

@@ -14,7 +14,13 @@ from torch.nn.utils import parametrize
 
 from qfx.host.fsdp import is_sharded
 from qfx.nn.carry import obstacles, parametrized
-from qfx.nn.linear_like import as_linear, is_linear, is_transposed
+from qfx.nn.linear_like import (
+    as_linear,
+    is_embedding,
+    is_linear,
+    is_transposed,
+    why_no_codes,
+)
 from qfx.nn.loading import Checked, Stored
 from qfx.nn.trained_state import TrainedState
 from qfx.nn.weight_bytes import kinds, weight_bytes
@@ -26,7 +32,8 @@ _SHOWN = 20  # names in an error or a warning
 
 
 class Chosen(NamedTuple):
-    """What becomes of the linears of a model, by name; a shared module has several names."""
+    """What becomes of the linears of a model, and of the embeddings where these are asked for, by
+    name; a shared module has several names."""
 
     who: str  # in whose name errors, logs and warnings speak
     model: nn.Module
@@ -36,6 +43,12 @@ class Chosen(NamedTuple):
     missed: dict[str, str]  # float though the config does not say so, and why
     asked: bool = True  # something stays float by the config, or there is none to ask
 
+    @property
+    def what(self) -> str:
+        """A word for the modules."""
+        embeddings = any(isinstance(m, nn.Embedding) for m in self.linears.values())
+        return "linears and embeddings" if embeddings else "linears"
+
 
 def chosen(
     model: nn.Module,
@@ -44,17 +57,19 @@ def chosen(
     left_by_recipe: Callable[[nn.Module], str] = lambda linear: "",
     sums_overflow: bool = True,
     transposed: bool = False,
+    embeddings: bool = False,
 ) -> Chosen:
     """The linears of `model` by what `config.skip` and `config.only` say, and by what they are.
 
     Only exact `nn.Linear` modules and those of linear_like.py are taken: other subclasses,
     parametrized ones and the projections of nn.MultiheadAttention are read by other code than their
     own forward. Weights are read, for NaN and infinity. `sums_overflow`: those of K above 65792
-    int8 products. `transposed`: modules with a weight [K, N] are taken too. Raises ValueError, in
+    int8 products. `transposed`: modules with a weight [K, N] are taken too; `embeddings`: so
+    are the embeddings of that file. Raises ValueError, in
     the name of `who`, for a pattern that fits none, and where there is no such linear at all.
     """
     modules = model.named_modules(remove_duplicate=False)
-    linears = {n: m for n, m in modules if n and _is_float(m)}
+    linears = {n: m for n, m in modules if n and _is_float(m, embeddings)}
     check_names(config, linears)
     check_unsharded(model, who)
     asked = bool(config.skip or config.only or config.recipe)
@@ -72,7 +87,7 @@ def chosen(
             found.missed[name] = why
         else:
             found.taken[name] = module
-    if not any(is_linear(m) and (transposed or not is_transposed(m)) for m in linears.values()):
+    if not any(_is_known(m, transposed) for m in linears.values()):
         beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
         trained = [n for n, m in model.named_modules() if isinstance(m, TrainedState)]
         if trained:
@@ -88,10 +103,17 @@ def chosen(
     return found
 
 
-def _is_float(module: nn.Module) -> bool:
-    """A linear that is none of qfx's modules yet."""
-    linear = isinstance(module, nn.Linear) or is_linear(module)
-    return linear and not isinstance(module, Checked)
+def _is_float(module: nn.Module, embeddings: bool) -> bool:
+    """Whether it is a linear, or perhaps an embedding, and none of qfx's modules yet."""
+    wanted = isinstance(module, nn.Linear) or is_linear(module)
+    wanted = wanted or (embeddings and isinstance(module, nn.Embedding))
+    return wanted and not isinstance(module, Checked)
+
+
+def _is_known(module: nn.Module, transposed: bool) -> bool:
+    """Whether modules of its kind are taken."""
+    linear = is_linear(module) and (transposed or not is_transposed(module))
+    return linear or is_embedding(module)
 
 
 def check_unsharded(model: nn.Module, who: str) -> None:
@@ -114,6 +136,8 @@ def _not_taken(
         return "LazyLinear: its weight has no shape yet, run the model once first"
     if any(module is attention.out_proj for attention in attentions):
         return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
+    if isinstance(module, nn.Embedding):
+        return why_no_codes(module)
     if not is_linear(module):
         return f"{type(module).__name__}, a subclass of nn.Linear"
     if is_transposed(module) and not transposed:
@@ -152,8 +176,8 @@ def refuse(
         lines = "".join(f"\n  {listed(names)}: {reason}" for reason, names in reasons.items())
         out = [n for n in found.taken if any(n in names for names in reasons.values())]
         raise ValueError(
-            f"{found.who}: {len(out)} of {len(found.taken)} linears cannot be replaced as they are,"
-            f" and nothing was changed:{lines}{instead.format(out)}"
+            f"{found.who}: {len(out)} of {len(found.taken)} {found.what} cannot be replaced as "
+            f"they are, and nothing was changed:{lines}{instead.format(out)}"
         )
 
 

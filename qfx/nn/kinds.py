@@ -1,18 +1,27 @@
-"""The linears without float weights that files hold, and which of them a saved scheme is of."""
+"""The linears and embeddings without float weights that files hold, and which of them a saved
+scheme is of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
+from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
+from qfx.nn.linear_like import is_embedding, is_linear
 from qfx.nn.loading import Stored
 from qfx.nn.scheme_tensor import read_any
 from qfx.nn.sign_linear import SignLinear
 from qfx.nn.trained_whole import watch_wrappers
 
-STORED: tuple[type[Stored], ...] = (Linear, SignLinear)
+STORED: tuple[type[Stored], ...] = (Linear, SignLinear, Embedding)
+NAMES: dict[Any, str] = {
+    Linear: "an int8 linear",
+    SignLinear: "a linear of one bit",
+    Embedding: "an int8 embedding",
+}
 # Who hears of each model that got some of them.
 TOLD: list[Callable[[nn.Module], None]] = [watch_wrappers]
 
@@ -28,6 +37,11 @@ def stored_linears(model: nn.Module) -> Iterator[tuple[str, Stored]]:
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Stored):
             yield name, module
+
+
+def replaces(kind: type[Stored], module: nn.Module) -> bool:
+    """Whether this float module is one in whose place those of the kind stand."""
+    return is_embedding(module) if issubclass(kind, Embedding) else is_linear(module)
 
 
 def kind_of(owner: str, names: Collection[str]) -> type[Stored] | None:

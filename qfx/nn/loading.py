@@ -28,10 +28,12 @@ class Checked(nn.Module):
 
 
 class Stored(Checked):
-    """A linear without float weights. What it saves are its scheme, its codes and numbers beside
-    them: `PARTS`, in this order. In memory the codes are `packed`, and the others buffers."""
+    """A linear or embedding without float weights. What it saves are its scheme, its codes and
+    numbers beside them: `PARTS`, in this order. In memory the codes are `packed`, and the others
+    buffers."""
 
     PARTS: ClassVar[tuple[str, ...]]
+    UNSAVED: ClassVar[tuple[str, ...]] = ("packed",)  # buffers that are made of the others
     in_features: int
     out_features: int
     bias: Any

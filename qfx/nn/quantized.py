@@ -12,9 +12,10 @@ from qfx.host.tensors import storage_id
 from qfx.memory.held import drop_file_pages
 from qfx.memory.pages import trim
 from qfx.nn.chosen import Chosen, chosen, refuse
+from qfx.nn.embedding import TABLE, Embedding
 from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
-from qfx.nn.linear_like import as_linear, is_transposed, sizes_of
+from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
 from qfx.nn.replace import replace
 from qfx.smoothing.factors import Factors, factors_without_graph
 from qfx.values.config import Config
@@ -25,13 +26,15 @@ from qfx.values.site_recipe import SiteRecipe
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
-    So are transformers' Conv1D, whose weight [K, N] becomes that of a linear, and FalconLinear.
+    So are transformers' Conv1D, whose weight [K, N] becomes that of a linear, and FalconLinear;
+    embeddings become `qfx.nn.Embedding` where `config.embeddings` is "int8".
 
     The float weights are freed, unless something else refers to them, as a tied embedding does, and
     their memory goes back to the system; of weights that map a file, which other weights of it keep
     mapped, the pages do.
     `config`: `scheme` (a `Scheme`, or the first of a preset), `recipe`, `skip` and `only` (patterns
-    of module names) and `backward`; no cost is predicted, since the number of tokens is not known.
+    of module names), `backward` and `embeddings`; no cost is predicted, since the number of tokens
+    is not known.
     Hooks on calls, attributes, and parameters, buffers and children that a linear was given go over
     to the module in its place; a hook that writes `module.weight` no longer changes anything.
 
@@ -49,24 +52,31 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     return model
 
 
-def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear]]:
-    """What takes the place of which linears."""
+def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear | Embedding]]:
+    """What takes the place of which linears and embeddings."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
-    made = {m: _made(m, _smoothed(m, how, factors)) for m, how in hows.items()}
-    return found, {name: made[m] for name, m in found.taken.items()}
+    each = {m: _made(m, _smoothed(m, how, factors)) for m, how in hows.items()}
+    return found, {name: each[m] for name, m in found.taken.items()}
 
 
-def _made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear:
-    module = Linear.from_float(as_linear(linear), how)
+def _made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
+    module = made(linear, how)
     drop_file_pages(linear.weight)  # type: ignore[arg-type]
     return module
+
+
+def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
+    """What takes the place of this linear or embedding."""
+    if is_embedding(linear):
+        return Embedding.from_float(linear)
+    return Linear.from_float(as_linear(linear), how)
 
 
 def planned(
     model: nn.Module, config: Config, who: str
 ) -> tuple[Chosen, dict[nn.Module, Scheme | SiteRecipe]]:
-    """Which linears become int8, and how each is quantized; nothing is changed.
+    """Which linears and embeddings become int8, and how each is quantized; nothing is changed.
 
     Raises ValueError, in the name of `who`, where `quantize_` does.
     """
@@ -75,12 +85,13 @@ def planned(
         names[module].append(name)
 
     def decided(linear: nn.Module) -> Scheme | SiteRecipe | None:
-        return _decided(config, names[linear])
+        return TABLE if is_embedding(linear) else _decided(config, names[linear])
 
     def left(linear: nn.Module) -> str:
         return _left_float(decided(linear), linear)
 
-    found = chosen(model, config, who, left, transposed=True)
+    embeddings = config.embeddings is not None
+    found = chosen(model, config, who, left, transposed=True, embeddings=embeddings)
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
     return found, {m: how for m, how in hows.items() if how is not None}
@@ -89,6 +100,8 @@ def planned(
 def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Module) -> str:
     if how is None:
         return "the pinned plan does not name it"
+    if how is TABLE:
+        return ""
     if isinstance(how, Scheme):
         return why_few_features(sizes_of(linear)[0]) or ""
     if how.scheme is not None:

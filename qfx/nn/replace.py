@@ -28,7 +28,8 @@ def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
         parents.add(parent)
     _leave_fast_paths(model, parents)
     lines = tuple(_line(name, linear, chosen, made) for name, linear in chosen.linears.items())
-    tell(Summary(chosen.who, lines, before, bytes_of(model), weight_bytes(model)), chosen)
+    sizes = before, bytes_of(model)
+    tell(Summary(chosen.who, lines, *sizes, weight_bytes(model), chosen.what), chosen)
     if made:
         check_first(model)
     return model

@@ -33,7 +33,7 @@ _SPEC: dict[str, tuple[Any, ...] | None] = {
 }
 # Field -> what its number is the place of.
 FIELDS: dict[str, tuple[Any, ...] | None] = {
-    "module": ("", "Linear", "LSQLinear", "BinaryLinear", "SignLinear"),
+    "module": ("", "Linear", "LSQLinear", "BinaryLinear", "SignLinear", "Embedding"),
     **{f"x.{name}": values for name, values in _SPEC.items()},
     **{f"w.{name}": values for name, values in _SPEC.items()},
     "backward": BACKWARD,
@@ -44,6 +44,8 @@ FIELDS: dict[str, tuple[Any, ...] | None] = {
     "w.packed": _NO_YES,
     "minimum": _NO_YES,  # whether groups have a minimum [N, G] in place of a zero point
     "half": (torch.bfloat16, torch.float16),  # the type of packed scales and minimums
+    # the type of an embedding's rows
+    "dtype": (torch.float32, torch.bfloat16, torch.float16, torch.float64),
 }
 
 

@@ -29,18 +29,19 @@ class Line(NamedTuple):
 @dataclass(frozen=True)
 class Summary:
     """What `who` did to a model; prints as a table. Bytes are of its parameters and buffers, before
-    and after; `weights`: how many of them are quantized."""
+    and after; `weights`: how many of them are quantized; `what`: a word for the modules."""
 
     who: str
     lines: tuple[Line, ...]
     bytes_before: int
     bytes_after: int
     weights: WeightBytes
+    what: str = "linears"
 
     def __str__(self) -> str:
         table = tabulate(self.lines, ("module", "KxN", "now", "reason"), disable_numparse=True)
         replaced = sum(line.now != "float" for line in self.lines)
-        count = f"{self.who}: {replaced} of {len(self.lines)} linears replaced"
+        count = f"{self.who}: {replaced} of {len(self.lines)} {self.what} replaced"
         sizes = f"{self.bytes_before / 1e6:,.2f} MB -> {self.bytes_after / 1e6:,.2f} MB"
         return f"{table}\n{count}, the model: {sizes}\n{self.weights}"
 
@@ -65,8 +66,8 @@ def _missed(summary: Summary, chosen: Chosen) -> list[str]:
     if not chosen.missed:
         return []
     return [
-        f"{len(chosen.missed)} of {len(summary.lines)} linears stay float without having been left "
-        f"out: {by_reason(chosen.missed)}",
+        f"{len(chosen.missed)} of {len(summary.lines)} {summary.what} stay float without having "
+        f"been left out: {by_reason(chosen.missed)}",
         "naming them in skip silences this",
     ]
 

@@ -22,17 +22,20 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 class WeightBytes:
     """Bytes in float of the parameters and buffers of a model, a shared storage counted once.
 
-    `quantized`: what the weights that are quantized took in float. `floating`: of what stays float,
-    by class of module. `multiplying`: the part of `floating` that matrices, kernels of convolutions
-    and weights of experts take. Embeddings are not part of it, since they are looked up, unless a
-    float linear has the same weight; nor are vectors and what is added to one sequence ([1, ...]).
-    `item`: bytes of an element, of the type that most of the weights have.
+    `quantized`: what the weights that multiply and are quantized took in float. `floating`: of what
+    stays float, by class of module. `multiplying`: the part of `floating` that matrices, kernels of
+    convolutions and weights of experts take. Embeddings are not part of it, since they are looked
+    up, unless a float linear has the same weight; nor are vectors and what is added to one sequence
+    ([1, ...]).
+    `item`: bytes of an element, of the type that most of the weights have. `looked_up`: what int8
+    embeddings took in float; it is no part of `quantized`.
     """
 
     quantized: int
     floating: Mapping[str, int]
     multiplying: Mapping[str, int]
     item: int = 4
+    looked_up: int = 0
 
     @property
     def total(self) -> int:
@@ -56,10 +59,11 @@ class WeightBytes:
         )
 
     def __str__(self) -> str:
-        whole = self.quantized + sum(self.floating.values())
-        share = f"{self.quantized / whole:.1%}" if whole else "0.0%"
+        int8 = self.quantized + self.looked_up
+        whole = int8 + sum(self.floating.values())
+        share = f"{int8 / whole:.1%}" if whole else "0.0%"
         float_ = f"; float: {kinds(self.floating)}" if self.floating else ""
-        return f"{size(self.quantized)} of {size(whole)} of weights quantized ({share}){float_}"
+        return f"{size(int8)} of {size(whole)} of weights quantized ({share}){float_}"
 
 
 def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
@@ -70,7 +74,7 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
     tensors: dict[object, tuple[str, int, bool]] = {}
     chosen: set[object] = set()
     types: Counter[int] = Counter()
-    codes = 0
+    codes = looked_up = 0
     for path, module in model.named_modules(remove_duplicate=False):
         for name, tensor in _own(module):
             key = _key(tensor)
@@ -83,7 +87,9 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
     item = types.most_common(1)[0][0] if types else 4
     for module in model.modules():
         if isinstance(module, Stored | TrainedState):
-            codes += int(module.in_features) * int(module.out_features) * item  # type: ignore
+            count = int(module.in_features) * int(module.out_features) * item  # type: ignore
+            looked_up += count if isinstance(module, nn.Embedding) else 0
+            codes += 0 if isinstance(module, nn.Embedding) else count
     floating: Counter[str] = Counter()
     multiplying: Counter[str] = Counter()
     for key, (kind, count, multiplies) in tensors.items():
@@ -93,7 +99,7 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
         floating[kind] += count
         if multiplies:
             multiplying[kind] += count
-    return WeightBytes(codes, dict(floating), dict(multiplying), item)
+    return WeightBytes(codes, dict(floating), dict(multiplying), item, looked_up)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

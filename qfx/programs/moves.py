@@ -13,7 +13,7 @@ from qfx.programs.emitting import EMIT, Emitter, Outside, argument
 from qfx.programs.words import MOST_AXES, Operand
 
 aten = torch.ops.aten
-_WIDENED = (torch.int64, torch.bool, torch.bfloat16, torch.float16)
+_WIDENED = (torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16)
 _CONVERSIONS = {(torch.float32, given) for given in _WIDENED}
 
 

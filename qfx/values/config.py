@@ -48,7 +48,8 @@ class Config:
     token ids, channels of activations and weights are balanced before both are rotated, by what
     the model computes from seeded ids ((R4) there). `release_weights`: under `torch.compile`, float
     weights that are packed give their memory back, to files where need be, and all legal sites with
-    such weights are int8, whatever is gained (docs/serving.md). Raises ValueError or TypeError.
+    such weights are int8, whatever is gained (docs/serving.md). `embeddings`: "int8" for codes in
+    the place of each nn.Embedding, by `quantize_` alone. Raises ValueError or TypeError.
     """
 
     scheme: str | Scheme = "w8a8"
@@ -61,6 +62,7 @@ class Config:
     guard: float | None = None
     smoothing: bool = True
     release_weights: bool = False
+    embeddings: str | None = None
 
     @property
     def recipe_names(self) -> frozenset[str]:
@@ -97,6 +99,10 @@ class Config:
         for name in ("smoothing", "release_weights"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"option {name!r} is True or False, got {getattr(self, name)!r}")
+        if self.embeddings not in (None, "int8"):
+            raise UserError(
+                f'embeddings={self.embeddings!r}: expected "int8", or None to leave them float'
+            )
         guard = self.guard
         if guard is not None and (
             isinstance(guard, bool) or not isinstance(guard, int | float) or not 0 < guard < 1e6
@@ -127,6 +133,11 @@ def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, 
         mine["recipe"] = Recipe.load(mine["recipe"])
     rest = {k.replace("-", "_"): v for k, v in options.items() if k not in ours}
     config = Config(**mine)
+    if config.embeddings is not None:
+        raise UserError(
+            f"embeddings={config.embeddings!r} is for qfx.quantize_, which replaces modules; a "
+            "compiled graph looks rows up in the table that its model has"
+        )
     known = known_options() if rest else {}
     for name in rest:
         if name not in known or config.inner != "inductor":

@@ -158,4 +158,46 @@ MODULES = (
         new=":",
         tests=("test_errors[test_functions.py]",),
     ),
+    Mutant(
+        "codes of an embedding are read without their sign",
+        old="return (unsigned.to(torch.float32) - _ZERO) * scale",
+        new="return unsigned.to(torch.float32) * scale",
+        tests=("test_an_element_is_off_by_half_a_step_at_most",),
+    ),
+    Mutant(
+        "half() rounds the scales of an embedding",
+        old="super()._apply(casting_all_but((self.packed, self.scale), fn), recurse)",
+        new="super()._apply(casting_all_but((self.packed,), fn), recurse)",
+        tests=("test_casting_changes_what_it_gives_alone",),
+    ),
+    Mutant(
+        "an embedding that writes to its rows becomes codes",
+        old="    if module.max_norm is not None:\n",
+        new="    if module.max_norm == 0:\n",
+        tests=("test_it_stays_float_and_the_reason_is_said",),
+    ),
+    Mutant(
+        "the scale of an embedding is forgotten",
+        old="        if number is None:\n            return rows\n",
+        new="        if rows is not None:\n            return rows\n",
+        tests=("test_the_scale_of_an_embedding_multiplies_its_rows",),
+    ),
+    Mutant(
+        "int8 embeddings count as weights that multiply",
+        old="codes += 0 if isinstance(module, nn.Embedding) else count",
+        new="codes += count",
+        tests=("test_a_tied_model_has_two_tables_of_codes",),
+    ),
+    Mutant(
+        "rows of a loaded embedding are of the file's type",
+        old="            return module.to(linear.weight.dtype)\n",
+        new="            return module\n",
+        tests=("test_transformers_saves_and_loads_it",),
+    ),
+    Mutant(
+        "programs do not convert the codes of an embedding",
+        old="(torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16)",
+        new="(torch.int64, torch.bool, torch.bfloat16, torch.float16)",
+        tests=("test_a_step_is_one_program",),
+    ),
 )

@@ -1,0 +1,249 @@
+"""Embedding: a table of int8 codes instead of floats, whose rows are looked up as floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qfx.nn.dtypes import casting_all_but
+from qfx.nn.linear_like import embed_scale_of
+from qfx.nn.loading import (
+    Kind,
+    State,
+    Stored,
+    check_parts,
+    check_positive,
+    check_range,
+    placed,
+)
+from qfx.nn.scheme_tensor import KEY, fields_of, read, written
+from qfx.nn.written import Weight
+from qfx.values.scheme import PER_ROW, Scheme
+
+ops = torch.ops.qfx
+TABLE = Scheme(x=None)  # how a row becomes codes: as a row of a linear's weight
+_ZERO = 128  # what is added to codes in memory: programs read bytes without a sign
+_CODES = "row_codes"
+
+
+class EmbeddingState(NamedTuple):
+    """The parts of an Embedding but the scheme, checked, and the type of its rows."""
+
+    tensors: Mapping[str, Tensor]
+    dtype: torch.dtype
+    token: str = str(TABLE)
+
+
+class Embedding(Stored, nn.Embedding):
+    """Rows [.., D] of a table [V, D] by ids [..]: codes times the scale of their row, in the type
+    that the float table had. (Q1) (Q3) (Q5)
+
+    It is an nn.Embedding to whoever asks, but has no parameter `weight`, and does not train. The
+    state_dict holds `row_codes` int8 [V, D], `scale` float32 [V] and `scheme` int32 [32], which
+    says the type of the rows too. Loading checks all of it first. Casting the module casts the
+    rows that it gives, not what it holds. `embed_scale` multiplies the rows, if there is one, as in
+    the scaled embeddings of transformers; it is no part of the state_dict, nor was it there.
+    """
+
+    PARTS = (KEY, _CODES, "scale")
+    READ_ONLY = ("packed", "scale", "like")  # buffers that forward never writes
+    UNSAVED = ("packed", "like")
+    bias: Any = None
+    # Of an nn.Embedding whose weight is as it is and trains by no rule of its own.
+    max_norm = None
+    norm_type = 2.0
+    scale_grad_by_freq = False
+    sparse = False
+    packed: Tensor  # uint8 [V, D], the codes + 128
+    scale: Tensor
+    like: Tensor  # no elements: of the type of the rows, so that casting the module changes it
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None
+    ) -> None:
+        """Initialised as nn.Embedding is, in float32; mostly to be loaded into."""
+        nn.Module.__init__(self)
+        shape = (num_embeddings, embedding_dim)
+        self._take(nn.Embedding(*shape, padding_idx, dtype=torch.float32))
+
+    @classmethod
+    def from_float(cls, embedding: nn.Module, weight: Tensor | None = None) -> Embedding:
+        """Quantizes the weight [V, D] of `embedding`, or `weight` in its place; rows keep the type
+        of the former."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._take(embedding, weight)
+        module.train(embedding.training)
+        return module
+
+    @classmethod
+    def from_state(cls, linear: nn.Module, found: EmbeddingState) -> Embedding:
+        """See `Stored`; `linear` is an embedding."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        codes, scale = (found.tensors[name].detach() for name in cls.PARTS[1:])
+        module._hold(linear, _unsigned(codes), scale, found.dtype)
+        module.train(linear.training)
+        return module
+
+    def _take(self, embedding: Any, weight: Tensor | None = None) -> None:
+        codes, scale = _codes_of(embedding.weight if weight is None else weight)
+        self._hold(embedding, _unsigned(codes), scale, embedding.weight.dtype)
+
+    def _hold(self, of: Any, packed: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        self.num_embeddings, self.embedding_dim = of.weight.shape
+        self.padding_idx = getattr(of, "padding_idx", None)
+        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("scale", scale)
+        self.register_buffer("like", scale.new_empty(0, dtype=dtype), persistent=False)
+        number = embed_scale_of(of)
+        if isinstance(number, Tensor):
+            self.register_buffer("embed_scale", number.to(scale.device), persistent=False)
+        elif number is not None:
+            self.embed_scale = number
+
+    @property
+    def in_features(self) -> int:  # type: ignore[override]
+        """D, for whoever counts the elements of weights."""
+        return self.embedding_dim
+
+    @property
+    def out_features(self) -> int:  # type: ignore[override]
+        """V."""
+        return self.num_embeddings
+
+    @property
+    def scheme(self) -> Scheme:
+        """How its rows are quantized."""
+        return TABLE
+
+    @property
+    def token(self) -> str:
+        """Its scheme's."""
+        return str(TABLE)
+
+    @property
+    def row_codes(self) -> Tensor:
+        """int8 [V, D]."""
+        return (self.packed ^ _ZERO).view(torch.int8)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The table [V, D] in the type of the rows, made at each access. (Q5)
+
+        Rows that are written to it, or to its `data`, as by an adapter that is merged, become codes
+        again; a table of another shape is a ValueError.
+        """
+        values = _floats(self.packed, self.scale[:, None]).to(self.like.dtype)
+        return values if torch.compiler.is_compiling() else Weight.of(values, self._write)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        if not getattr(value, "_heard", False):  # `weight += d` writes in place, and assigns
+            self._write(value)
+
+    @torch.no_grad()
+    def _write(self, value: Tensor) -> None:
+        if value.shape != self.packed.shape:
+            raise ValueError(
+                f"Embedding: a weight {list(value.shape)} is written to int8 codes "
+                f"{list(self.packed.shape)}, which keep their size: resize the float model, and "
+                "quantize it then"
+            )
+        codes, scale = _codes_of(value)
+        changed = (value != self.weight).any(1)
+        self.scale = torch.where(changed, scale, self.scale)
+        self.packed = torch.where(changed[:, None], _unsigned(codes), self.packed)
+
+    def reset_parameters(self) -> None:
+        """As nn.Embedding's: draws a table, of which the row `padding_idx` is zero."""
+        shape, device = (self.num_embeddings, self.embedding_dim), self.packed.device
+        drawn = nn.Embedding(*shape, self.padding_idx, dtype=torch.float32, device=device)
+        self.weight = drawn.weight.detach()
+
+    def forward(self, input: Tensor) -> Tensor:  # called as nn.Embedding's may be
+        """Ids [..] -> [.., D]."""
+        codes, scale = F.embedding(input, self.packed), F.embedding(input, self.scale[:, None])
+        rows = _floats(codes, scale).to(self.like.dtype)
+        number: Any = getattr(self, "embed_scale", None)
+        if number is None:
+            return rows
+        return rows * (number.to(rows.dtype) if isinstance(number, Tensor) else number)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, scheme={TABLE}"
+
+    # --- what leaves the process is signed codes ---
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + _CODES] = self.row_codes
+        destination[prefix + KEY] = self.saved_scheme()
+
+    def saved_scheme(self) -> Tensor:
+        """See `Stored`."""
+        return _scheme_tensor(self.like.dtype)
+
+    @classmethod
+    def taken_from(cls, state: State, prefix: str, n: int, k: int) -> EmbeddingState | None:
+        """See `Stored`."""
+        given = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
+        if not given:
+            return None
+        if KEY not in given:
+            raise ValueError(f"{prefix}{KEY} is missing, which says what the codes mean")
+        scheme = given.pop(KEY)
+        wanted = cls.kinds(scheme, prefix + KEY, n, k)
+        check_parts(given, prefix, cls.PARTS[1:], wanted, f"{prefix}{KEY} says so")
+        check_range(given[_CODES], prefix + _CODES, -128, 127)
+        check_positive(given["scale"], f"{prefix}scale")
+        return EmbeddingState(given, read(scheme, prefix + KEY, "Embedding")["dtype"])
+
+    @classmethod
+    def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
+        """A byte for each element."""
+        return ((n, k),)
+
+    @classmethod
+    def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
+        """See `Stored`."""
+        fields = read(scheme, name, "Embedding")
+        if fields != read(_scheme_tensor(fields["dtype"]), name, "Embedding"):
+            raise ValueError(f"{name} does not say what int8 embeddings say")
+        return {_CODES: (torch.int8, (n, k)), "scale": (torch.float32, (n,))}
+
+    def _put(self, found: EmbeddingState, assign: bool) -> None:
+        codes = found.tensors[_CODES].detach()
+        device = codes.device if assign else self.packed.device
+        self.scale = placed(found.tensors["scale"], device, assign)  # type: ignore[assignment]
+        self.packed = _unsigned(codes.to(device))
+        dtype = found.dtype if assign else self.like.dtype
+        self.like = self.scale.new_empty(0, dtype=dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return super()._apply(casting_all_but((self.packed, self.scale), fn), recurse)
+
+
+def _codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [V, D] and the scale float32 [V] of each row. (Q1) (Q3)"""
+    codes, scale, _ = ops.quantize(weight.detach(), list(PER_ROW), TABLE.w.bits, True)
+    return codes, scale[:, 0]
+
+
+def _unsigned(codes: Tensor) -> Tensor:
+    """The codes + 128, uint8."""
+    return codes.view(torch.uint8) ^ _ZERO
+
+
+def _floats(unsigned: Tensor, scale: Tensor) -> Tensor:
+    """float32: integers below 2^24 are exact, so only the product is rounded. (Q5)"""
+    return (unsigned.to(torch.float32) - _ZERO) * scale
+
+
+def _scheme_tensor(dtype: torch.dtype) -> Tensor:
+    return written("Embedding", fields_of(TABLE) | {"dtype": dtype})
