@@ -28,6 +28,18 @@ def speed(row: Row, rows: list[Row]) -> dict[str, str]:
     return found
 
 
+def batches(row: Row, rows: list[Row]) -> dict[str, str]:
+    found = {
+        f"{row['way']}, tokens/s": f"{row['tokens_s']:.1f}",
+        f"{row['way']}, step": f"{row['step_ms']:.1f} ms",
+    }
+    if "share" in row:
+        found[f"{row['way']}, gain of what bytes allow"] = (
+            f"{row['gain']:.2f} of {row['allowed']:.2f}, {row['share']:.0%}"
+        )
+    return found
+
+
 def texts(row: Row, rows: list[Row]) -> dict[str, str]:
     return {
         "tokens as float": f"{row['same_tokens']:.1%}",
@@ -75,6 +87,17 @@ DECODING = (
             f"{row['model']}, batch {row['batch']}, context {row['context']}, {threads(row)}"
         ),
         below=partial(not_run, key="way"),
+    ),
+    Section(
+        "decode-batches",
+        "Decoding",
+        "Steps of several texts: tokens a second, and how many times those of one text that is, of "
+        "what the bytes of a step allow: int8 weights, which are read once, and the keys and "
+        "values that each text sees, at the rate at which memory was read beside it.",
+        "batch",
+        lambda row: str(row["batch"]),
+        batches,
+        table=lambda row: f"{row['model']}, context {row['context']}, {threads(row)}",
     ),
     Section(
         "decode-texts",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import common, decode_long, decode_texts, first_token, results_page
+from benchmarks import common, decode_batches, decode_long, decode_texts, first_token, results_page
 from benchmarks.common import merge
 from benchmarks.decode_long import conversations
 from benchmarks.decode_models import drawn, qwen3
@@ -156,6 +156,13 @@ def test_what_generate_compiles_is_the_step(case: Case, told: Tensor) -> None:
 ROW = {"commit": "0123456789", "threads": 1}
 FIGURES = {"first_s": 1.0, "first_cpu_s": 2.0, "all_s": 3.0, "all_cpu_s": 4.0}
 SAVED: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
+    "decode-batches": (
+        decode_batches.KEY,
+        [
+            {"model": "m", "way": "w", "batch": 8, "context": 128, "step_ms": 4.04}
+            | {"tokens_s": 1980.0, "gain": 5.5, "allowed": 7.01, "share": 0.785}
+        ],
+    ),
     "decode-texts": (
         decode_texts.KEY,
         [
@@ -182,6 +189,7 @@ def test_saved_rows_stand_on_the_page(tmp_path: Path, monkeypatch: pytest.Monkey
         assert json.loads(path.read_text())["rows"]
     page = results_page.page(results_page.read(tmp_path))
     for text in (
+        "| 8 | 1980.0 | 4.0 ms | 5.50 of 7.01, 78% |",
         "| w | 50.0% | 9.5 | 1 of 20 | 0.0123 | 75.0% |",
         f"| w, 1 thread | {' | '.join(['1.0 s, CPU 2.0 s', '3.0 s, CPU 4.0 s'] * 2)} |",
         "no v: It broke.",
