@@ -73,6 +73,8 @@ def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
     found = read_any(tensor, name)
     if found["module"] != module:
         raise ValueError(f"{name} is that of a {found['module']}, not of a {module}")
+    if module != "Embedding" and found["dtype"] != torch.float32:
+        raise ValueError(f"{name} has {found['dtype']} for dtype, which embeddings alone have")
     return found
 
 
