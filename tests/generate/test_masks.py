@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from qfx.generate.answer import answer
 from qfx.generate.columns import columns
+from qfx.generate.layout import without_rings
 from qfx.generate.masks import Places
 from qfx.hf.kv_layer import KVLayer
 
@@ -35,7 +36,7 @@ def test_a_query_sees_what_its_mask_and_window_say(data: st.DataObject) -> None:
     a text sees its own tokens in their order."""
     length, batch = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 3))
     windows = data.draw(st.lists(st.one_of(st.none(), st.integers(1, 50)), min_size=1, max_size=3))
-    places = Places({str(i): w for i, w in enumerate(windows)}, length)
+    places = Places(without_rings(length, {str(i): w for i, w in enumerate(windows)}, 1))
     layer, texts, first = KVLayer(length), [_Text() for _ in range(batch)], 0
     layer.texts = batch
     while first < length and data.draw(st.booleans()):
