@@ -75,8 +75,8 @@ class _Slots:
             return what
         last = places.amax(1, keepdim=True).clamp(min=0)
         slot = torch.arange(self._size, dtype=torch.int64, device="cpu")
-        place = last - (last - slot) % self._size
-        return what.gather(1, place.clamp(min=0)) & (place >= 0)
+        place = last - (last - slot) % self._size  # below 0: nothing, which no query sees
+        return what.gather(1, place.clamp(min=0))
 
 
 def _visible(kind: Kind) -> Tensor:

@@ -59,12 +59,15 @@ class _Pair:
             assert a.shape[2] == sizes[0]
             assert torch.equal(a.transpose(1, 2)[held], b[:, :, first:].transpose(1, 2)[held])
 
-    def step(self, count: int, padding: bool) -> None:
-        """As programs do: all tokens are written, then each of them reads its window."""
+    def step(self, count: int, padding: bool | Tensor) -> None:
+        """As programs do: all tokens are written, then each of them reads its window. `padding`:
+        whether some are none, or which are tokens, bool [texts, count]."""
         ring, whole, texts = self.ring, self.whole, self.ring.texts
         seen = ring.seen + count
-        kept = torch.rand(texts, count) < (0.7 if padding else 2)
-        if padding and ring.kept is None:
+        kept = padding if isinstance(padding, Tensor) else torch.rand(texts, count) < 0.7
+        if padding is False:
+            kept = torch.ones_like(kept)
+        if padding is not False and ring.kept is None:
             self._keep(kept.new_ones(texts, ring.seen))
         held = ring.seen if ring.kept is None else ring.kept.sum(1, keepdim=True)
         places = torch.where(kept, held + kept.cumsum(1) - 1, -1)
@@ -136,6 +139,72 @@ def cropped(pair: _Pair, count: int) -> None:
         assert before > max(pair.ring.seen - count - pair.ring.window + 1, 0)
     else:
         pair.whole.crop(-count)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_beams_go_round_the_ring(seed: int, padding: bool) -> None:
+    """Several rounds, reordered before each step, of texts that share most blocks."""
+    torch.manual_seed(seed)
+    pair = _Pair(3, 24, LONG)
+    for _ in range(40):
+        pair.both("reorder_cache", torch.randint(0, 3, (3,)))
+        pair.step(int(torch.randint(1, 40, ())), padding)
+    assert pair.ring.seen > 3 * pair.ring.slots
+
+
+def test_a_text_that_stays_behind_keeps_what_it_reads() -> None:
+    """It shares blocks with one that comes round the ring to them."""
+    pair = _Pair(2, WINDOW, LONG)
+    pair.step(45, False)
+    pair.both("reorder_cache", torch.tensor([0, 0]))
+    alone = torch.tensor([[True], [False]])
+    for _ in range(2 * pair.ring.slots):
+        pair.step(1, alone)
+    pair.step(20, False)
+
+
+def test_a_text_that_becomes_a_shorter_one() -> None:
+    """While another reads its blocks."""
+    pair = _Pair(3, WINDOW, LONG)
+    pair.step(100, torch.tensor([True, True, False])[:, None].expand(3, 100))
+    pair.step(3, False)
+    for indices in ([0, 0, 2], [2, 1, 2]):
+        pair.both("reorder_cache", torch.tensor(indices))
+        pair.step(5, False)
+        pair.step(60, torch.tensor([True, False, False])[:, None].expand(3, 60))
+    pair.update(drawn(3, 1))
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 2, 20])
+@pytest.mark.parametrize("window", [8, 100])
+def test_tokens_that_nearly_fill_the_ring(window: int, more: int) -> None:
+    """The first of them sees the tokens before."""
+    pair = _Pair(1, window, LONG)
+    pair.update(drawn(1, 2 * pair.ring.slots))
+    pair.update(drawn(1, pair.ring.slots - window + more))
+    pair.update(drawn(1, 1))
+
+
+def test_beams_give_up_the_rest_of_a_block() -> None:
+    """So fewer tokens can be taken back."""
+    pair = _Pair(2, WINDOW, LONG)
+    pair.step(128, False)
+    pair.step(125, False)  # 256 tokens
+    pair.both("reorder_cache", torch.tensor([1, 0]))
+    pair.step(1, False)
+    most = pair.ring.slots - WINDOW + 1 - (TOKENS - 1)
+    with pytest.raises(ValueError, match=f"at most {most} can be removed"):
+        pair.ring.crop(-most - 1)
+    pair.both("crop", -most)
+    pair.update(drawn(2, 1))
+
+
+def test_what_was_overwritten_is_not_read() -> None:
+    layer = filled(400)
+    layer.enter(torch.arange(400, 600)[None], 600)  # a program, which was cut off
+    with pytest.raises(ValueError, match=r"holds 400 tokens, .* has those from 440 on"):
+        layer.update(*[drawn(1, 1)] * 2)
 
 
 @pytest.mark.parametrize("window", [1, 8, 16, 31])
