@@ -78,9 +78,9 @@ def _look_up(model: nn.Module, name: str, kind: type[nn.Module]) -> None:
 
 def _given(*args: Any, **kwargs: Any) -> Tensor:
     seen, *others = _here.masks.values()
-    zeros = torch.zeros(seen.shape, dtype=torch.float32, device=seen.device)
     if others:  # modules look at the one of their kind
-        return zeros
+        return torch.zeros(*seen.shape[:3], 1, dtype=torch.float32, device=seen.device)
+    zeros = torch.zeros(seen.shape, dtype=torch.float32, device=seen.device)
     return zeros.masked_fill(seen.logical_not(), -torch.inf)
 
 

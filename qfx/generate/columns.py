@@ -24,6 +24,15 @@ class Columns(NamedTuple):
     kept: Tensor | None
     hidden: Tensor | None
 
+    def positions(self, given: Tensor | None, numbers: Tensor) -> Tensor:
+        """The positions [.., B, T] of the tokens: those that a call gives, or the `numbers` [T] of
+        their columns."""
+        found = numbers[None] if given is None else given
+        found = found.expand(*found.shape[:-2], *self.places.shape)
+        if self.kept is None:
+            return found
+        return found.masked_fill(self.places < 0, 0)  # those of padding may be any number
+
 
 def columns(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -> Columns:
     """Finds the places of the T columns after those that `layer` has seen.

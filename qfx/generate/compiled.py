@@ -12,11 +12,11 @@ from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 
 from qfx.generate.cross_steps import CrossSteps, source_positions, written_layers
-from qfx.generate.masks import windows
+from qfx.generate.layout import Layout, with_rings, without_rings
 from qfx.generate.private_names import PREPARES_CACHE
 from qfx.generate.steps import Steps
-from qfx.hf.kv_cache import layers_of
 from qfx.hf.kv_layer import KVLayer
+from qfx.hf.layer_kinds import layer_kinds, windows
 from qfx.nn import quantize_
 from qfx.nn.kinds import stored_linears
 from qfx.nn.weight_bytes import weight_bytes
@@ -71,14 +71,16 @@ def compile_for_generate(
         source = max_source_length or source_positions(inner.config) or max(max_length, 512)
         steps = partial(CrossSteps, source_length=source)
         layers = written_layers(inner, before, length, bits)
+        layout = without_rings(length, spans, len(layers))
     else:
-        layers = _written_layers(inner, before, length, bits)
+        layout = with_rings(length, spans, layer_kinds(inner.config))
+        layers = _written_layers(inner, before, layout, bits)
     if config is not None or not any(stored_linears(inner)):
         scheme = Config(scheme=config) if isinstance(config, str) else config
         quantize_(inner, scheme or Config())
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
-    inner.forward = steps(inner, before, spans, layers, sizes, logits_dtype)
+    inner.forward = steps(inner, before, layout, layers, sizes, logits_dtype)
     if hasattr(inner, PREPARES_CACHE):
         setattr(inner, PREPARES_CACHE, inner.forward.prepare_cache)
     inner.forward.prepare()
@@ -92,11 +94,10 @@ def compile_for_generate(
 
 
 def _written_layers(
-    model: Any, forward: Callable[..., Any], length: int, bits: tuple[int, int]
+    model: Any, forward: Callable[..., Any], layout: Layout, bits: tuple[int, int]
 ) -> list[KVLayer]:
     """Layers of a cache that the model has written one token to."""
-    count = layers_of(model.config)
-    cache = Cache(layers=[KVLayer(length, *bits) for _ in range(count)])  # type: ignore[arg-type]
+    cache = Cache(layers=[KVLayer(layout.length, *bits) for _ in layout.layers])  # type: ignore[arg-type]
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         forward(input_ids=token, past_key_values=cache, use_cache=True)

@@ -19,7 +19,8 @@ from qfx.generate.answer import EncoderOutput, answer_of_decoder
 from qfx.generate.asked import Asked, Source, asked_of, hold_codes, is_empty
 from qfx.generate.columns import Columns
 from qfx.generate.decoder_positions import Distances, learns_distances
-from qfx.generate.masks import Places
+from qfx.generate.layout import Layout
+from qfx.generate.masks import own_blocks
 from qfx.generate.rows import filled
 from qfx.generate.steps import Steps
 from qfx.hf.cross_kv_layer import CrossKVLayer
@@ -43,7 +44,7 @@ class CrossSteps(Steps):
         self,
         model: Any,
         inner: Callable[..., Any],
-        spans: dict[str, int | None],
+        layout: Layout,
         layers: list[KVLayer],
         sizes: Sequence[int],
         logits_dtype: torch.dtype | None = None,
@@ -56,7 +57,7 @@ class CrossSteps(Steps):
         self.source = source_length, _hidden_size(model)
         self.masks_source = masks_source(model)
         self.source_tables: dict[int, Tensor] = {}
-        super().__init__(model, inner, spans, layers, sizes, logits_dtype)
+        super().__init__(model, inner, layout, layers, sizes, logits_dtype)
         self.distances = Distances(self.length) if learns_distances(model) else None
 
     def _forget(self) -> None:
@@ -173,7 +174,7 @@ class CrossSteps(Steps):
             return layer.table
         size = len(layer.tensors[1])
         if size not in self.source_tables:
-            self.source_tables[size] = Places({}, self.source_length).table(size)
+            self.source_tables[size] = own_blocks(size, self.source_length)
         return self.source_tables[size]
 
     def _seen_of(self, asked: Asked, size: int) -> Tensor:

@@ -54,17 +54,18 @@ class Decoder:
     ) -> None:
         self._file = told, dict(tensors), max_memory
         file = program_file(told, tensors, max_memory)
-        self.length, self.batch = file.length, file.batch
+        self.layout, self.batch = file.layout, file.batch
+        self.length = file.layout.length
         self._runners: dict[int, Runner] = {
             rows: restored(each, tensors) for rows, each in file.programs.items()
         }
         check_steps(file, tensors, self._runners)
-        self._places = Places(file.windows, self.length)
+        self._places = Places(self.layout)
         self._rows = tuple(sorted(self._runners))
-        self._table = self._places.table(self.batch)
+        self._tables = [self._places.table(self.batch, slots) for slots in self.layout.slots]
         layers = [
-            kv_empty(self.batch, heads, self.length, features, *file.bits)
-            for heads, features in file.shapes
+            kv_empty(self.batch, heads, self.layout.slots_of(i), features, *file.bits)
+            for i, (heads, features) in enumerate(file.shapes)
         ]
         self._cache = Bound([tensor for layer in layers for tensor in layer])
         self.reset()
@@ -72,13 +73,14 @@ class Decoder:
     def reset(self) -> None:
         """Forgets what was read."""
         self._held = torch.zeros(self.batch, 1, dtype=torch.int64, device="cpu")
+        self._written = self._held.clone()  # tokens, those of reads that failed too
 
     def __reduce__(self) -> Any:
-        return _continued, (*self._file, self._held, self._cache.tensors)
+        return _continued, (*self._file, self._held, self._written, self._cache.tensors)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Decoder:
         """Goes on from what was read, with a cache of its own; the weights are shared."""
-        return _continued(*self._file, self._held, self._cache.tensors)
+        return _continued(*self._file, self._held, self._written, self._cache.tensors)
 
     def __copy__(self) -> Decoder:
         """As a deep copy: two decoders cannot write to one cache."""
@@ -106,6 +108,8 @@ class Decoder:
         while begin < count:
             rows = rows_for(count - begin, self.length, self._rows)
             end = min(begin + rows, count)
+            until = places[:, begin:end].amax(1, keepdim=True) + 1
+            self._written = torch.maximum(self._written, until)
             logits = self._step(tokens[:, begin:end], places[:, begin:end], rows)
             begin = end
         # behind all steps: of an error, or Ctrl-C, none of these tokens counts as read
@@ -134,7 +138,10 @@ class Decoder:
         tokens, places = filled(tokens, self.batch, rows), filled(places, self.batch, rows, -1)
         masks = self._places.masks(places)
         last = [self._places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
-        given = (tokens, places.clamp(min=0), places, self._table, *last, *masks)
+        where: list[Tensor] = []
+        for slots, table in zip(self._places.slots(places), self._tables, strict=True):
+            where += (slots, table)
+        given = (tokens, places.clamp(min=0), *where, *last, *masks)
         logits: Tensor = self._runners[rows](*given, bound=self._cache)[0]
         return logits[:, -1 if rows > MOST_ROWS else count - 1]
 
@@ -157,7 +164,18 @@ class Decoder:
                 f"{count} tokens behind {self.seen} are more than the {self.length} that there is "
                 "room for: compile_for_generate(model, max_length=...) says how many"
             )
+        self._check_held()
         return count
+
+    def _check_held(self) -> None:
+        """Raises UserError where a read that failed has overwritten what the next one would see."""
+        lost = int((self._written - self._held).max())
+        for window, slots in self.layout.kinds.values():
+            if window is not None and lost > max(slots - window + 1, 0) and slots < self.length:
+                raise UserError(
+                    f"a read that failed has written {lost} tokens, and layers with a window of "
+                    f"{window} hold {slots}: call reset(), and read the text again"
+                )
 
 
 def _continued(
@@ -165,11 +183,12 @@ def _continued(
     weights: Mapping[str, Tensor],
     max_memory: int | None,
     held: Tensor,
+    written: Tensor,
     cache: Sequence[Tensor],
 ) -> Decoder:
     """A decoder that has read what the tensors of another's cache hold."""
     decoder = Decoder(told, weights, max_memory)
-    decoder._held = held.clone()
+    decoder._held, decoder._written = held.clone(), written.clone()
     for own, read in zip(decoder._cache.tensors, cache, strict=True):
         own.copy_(read)
     return decoder

@@ -34,7 +34,8 @@ def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
         "length": steps.length,
         "bits": steps.bits,
         "shapes": steps.shapes,
-        "windows": list(steps.spans.items()),
+        "windows": [[name, kind.window] for name, kind in steps.layout.kinds.items()],
+        "layers": steps.layout.layers,
         "batch": batch_size,
         "programs": {str(rows): storing.described(r) for rows, r in runners.items()},
     }

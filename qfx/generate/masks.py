@@ -1,75 +1,103 @@
-"""Masks: which places of a cache each query of a step sees, as the model's layers want them."""
+"""Masks: which slots of a cache each query of a step sees, as the model's layers want them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qfx.generate.layout import Kind, Layout
 from qfx.ops.kv_blocks import TOKENS
-
-Masks = Mapping[str, Tensor] | Tensor
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-
-
-def windows(config: Any) -> dict[str, int | None]:
-    """Kind of layer -> how many keys back it sees, None of all; of a model whose layers are all
-    alike the kind is "". ValueError for a kind that no mask is known of."""
-    text = config.get_text_config(decoder=True)
-    size = getattr(text, "sliding_window", None)
-    if getattr(text, "attention_chunk_size", None) is not None:
-        raise ValueError(f"{text.model_type} attends in chunks, for which no mask is known")
-    kinds = getattr(text, "layer_types", None)
-    if text.model_type == "gpt_neo":
-        return {"global": None, "local": int(text.window_size)}
-    if kinds is None:
-        return {"": size}
-    if other := set(kinds) - {_FULL, _SLIDING}:
-        raise ValueError(f"layers of {text.model_type} are {', '.join(sorted(other))}")
-    return {kind: size if kind == _SLIDING else None for kind in sorted(set(kinds))}
 
 
 class Places:
-    """What steps are told of the places of a cache that has `length` of them, mostly as parts of
-    tables: to compute so little each time takes as long as a layer does."""
+    """What steps are told of the places of a text's tokens, mostly as parts of tables: to compute
+    so little each time takes as long as a layer does."""
 
-    def __init__(self, windows: Mapping[str, int | None], length: int) -> None:
-        self._length = length
-        self._numbers = torch.arange(length, dtype=torch.int64, device="cpu")
-        self._visible = [_table(length, min(w or length, length)) for w in windows.values()]
+    def __init__(self, layout: Layout) -> None:
+        self._numbers = torch.arange(layout.length, dtype=torch.int64, device="cpu")
+        self._slots = {size: _Slots(size, layout.length) for size in layout.slots}
+        self._tables: dict[tuple[int, int], Tensor] = {}
+        self._visible = [(kind.slots, _visible(kind)) for kind in layout.kinds.values()]
 
     def numbers(self, first: int, count: int) -> Tensor:
         """first, first + 1, ...: int64 [T], not to be written to."""
         return self._numbers[first : first + count]
 
-    def table(self, texts: int) -> Tensor:
-        """A block table in which each text has its own blocks: int32 [texts, L / 16]."""
-        blocks = -(-self._length // TOKENS)
-        own = torch.arange(texts, dtype=torch.int32, device="cpu")[:, None]
-        return own.expand(texts, blocks).contiguous()
+    def table(self, texts: int, slots: int) -> Tensor:
+        """A block table in which each text has its own blocks, not to be written to."""
+        if (texts, slots) not in self._tables:
+            self._tables[texts, slots] = own_blocks(texts, slots)
+        return self._tables[texts, slots]
+
+    def slots(self, places: Tensor) -> list[Tensor]:
+        """The slots of `places`, int64 [B, T] with -1 for none, for each number of slots that
+        layers have."""
+        return [slots.of(places) for slots in self._slots.values()]
 
     def masks(self, places: Tensor, hidden: Tensor | None = None) -> list[Tensor]:
-        """One for each kind, bool [B, 1, T, L], of queries at `places` int64 [B, T]; those of the
-        place -1 see what the first place does. `hidden`: bool [B, L], what no query sees, or None.
-        Not to be written to."""
-        found = []
-        for visible in self._visible:
-            seen = visible[len(visible) - 1 - places.clamp(min=0)][:, None]
-            found.append(seen if hidden is None else seen & ~hidden[:, None, None])
+        """One for each kind, bool [B, 1, T, slots], of queries at `places` int64 [B, T]; those of
+        the place -1 see what the first place does. `hidden`: bool [B, L], places that no query
+        sees, or None. Not to be written to."""
+        found, shown = [], {}
+        if hidden is not None:
+            shown = {size: ~s.held(hidden, places) for size, s in self._slots.items()}
+        for size, visible in self._visible:
+            seen = visible[self._slots[size].rows[places]][:, None]
+            found.append(seen if hidden is None else seen & shown[size][:, None, None])
         return found
 
 
-def _table(length: int, window: int) -> Tensor:
-    """bool [L, L], row i what a query at the place L - 1 - i sees of the keys: a view of few."""
-    ones = torch.zeros(2 * length - 1, dtype=torch.bool, device="cpu")
-    ones[length - window : length] = True
-    return ones.unfold(0, length, 1)
+class _Slots:
+    """Token n of a text of up to `length` tokens lies at slot n % `size`. `rows`: int64 [L + 1],
+    the row of `_visible` for a query at each place; the last is that of no place."""
+
+    def __init__(self, size: int, length: int) -> None:
+        self._size, self._length = size, length
+        place = torch.arange(length + 1, dtype=torch.int64, device="cpu")
+        place[length] = 0
+        self.rows = size - 1 - place
+        if size < length:
+            later = torch.where(place < size, 0, 2 * size - 1)
+            self.rows = later + size - 1 - place % size
+            self._of = place % size
+            self._of[length] = -1
+
+    def of(self, places: Tensor) -> Tensor:
+        return places if self._size == self._length else self._of[places]
+
+    def held(self, what: Tensor, places: Tensor) -> Tensor:
+        """What is said of all places, bool [B, L], of those in the slots, [B, slots], when the
+        tokens of `places` have been written."""
+        if self._size == self._length:
+            return what
+        last = places.amax(1, keepdim=True).clamp(min=0)
+        slot = torch.arange(self._size, dtype=torch.int64, device="cpu")
+        place = last - (last - slot) % self._size  # below 0: nothing, which no query sees
+        return what.gather(1, place.clamp(min=0))
 
 
-def named(windows: Mapping[str, int | None], masks: list[Tensor]) -> Any:
+def _visible(kind: Kind) -> Tensor:
+    """bool [3 slots - 1, slots], a view of few: which slots a query sees. Row i, below `slots`, is
+    of a query at the place slots - 1 - i, before any slot is taken again. Row 2 slots - 1 + i is of
+    one at a later place p, with i = slots - 1 - p % slots: it sees the slots of the last `window`
+    tokens, at whichever end of the ring they lie."""
+    size = kind.slots
+    window = min(kind.window or size, size)
+    ones = torch.zeros(2, 2 * size - 1, dtype=torch.bool, device="cpu")
+    ones[:, size - window : size] = True
+    ones[1, 2 * size - window :] = True
+    return ones.flatten().unfold(0, size, 1)
+
+
+def own_blocks(texts: int, length: int) -> Tensor:
+    """A block table in which each text has its own blocks: int32 [texts, length / 16]."""
+    own = torch.arange(texts, dtype=torch.int32, device="cpu")[:, None]
+    return own.expand(texts, -(-length // TOKENS)).contiguous()
+
+
+def named(kinds: Iterable[str], masks: list[Tensor]) -> Any:
     """As the model's forward takes them."""
-    if list(windows) == [""]:
-        return masks[0]
-    return dict(zip(windows, masks, strict=True))
+    return masks[0] if [*kinds] == [""] else dict(zip(kinds, masks, strict=True))

@@ -99,7 +99,7 @@ class ModelPrograms:
         return runner
 
     def _made(self, steps: Any, inputs: tuple[Tensor, ...], one: bool) -> Runner:
-        how: dict[str, Any] = {"forward": steps.inner, "windows": steps.spans, "one": one}
+        how: dict[str, Any] = {"forward": steps.inner, "layout": steps.layout, "one": one}
         how["source"] = steps.source
 
         @released_source_texts()

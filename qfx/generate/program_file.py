@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.generate.layout import Layout, with_rings
 from qfx.generate.rows import MOST_ROWS, ROWS
 from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_shapes
@@ -23,9 +24,10 @@ from qfx.programs import Runner
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
 
-FORMAT = 3
+FORMAT = 4
 _MOST = 1 << 40  # a size
 _SMALL = 1 << 26  # bytes that any file may work in
+_TABLES = 24  # bytes of tables for each token of a text: its number, its slots of each number
 # Operations a token, for each byte of weights, which layers may share, and for each byte of its
 # cache, which heads share; and of any file.
 _WEIGHTS_WORK, _CACHE_WORK, _SMALL_WORK = 16, 128, 1 << 18
@@ -35,13 +37,11 @@ Kind = list[Any]  # [type, sizes]
 
 @dataclass(frozen=True)
 class ProgramFile:
-    """`length` tokens of `batch` texts; `windows`: kind of layer -> keys that a query sees, None of
-    all; `shapes`: (heads, features) of each layer's cache, in `bits` of keys and of values;
-    `programs`: tokens of a step -> its description."""
+    """`batch` texts in a cache of this `layout`; `shapes`: (heads, features) of each layer's cache
+    in `bits` of keys and of values; `programs`: tokens of a step -> its description."""
 
-    length: int
+    layout: Layout
     batch: int
-    windows: dict[str, int | None]
     shapes: tuple[tuple[int, int], ...]
     bits: tuple[int, int]
     programs: dict[int, dict[str, Any]]
@@ -51,18 +51,20 @@ class ProgramFile:
         """Shapes and types of the tensors of the cache, four of each layer."""
         return [
             each
-            for heads, features in self.shapes
-            for each in kv_shapes(self.batch, heads, self.length, features, *self.bits)
+            for i, (heads, features) in enumerate(self.shapes)
+            for each in kv_shapes(self.batch, heads, self.layout.slots_of(i), features, *self.bits)
         ]
 
     def inputs(self, rows: int) -> list[Kind]:
         """The inputs that the program of `rows` tokens must declare, each as [type, sizes]."""
         tokens: Kind = ["int64", [self.batch, rows]]
         last: list[Kind] = [["int64", [1]]] if rows > MOST_ROWS else []
-        mask: Kind = ["bool", [self.batch, 1, rows, self.length]]
+        where: list[Kind] = []
+        for slots in self.layout.slots:
+            where += (tokens, ["int32", [self.batch, -(-slots // TOKENS)]])
+        masks = [["bool", [self.batch, 1, rows, kind.slots]] for kind in self.layout.kinds.values()]
         cache: list[Kind] = [[str(d).removeprefix("torch."), [*s]] for s, d in self.cache]
-        table: Kind = ["int32", [self.batch, -(-self.length // TOKENS)]]
-        return [tokens, tokens, tokens, table, *last, *[mask] * len(self.windows), *cache]
+        return [tokens, tokens, *where, *last, *masks, *cache]
 
 
 def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | None) -> ProgramFile:
@@ -75,13 +77,14 @@ def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | Non
             "again"
         )
     file = ProgramFile(
-        length=_size(told["length"], "length"),
+        layout=_layout(told),
         batch=_size(told["batch"], "batch"),
-        windows={_text(kind): _window(size) for kind, size in told["windows"]},
         shapes=tuple((_size(h, "heads"), _size(d, "features")) for h, d in told["shapes"]),
         bits=_bits(told["bits"]),
         programs={_rows(rows): each for rows, each in told["programs"].items()},
     )
+    if len(file.shapes) != len(file.layout.layers):
+        raise UserError(f"there are {len(file.shapes)} shapes of {len(file.layout.layers)} layers")
     if 1 not in file.programs:
         raise UserError("there is no program of one token")
     for rows, described in file.programs.items():
@@ -116,12 +119,15 @@ def check_steps(
 def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: int | None) -> None:
     weights, cache = _bytes(tensors), _cache_bytes(file)
     # as they are made: the rows of a table, then the mask of them
-    masks = 2 * file.batch * max(file.programs) * file.length * len(file.windows)
+    layout = file.layout
+    seen = sum(kind.slots for kind in layout.kinds.values())
+    masks = 2 * file.batch * max(file.programs) * seen
+    tables = _TABLES * layout.length * (1 + len(layout.slots)) + 4 * seen
     own = sum(
         sum(_number(n) for n in (each["bytes"][0], *each["made"]))
         for each in file.programs.values()
     )
-    working, most = masks + own, 4 * (weights + cache) + _SMALL
+    working, most = masks + tables + own, 4 * (weights + cache) + _SMALL
     if working > most:
         raise UserError(
             f"its steps work in {working} bytes, and at most {most} go with {weights} bytes of "
@@ -133,8 +139,8 @@ def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: 
     total = weights + cache + working
     if total > room:
         raise UserError(
-            f"{file.batch} texts of {file.length} tokens take {total} bytes, of which {cache} are "
-            f"cache, and there are {room} (max_memory)"
+            f"{file.batch} texts of {layout.length} tokens take {total} bytes, of which {cache} "
+            f"are cache, and there are {room} (max_memory)"
         )
 
 
@@ -157,6 +163,14 @@ def _size(value: Any, what: str) -> int:
     if type(value) is not int or not 1 <= value <= _MOST:
         raise UserError(f"{what}={printable(repr(value))} is no size from 1 to 2^40")
     return value
+
+
+def _layout(told: dict[str, Any]) -> Layout:
+    windows = {_text(kind): _window(size) for kind, size in told["windows"]}
+    layers = tuple(_text(kind) for kind in told["layers"])
+    if unknown := sorted(set(layers) - windows.keys()):
+        raise UserError(f"layers are {printable(repr(unknown[0]))}, which no window is of")
+    return with_rings(_size(told["length"], "length"), windows, layers)
 
 
 def _window(value: Any) -> int | None:

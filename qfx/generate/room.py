@@ -1,6 +1,24 @@
-"""Checks that a cache of fixed length has room for tokens."""
+"""Room in a cache of fixed length: memory for texts, and checks that tokens fit."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def make_room(
+    layers: Sequence[Any], shapes: Sequence[tuple[int, int]], texts: int, size: int
+) -> None:
+    """Gives layers of a cache, which may have none yet, memory for `texts`, filled up to `size`.
+    `shapes`: (heads, features) of each."""
+    for layer, (heads, features) in zip(layers, shapes, strict=True):
+        if not layer.is_initialized:
+            empty = torch.empty(size, heads, 0, features, dtype=torch.float32, device="cpu")
+            layer.lazy_initialization(empty, empty)
+            layer.texts = texts
+        layer.make_room(size)
 
 
 def check_request(length: int, capacity: int) -> None:
@@ -20,6 +38,18 @@ def check_step(count: int, first: int, capacity: int) -> None:
             f"{count} tokens behind {first} are more than the {capacity} that there is room for: "
             "compile_for_generate(model, max_length=...) says how many"
         )
+
+
+def check_alike(layers: Sequence[Any]) -> None:
+    """ValueError where layers of a cache hold different numbers of tokens, or one does not hold
+    what its next query sees."""
+    for layer in layers:
+        if layer.seen != layers[0].seen:
+            raise ValueError(
+                f"layers of the cache hold {layers[0].seen} and {layer.seen} tokens, as after a "
+                "crop that failed: read the text again"
+            )
+        layer.check_held()
 
 
 def check_texts(layer: object, texts: int) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ROWS = (1, 4, 16, 128)  # tokens of a step, to which fewer are filled up
+from qfx.ops.kv_blocks import LARGEST_STEP
+
+ROWS = (1, 4, 16, LARGEST_STEP)  # tokens of a step, to which fewer are filled up
 SIZES = (1, 2, 4, 8, 16)  # texts of a step, where none were asked for that are enough
 INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # types of tokens
 MOST_ROWS = 16  # whose logits a program gives; of more only those of one

@@ -21,6 +21,7 @@ from qfx.generate.decoder_positions import (
     measured,
 )
 from qfx.generate.float32_steps import InFloat32, keep_halves
+from qfx.generate.layout import Layout
 from qfx.generate.masks import named
 from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
@@ -74,37 +75,39 @@ class _WrittenLayer(CrossKVLayer):
 
 
 class _Step(nn.Module):
-    """Tokens, their positions and the places where the cache is written [B, T], the block table of
-    the cache [B, L / 16], with `one` the number [1] of the token whose logits are asked for, a mask
-    [B, 1, T, L] for each kind of layer, four tensors of each layer's cache -> logits [B, T, V], or
-    [B, 1, V]."""
+    """Tokens and their positions [B, T]; for each number of slots that layers have, the slots where
+    the cache is written [B, T] and the block table [B, slots / 16]; with `one` the number [1] of
+    the token whose logits are asked for; a mask [B, 1, T, slots] for each kind of layer; four
+    tensors of each layer's cache -> logits [B, T, V], or [B, 1, V]."""
 
     def __init__(
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        windows: Mapping[str, int | None],
+        layout: Layout,
         one: bool,
         makes_masks: bool,
     ) -> None:
         super().__init__()
-        self.inner, self.windows, self.one = InFloat32(model, forward), windows, one
+        self.inner, self.layout, self.one = InFloat32(model, forward), layout, one
         self.makes_masks = makes_masks
         self.takes_positions = "position_ids" in inspect.signature(forward).parameters
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, places: Tensor, table: Tensor, *rest: Tensor
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> Tensor:
         more: dict[str, Any] = {}
+        kinds, sizes = self.layout.kinds, self.layout.slots
+        where = {slots: rest[2 * i : 2 * i + 2] for i, slots in enumerate(sizes)}
+        rest = rest[2 * len(sizes) :]
         if self.one:
             more["logits_to_keep"], *rest = rest  # type: ignore[assignment]
-        masks, tensors = rest[: len(self.windows)], rest[len(self.windows) :]
+        masks, tensors = rest[: len(kinds)], rest[len(kinds) :]
+        size = len(NAMES)
         layers = [
-            _GivenLayer(tensors[i : i + len(NAMES)], places, table)
-            for i in range(0, len(tensors), len(NAMES))
+            _GivenLayer(tensors[size * i : size * (i + 1)], *where[self.layout.slots_of(i)])
+            for i in range(len(tensors) // size)
         ]
-        given = dict(zip(self.windows, masks, strict=True))
-        mask = named(self.windows, list(masks))
+        given = dict(zip(kinds, masks, strict=True))
+        mask = named(kinds, list(masks))
         if self.makes_masks:  # of as many tokens as there are places
             shape = len(tokens), masks[0].shape[-1]
             mask = torch.ones(shape, dtype=torch.int64, device=tokens.device)
@@ -173,7 +176,7 @@ class _CrossStep(nn.Module):
 def step_graph(
     model: nn.Module,
     forward: Callable[..., Any],
-    windows: Mapping[str, int | None],
+    layout: Layout,
     one: bool,
     vectors: Mapping[str, Tensor],
     inputs: tuple[Tensor, ...],
@@ -181,7 +184,8 @@ def step_graph(
 ) -> fx.GraphModule:
     """The graph of a step, which computes in float32.
 
-    `forward`: of the model, as its class has it. `one`: logits of one token are asked for.
+    `forward`: of the model, as its class has it. `layout`: of the cache's layers. `one`: logits of
+    one token are asked for.
     `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count. `source`:
     positions and features of the output of an encoder-decoder's encoder, None of other models.
     ValueError where an attention would make floats of all that the cache has room for."""
@@ -197,7 +201,7 @@ def step_graph(
         forward = MethodType(forward.__func__, known.get(forward.__self__, forward.__self__))
     with torch.inference_mode(False), torch.no_grad():
         plain = tuple(t.clone() if t.is_inference() else t for t in inputs)
-        step: nn.Module = _Step(twin, forward, windows, one, makes)
+        step: nn.Module = _Step(twin, forward, layout, one, makes)
         if source is not None:
             by_distances(twin, inputs[4].shape[-1])  # of the mask
             step = _CrossStep(twin, forward, *source)

@@ -22,15 +22,17 @@ from qfx.generate.asked import (
     zeros_mean_text,
 )
 from qfx.generate.columns import Columns, columns
+from qfx.generate.layout import Layout
 from qfx.generate.masks import Places
 from qfx.generate.model_programs import Key, ModelPrograms
 from qfx.generate.model_state import values_of
 from qfx.generate.own_forward import OwnForward
 from qfx.generate.private_names import PREPARES_CACHE
-from qfx.generate.room import check_request, check_step, check_texts
+from qfx.generate.room import check_alike, check_request, check_step, check_texts, make_room
 from qfx.generate.rotary import axes_of_positions, constant_up_to
 from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
 from qfx.hf.kv_layer import KVLayer
+from qfx.hf.layer_kinds import made_layer
 from qfx.programs import Runner
 from qfx.programs.inputs import Bound
 
@@ -47,19 +49,21 @@ class Steps(OwnForward):
         self,
         model: Any,
         inner: Callable[..., Any],
-        spans: dict[str, int | None],
+        layout: Layout,
         layers: list[KVLayer],
         sizes: Sequence[int],
         logits_dtype: torch.dtype | None = None,
     ) -> None:
-        """`layers`: of a cache that the model has written to. `sizes`: numbers of texts, to which
-        fewer are filled up. `logits_dtype`: that of the model by default."""
+        """`layers`: of a cache that the model has written to. `layout`: of those that programs
+        write to. `sizes`: numbers of texts, to which fewer are filled up. `logits_dtype`: that of
+        the model by default."""
         super().__init__(model, inner)
-        self.spans = spans
-        self.length, self.bits = layers[0].capacity or 0, layers[0].bits
+        self.layout, self.length, self.bits = layout, layout.length, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
-        self.places, self.sizes = Places(spans, self.length), tuple(sizes)
-        self.tables: dict[int, Tensor] = {}
+        self.places, self.sizes = Places(layout), tuple(sizes)
+        self.rings = [i for i in range(len(layers)) if layout.slots_of(i) < self.length]
+        self.firsts = layout.firsts
+        self.own = [(type(layer), layer.window) for layer in self._layers()]
         self.logits_dtype = logits_dtype
         self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
         names = self.__signature__.parameters
@@ -152,24 +156,21 @@ class Steps(OwnForward):
         hold_codes(asked.cache, self._layers())
 
     def _layers(self) -> list[Any]:
-        return [KVLayer(self.length, *self.bits) for _ in self.shapes]
+        kinds = ((name, self.layout.kinds[name].window) for name in self.layout.layers)
+        return [made_layer(*kind, self.length, self.bits) for kind in kinds]
 
     def _is_ours(self, cache: Cache) -> bool:
         """It holds tokens in tensors that programs take, or will."""
-        return len(cache.layers) == len(self.shapes) and all(
-            type(layer) is KVLayer and (layer.capacity, layer.bits) == (self.length, self.bits)
-            for layer in cache.layers
+        layers: list[Any] = cache.layers
+        own = (self.length, self.bits)
+        return len(layers) == len(self.own) and all(
+            type(layer) is kind and (layer.capacity, layer.bits) == own and layer.window == window
+            for layer, (kind, window) in zip(layers, self.own, strict=True)
         )
 
     def _begin(self, asked: Asked, texts: int, size: int) -> None:
         """Memory for `texts`, of which the cache may know nothing yet, filled up to `size`."""
-        layer: Any
-        for layer, (heads, features) in zip(asked.cache.layers, self.shapes, strict=True):
-            if not layer.is_initialized:
-                empty = torch.empty(size, heads, 0, features, dtype=torch.float32, device="cpu")
-                layer.lazy_initialization(empty, empty)
-                layer.texts = texts
-            layer.make_room(size)
+        make_room(asked.cache.layers, self.shapes, texts, size)
 
     def prepare_cache(
         self, config: Any, arguments: dict[str, Any], *rest: Any, **others: Any
@@ -204,6 +205,7 @@ class Steps(OwnForward):
             return None
         texts = asked.tokens.shape[0]
         check_texts(layer, texts)
+        check_alike(asked.cache.layers)
         self._begin(asked, texts, texts_for(texts, self.sizes))
         at = columns(layer, self.places.numbers(first, count), asked.seen, self.length)
         found, begin = [], 0
@@ -270,25 +272,22 @@ class Steps(OwnForward):
         """As `_Step` of step_graph.py takes them, before the cache's tensors."""
         assert asked.tokens is not None
         layer: Any = asked.cache.layers[0]
-        size, (texts, count) = len(layer.key_scale), at.places.shape
-        positions = asked.positions
-        if positions is None:
-            positions = self.places.numbers(first, count)[None]
-        positions = positions.expand(*positions.shape[:-2], texts, count)
-        if at.kept is not None:  # those of padding may be any number
-            positions = positions.masked_fill(at.places < 0, 0)
-        given = (asked.tokens, positions)
+        size, count = len(layer.key_scale), at.places.shape[1]
+        given = (asked.tokens, at.positions(asked.positions, self.places.numbers(first, count)))
         places = filled(at.places, size, rows, -1)
         hidden = None if at.hidden is None else filled(at.hidden, size, self.length)
         last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
+        layers: list[Any] = asked.cache.layers
+        for ring in self.rings:
+            layers[ring].enter(places, first + count)
+        where: list[Tensor] = []
+        for slots, begun in zip(self.places.slots(places), self.firsts, strict=True):
+            where += (slots, self._table(layers[begun]))
         masks = self.places.masks(places, hidden)
-        return (*(filled(t, size, rows) for t in given), places, self._table(layer), *last, *masks)
+        return (*(filled(t, size, rows) for t in given), *where, *last, *masks)
 
     def _table(self, layer: KVLayer) -> Tensor:
         if layer.table is not None:
             return layer.table
         assert layer.key_scale is not None
-        size = len(layer.key_scale)
-        if size not in self.tables:
-            self.tables[size] = self.places.table(size)
-        return self.tables[size]
+        return self.places.table(layer.key_scale.shape[0], layer.key_scale.shape[2])

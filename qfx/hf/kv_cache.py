@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from qfx.hf.kv_layer import KVLayer
+from qfx.hf.layer_kinds import layer_kinds, made_layer, window_of
 from qfx.ops.kv_blocks import TOKENS
 
 
@@ -54,7 +55,8 @@ class KVCache(Cache):
     """int8 keys and values, passed as `past_key_values`.
 
     `config`: the model's. `max_cache_len`: tokens that it has room for, rounded up to a multiple of
-    16 and known to compiled graphs; without it the cache grows as a DynamicCache. `key_bits`,
+    16 and known to compiled graphs; without it the cache grows as a DynamicCache, and layers with a
+    window hold the last tokens alone (docs/generate.md). `key_bits`,
     `value_bits`: 8 or 4. Each token of each head is rotated, and has a scale of its own:
     docs/numerics.md (K1). Memory a token and head: D + 4 bytes in 8 bits, D / 2 + 8 in 4, for keys
     and for values. ValueError for other bits, no room, and layers without keys and values.
@@ -68,22 +70,10 @@ class KVCache(Cache):
         key_bits: int = 8,
         value_bits: int = 8,
     ) -> None:
-        count = layers_of(config)
+        kinds, bits = layer_kinds(config), (key_bits, value_bits)
+        layers: list[KVLayer]
         if max_cache_len is None:
-            layers = [KVLayer(None, key_bits, value_bits) for _ in range(count)]
+            layers = [made_layer(kind, window_of(config, kind), None, bits) for kind in kinds]
         else:
-            layers = [StaticKVLayer(max_cache_len, key_bits, value_bits) for _ in range(count)]
+            layers = [StaticKVLayer(max_cache_len, *bits) for _ in kinds]
         super().__init__(layers=layers)  # type: ignore[arg-type]
-
-
-def layers_of(config: Any) -> int:
-    """How many layers have keys and values of their own; ValueError where some have other states"""
-    text = config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if other := kinds - {"full_attention", "sliding_attention", "chunked_attention"}:
-        raise ValueError(
-            f"layers of {text.model_type} are {', '.join(sorted(other))}: an int8 cache holds keys "
-            "and values of attention alone"
-        )
-    shared: int = getattr(text, "num_kv_shared_layers", 0) or 0
-    return int(text.num_hidden_layers) - shared

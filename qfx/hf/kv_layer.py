@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from qfx.hf.beams import read_by
 from qfx.ops.kv_blocks import TOKENS, found_by
 from qfx.ops.kv_cache import kv_empty
 
@@ -45,7 +46,8 @@ class KVLayer(CacheLayerMixin):
 
     is_compileable = False
     is_croppable = True
-    is_sliding = False  # windows are the masks' part
+    is_sliding = False
+    window: int | None = None  # keys that a query sees
 
     def __init__(self, capacity: int | None = None, key_bits: int = 8, value_bits: int = 8) -> None:
         super().__init__()
@@ -72,8 +74,11 @@ class KVLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         batch, heads, _, d = key_states.shape
         self.shape, self.texts = (heads, d), batch
-        self._keep(kv_empty(batch, heads, self.capacity or _FIRST, d, *self.bits))
+        self._keep(kv_empty(batch, heads, self._first_room(), d, *self.bits))
         self.is_initialized = True
+
+    def _first_room(self) -> int:
+        return self.capacity or _FIRST
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -135,6 +140,9 @@ class KVLayer(CacheLayerMixin):
         self._own_blocks()
         self._grow(len(self.key_scale), max(2 * room, seen))
 
+    def check_held(self) -> None:
+        """ValueError where tokens that the next query sees are overwritten, which none are here."""
+
     def make_room(self, texts: int) -> None:
         """For as many texts as a program takes; those that are held stay."""
         assert self.key_scale is not None
@@ -192,23 +200,26 @@ class KVLayer(CacheLayerMixin):
         if len(beam_idx) != self.texts:
             return self.batch_select_indices(beam_idx)
         assert self.key_scale is not None
-        rows, blocks = len(self.key_scale), self.key_scale.shape[2] // TOKENS
-        own = torch.arange(rows, dtype=torch.int64, device=beam_idx.device)
+        own = torch.arange(len(self.key_scale), dtype=torch.int64, device=beam_idx.device)
         source = torch.cat([beam_idx.long(), own[self.texts :]])
         if torch.equal(source, own):
             return
-        self.kept = None if self.kept is None else self.kept[beam_idx]
         held = torch.full_like(own, self.seen)
         if self.kept is not None:
             held[: self.texts] = self.kept.sum(1)
-        full, own = (held // TOKENS)[:, None], own[:, None]
-        table = own.expand(rows, blocks) if self.table is None else self.table.long()
-        table = table[source]
-        last = table.gather(1, full.clamp(max=blocks - 1))[:, 0]
-        filling = torch.where(held % TOKENS != 0, full[:, 0], -1)
-        ops.kv_copy_blocks(*self.tensors, last, filling)
-        before = torch.arange(blocks, dtype=torch.int64, device=own.device) < full
-        self.table = torch.where(before, table, own).to(torch.int32)
+            if not torch.equal(held[source], held):  # texts that share blocks go on in step
+                return self.batch_select_indices(beam_idx)
+            self.kept = self.kept[beam_idx]
+        self.table = read_by(self, source, held)
+
+    def block_of(self, place: Tensor) -> Tensor:
+        """The block in which the token at a place lies."""
+        return place // TOKENS
+
+    def shared(self, blocks: Tensor, held: Tensor, filling: Tensor) -> Tensor:
+        """Which blocks several texts may read; of the others each has its own, to write to.
+        `filling`: the block that has room left, or -1."""
+        return blocks < held // TOKENS
 
     def _own_blocks(self) -> None:
         """Copies what the table finds to where each text has its own."""
@@ -232,8 +243,7 @@ class KVLayer(CacheLayerMixin):
     def offload(self) -> None:
         raise NotImplementedError("an int8 cache is on the CPU already: pass no offloading")
 
-    def prefetch(self) -> None:
-        raise NotImplementedError("an int8 cache is on the CPU already: pass no offloading")
+    prefetch = offload
 
 
 def _check_alike(keys: Tensor, values: Tensor) -> None:

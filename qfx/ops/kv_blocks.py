@@ -12,6 +12,15 @@ from torch import Tensor
 from qfx.ops.registry import fake, reference
 
 TOKENS = 16  # of a block of keys
+LARGEST_STEP = 128  # tokens that one step writes before it reads
+
+
+def ring_slots(window: int) -> int:
+    """Slots of a cache in which token n lies at slot n modulo this number, for queries that see
+    `window` keys, their own included. When a step of LARGEST_STEP tokens has filled whole blocks,
+    what its first query sees is there still: window + LARGEST_STEP + TOKENS, rounded up to whole
+    blocks."""
+    return -(-(window + LARGEST_STEP + TOKENS) // TOKENS) * TOKENS
 
 
 def check_distinct(op: str, *cache: Tensor) -> None:

@@ -32,8 +32,8 @@ VALUES = [*NUMBERS, 2**64, 1e999, -1e999, float("nan"), 0.5, True, None, "", "1"
 
 
 def saved(folder: Path) -> Path:
-    """A small file, of two kinds of layers and 4-bit weights."""
-    model = qfx.compile_for_generate(decoder("gemma3"), "w4a8", max_length=144)
+    """A small file, of two kinds of layers, one of them rings, and 4-bit weights."""
+    model = qfx.compile_for_generate(decoder("gemma3"), "w4a8", max_length=192)
     save_programs(model, folder / "programs.safetensors")
     return folder / "programs.safetensors"
 

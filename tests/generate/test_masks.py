@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from qfx.generate.answer import answer
 from qfx.generate.columns import columns
+from qfx.generate.layout import Kind, Layout
 from qfx.generate.masks import Places
 from qfx.hf.kv_layer import KVLayer
 
@@ -33,40 +34,75 @@ class _Text:
 def test_a_query_sees_what_its_mask_and_window_say(data: st.DataObject) -> None:
     """Of calls in turn, whose masks may hide what earlier calls read: padding is never held, and
     a text sees its own tokens in their order."""
-    length, batch = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 3))
+    length, batch = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 3))
     windows = data.draw(st.lists(st.one_of(st.none(), st.integers(1, 50)), min_size=1, max_size=3))
-    places = Places({str(i): w for i, w in enumerate(windows)}, length)
-    layer, texts, first = KVLayer(length), [_Text() for _ in range(batch)], 0
-    layer.texts = batch
-    while first < length and data.draw(st.booleans()):
-        count = data.draw(st.integers(1, length - first))
+    most = data.draw(st.integers(1, length))  # tokens of a call, beside which a ring has a window
+    kinds = {str(i): Kind(w, min(length, (w or length) + most)) for i, w in enumerate(windows)}
+    calls = _Calls(Layout(length, kinds, ("0",)), batch)
+    while calls.first < length and data.draw(st.booleans()):
+        count = data.draw(st.integers(1, min(length - calls.first, most)))
         seen = None
         if data.draw(st.booleans()):
-            bits = st.lists(st.booleans(), min_size=first + count, max_size=first + count)
+            columns = calls.first + count
+            bits = st.lists(st.booleans(), min_size=columns, max_size=columns)
             seen = torch.tensor([data.draw(bits) for _ in range(batch)])
+        calls.check(count, seen)
+
+
+@pytest.mark.parametrize("window", [1, 4, 9])
+@pytest.mark.parametrize("shown", [1, 0.95, 0.7])
+def test_a_query_sees_its_window_of_a_ring(window: int, shown: float) -> None:
+    """Over several rounds, of calls whose masks hide some tokens, new ones and earlier ones."""
+    torch.manual_seed(0)
+    length, most = 90, 6
+    kinds = {"a": Kind(None, length), "b": Kind(window, window + most), "c": Kind(window, length)}
+    calls, always = _Calls(Layout(length, kinds, ("a", "b", "c")), 3), torch.rand(3, length) < shown
+    assert len(calls.places.slots(torch.zeros(3, 1, dtype=torch.int64))) == 2
+    while calls.first < length - most:
+        count = int(torch.randint(1, most + 1, ()))
+        seen = always[:, : calls.first + count]
+        calls.check(count, None if shown == 1 else seen & (torch.rand(seen.shape) < 0.9))
+
+
+class _Calls:
+    """Calls in turn, of `batch` texts. `first`: columns before the next one."""
+
+    def __init__(self, layout: Layout, batch: int) -> None:
+        self.layout, self.places, self.first = layout, Places(layout), 0
+        self.layer, self.texts = KVLayer(layout.length), [_Text() for _ in range(batch)]
+        self.layer.texts = batch
+
+    def check(self, count: int, seen: Tensor | None) -> None:
+        layer, texts, first, places = self.layer, self.texts, self.first, self.places
+        length = self.layout.length
         found = columns(layer, places.numbers(first, count), seen, length)
         for b, text in enumerate(texts):
             text.held += [seen is None or bool(seen[b, first + t]) for t in range(count)]
             assert found.places[b].tolist() == [text.place(first + t) for t in range(count)]
-        _check_masks(places.masks(found.places, found.hidden), windows, texts, first, seen)
-        layer.seen, layer.kept, first = first + count, found.kept, first + count
-    assert places.numbers(0, length).tolist() == list(range(length))
+        masks = places.masks(found.places, found.hidden)
+        _check_masks(masks, [*self.layout.kinds.values()], texts, first, seen)
+        for size, slots in zip(self.layout.slots, places.slots(found.places), strict=True):
+            expected = torch.where(found.places < 0, -1, found.places % size)
+            assert torch.equal(slots, expected)
+        self.first = layer.seen = first + count
+        layer.kept = found.kept
+        assert places.numbers(0, length).tolist() == list(range(length))
 
 
 def _check_masks(
     masks: list[Tensor],
-    windows: list[int | None],
+    kinds: list[Kind],
     texts: list[_Text],
     first: int,
     seen: Tensor | None,
 ) -> None:
-    for window, mask in zip(windows, masks, strict=True):
+    for (window, slots), mask in zip(kinds, masks, strict=True):
         assert mask.is_contiguous()
         for b, text in enumerate(texts):
             for t in range(mask.shape[2]):
                 query = text.place(first + t)
                 expected = {
-                    place
+                    place % slots
                     for column in range(len(text.held))
                     if 0 <= (place := text.place(column)) <= query
                     and (window is None or place > query - window)

@@ -29,12 +29,18 @@ import qfx
 from qfx.generate import model_programs, program_cache, program_key
 from qfx.generate.asked import Asked
 from qfx.generate.columns import columns
+from qfx.generate.layout import with_rings, without_rings
 from qfx.generate.program_key import SWITCH, key_of
 from qfx.generate.told import Unknown
 from tests.conftest import same_bits
 from tests.lib.decoders import decoder, ids
 
 LENGTH = 64
+LAYOUTS = [
+    with_rings(LENGTH, {"": 8}, [""] * 2),
+    with_rings(4 * LENGTH, {"": 8}, [""] * 2),
+    without_rings(4 * LENGTH, {"": 8}, 2),
+]
 Change = Callable[[Any, pytest.MonkeyPatch], object]
 
 
@@ -125,7 +131,7 @@ def key(model: Any, **others: Any) -> str:
     texts = others.pop("batch", 1)
     asked = Asked(ids(1, 1), cache, None, None, 0, 1)
     placed._begin(asked, texts, texts)
-    how = {"forward": placed.inner, "windows": placed.spans, "one": False, **others}
+    how = {"forward": placed.inner, "layout": placed.layout, "one": False, **others}
     at = columns(cache.layers[0], placed.places.numbers(0, 1), None, placed.length)
     inputs = (*placed._inputs(asked, at, 0, 1), *placed._bound(asked).tensors)
     return key_of(model, placed, inputs, **how)[0]
@@ -226,7 +232,8 @@ def test_calls_that_differ_have_keys_of_their_own(model: Any) -> None:
         {"max_length": 2 * LENGTH}, {"key_bits": 4}, {"value_bits": 4}, {"scheme": "w8a8"},
     ]  # fmt: skip
     keys = [key(compiled(**each)) for each in others]
-    keys += [key(model), key(model, batch=2), key(model, one=True), key(model, windows={"": 8})]
+    keys += [key(model), key(model, batch=2), key(model, one=True)]
+    keys += [key(model, layout=layout) for layout in LAYOUTS]
     assert len({*keys}) == len(keys)
 
 

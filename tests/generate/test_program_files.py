@@ -16,6 +16,7 @@ import torch
 from qfx.files.tensor_file import write_tensors
 from qfx.generate import load_programs
 from qfx.generate.decoder import KEY
+from qfx.generate.layout import with_rings
 from qfx.generate.program_file import ProgramFile
 from qfx.programs.words import OPERATIONS
 from tests.generate import program_files
@@ -34,20 +35,27 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agreed(told: Any) -> None:
     """All programs have the inputs that the rest of the file says."""
     shapes = tuple((heads, features) for heads, features in told["shapes"])
-    file = ProgramFile(told["length"], 1, dict(told["windows"]), shapes, (8, 8), {})
+    layout = with_rings(told["length"], dict(told["windows"]), told["layers"])
+    file = ProgramFile(layout, 1, shapes, (8, 8), {})
     for rows, each in told["programs"].items():
         each["inputs"] = file.inputs(int(rows))
 
 
 def windows(told: Any, _: Tensors) -> None:
     """Two hundred kinds of layers, whose masks are inputs of every program."""
-    told["windows"] = [[f"kind {i}", None] for i in range(200)]
+    told["windows"] += [[f"kind {i}", None] for i in range(198)]
     agreed(told)
 
 
 def long(told: Any, _: Tensors) -> None:
-    """A cache of 2^40 tokens, which all programs agree on."""
-    told["length"] = 2**40
+    """A cache of 2^40 tokens in all layers, which all programs agree on."""
+    told.update(length=2**40, windows=[[kind, None] for kind, _ in told["windows"]])
+    agreed(told)
+
+
+def rings(told: Any, _: Tensors) -> None:
+    """2^40 tokens, of which a small cache holds the last."""
+    told.update(length=2**40, windows=[["full_attention", 8], ["sliding_attention", 8]])
     agreed(told)
 
 
@@ -66,8 +74,24 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda told, _: told["windows"][0].__setitem__(1, 0.5), "window=0.5 is no size",
     ),
     "more windows than masks": (
-        lambda told, _: told.update(windows=[["a", None]] * 200), "inputs of another cache",
+        lambda told, _: told["windows"].extend([["a", None]] * 200), "inputs of another cache",
     ),
+    "layers of no window": (
+        lambda told, _: told.update(layers=["a", "b"]), "layers are 'a', which no window is of",
+    ),
+    "fewer layers than caches": (
+        lambda told, _: told["layers"].pop(), "there are 2 shapes of 1 layers",
+    ),
+    "layers of another kind": (
+        lambda told, _: told["layers"].reverse(), "inputs of another cache",
+    ),
+    "a longer window": (
+        lambda told, _: told["windows"][1].__setitem__(1, 24), "inputs of another cache",
+    ),
+    "no window": (
+        lambda told, _: told["windows"][1].__setitem__(1, None), "inputs of another cache",
+    ),
+    "a long text of rings": (rings, "its steps work in"),
     "bits": (lambda told, _: told.update(bits=[8, 5]), "expected two of 4 and 8"),
     "rows": (lambda told, _: told["programs"].update({"3": {}}), "a program of '3' tokens"),
     "no program of one token": (lambda told, _: told["programs"].pop("1"), "of one token"),
@@ -110,7 +134,8 @@ def test_what_is_refused(name: str, path: Path, tmp_path: Path) -> None:
 
 
 def test_masks_of_many_windows_are_counted(path: Path) -> None:
-    """Against the memory that there is: 198 more masks of 128 x 144, each made twice."""
+    """Against the memory that there is: 198 more masks of 128 x 192, each made twice, and what they
+    are parts of."""
     text, tensors = read(path)
     told = json.loads(text)
     with pytest.raises(ValueError, match=r"take ([0-9]+) bytes") as error:
@@ -118,7 +143,7 @@ def test_masks_of_many_windows_are_counted(path: Path) -> None:
     needed = int(re.findall("take ([0-9]+) bytes", str(error.value))[0])
     load_programs(path, max_memory=needed)
     windows(told, tensors)
-    with pytest.raises(ValueError, match=f"take {needed + 2 * 198 * 128 * 144} bytes"):
+    with pytest.raises(ValueError, match=f"take {needed + 198 * (2 * 128 + 4) * 192} bytes"):
         program_files.Decoder(told, tensors, needed)
 
 

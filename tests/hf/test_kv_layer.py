@@ -65,7 +65,7 @@ def test_a_layer_holds_what_lists_would(
             _updated(layer, texts, data.draw(st.integers(1, 9)))
         elif operation == "pad" and columns < 70 and capacity:
             _padded(layer, texts)
-        elif operation == "reorder" and layer.kept is None:
+        elif operation == "reorder":
             indices = data.draw(index)
             layer.reorder_cache(torch.tensor(indices))
             texts.select(indices)

@@ -1,0 +1,25 @@
+"""Beams: texts of a cache that read the blocks which they have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.ops.kv_blocks import TOKENS
+
+
+def read_by(layer: Any, source: Tensor, held: Tensor) -> Tensor:
+    """The block table of a KVLayer in which text b reads what text `source[b]` did, and writes to
+    blocks of its own. The block that text b, which holds `held[b]` tokens, is filling is copied."""
+    rows, blocks = len(source), layer.key_scale.shape[2] // TOKENS
+    own = torch.arange(rows, dtype=torch.int64, device=source.device)[:, None]
+    table = own.expand(rows, blocks) if layer.table is None else layer.table.long()
+    table, block = table[source], layer.block_of(held)
+    last = table.gather(1, block.clamp(max=blocks - 1)[:, None])[:, 0]
+    filling = torch.where(held % TOKENS != 0, block, -1)
+    torch.ops.qfx.kv_copy_blocks(*layer.tensors, last, filling)
+    numbers = torch.arange(blocks, dtype=torch.int64, device=source.device)
+    shared = layer.shared(numbers, held[:, None], filling[:, None])
+    return torch.where(shared, table, own).to(torch.int32)

@@ -1,0 +1,62 @@
+"""Kinds of layers: which layers of a model see all tokens, and which a window of the last ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qfx.hf.kv_layer import KVLayer
+from qfx.hf.sliding_kv_layer import LocalKVLayer, SlidingKVLayer
+from qfx.ops.kv_blocks import ring_slots
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_GLOBAL, _LOCAL = "global", "local"  # of GPT-Neo
+
+
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """The kind of each layer that has keys and values of its own; "" of a model whose layers are
+    all alike. ValueError where some have other states."""
+    text = config.get_text_config(decoder=True)
+    shared: int = getattr(text, "num_kv_shared_layers", 0) or 0
+    count = int(text.num_hidden_layers) - shared
+    if text.model_type == "gpt_neo":
+        return tuple(text.attention_layers)
+    kinds = getattr(text, "layer_types", None) or [""] * count
+    if other := set(kinds) - {_FULL, _SLIDING, "chunked_attention", ""}:
+        raise ValueError(
+            f"layers of {text.model_type} are {', '.join(sorted(other))}: an int8 cache holds keys "
+            "and values of attention alone"
+        )
+    return tuple(kinds[:count])
+
+
+def window_of(config: Any, kind: str) -> int | None:
+    """How many keys a query in layers of this kind sees, its own included; None of all."""
+    text = config.get_text_config(decoder=True)
+    if kind == _LOCAL:
+        return int(text.window_size)
+    return getattr(text, "sliding_window", None) if kind in (_SLIDING, "") else None
+
+
+def windows(config: Any) -> dict[str, int | None]:
+    """Each kind of layers with its window. ValueError for a kind that no mask is known of."""
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "attention_chunk_size", None) is not None:
+        raise ValueError(f"{text.model_type} attends in chunks, for which no mask is known")
+    if text.model_type == "gpt_neo":
+        kinds = {_GLOBAL, _LOCAL}
+    else:
+        kinds = set(getattr(text, "layer_types", None) or [""])
+    if other := kinds - {_FULL, _SLIDING, _GLOBAL, _LOCAL, ""}:
+        raise ValueError(f"layers of {text.model_type} are {', '.join(sorted(other))}")
+    return {kind: window_of(config, kind) for kind in sorted(kinds)}
+
+
+def made_layer(
+    kind: str, window: int | None, capacity: int | None, bits: tuple[int, int]
+) -> KVLayer:
+    """A layer of a cache with room for `capacity` tokens of a text, or one that grows: a ring where
+    that is smaller. `bits`: of keys and of values."""
+    if window is None or (capacity is not None and ring_slots(window) >= capacity):
+        return KVLayer(capacity, *bits)
+    ring = LocalKVLayer if kind == _LOCAL else SlidingKVLayer
+    return ring(window, capacity, *bits)

@@ -1,0 +1,186 @@
+"""SlidingKVLayer: the keys and values of a layer that sees the last tokens alone, as a ring of
+slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.hf.kv_layer import KVLayer
+from qfx.ops.kv_blocks import TOKENS, ring_slots
+from qfx.ops.kv_cache import kv_empty
+
+ops = torch.ops.qfx
+_FIRST = 256  # slots that a growing ring begins with
+
+
+class SlidingKVLayer(KVLayer):
+    """A layer whose queries see `window` keys, their own included. Token n of a text lies at slot
+    n % `slots` of the tensors, whose length is `slots`, however long the text is.
+
+    `capacity`: tokens of a text that the whole cache has room for, None for one that grows.
+    `oldest`: the first column whose token is sure to be held; 0 where none was overwritten.
+
+    A step may write up to 128 tokens before it reads, and at a block's beginning a text may give up
+    the rest of the block: `ring_slots` has room for both beside the window.
+    """
+
+    is_sliding = True  # transformers makes its masks of the columns that `update` returns
+    window: int
+
+    def __init__(
+        self, window: int, capacity: int | None = None, key_bits: int = 8, value_bits: int = 8
+    ) -> None:
+        super().__init__(capacity, key_bits, value_bits)
+        if window < 1:
+            raise ValueError(f"a layer with a window of {window} tokens: expected at least 1")
+        self.window, self.slots = window, ring_slots(window)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.oldest = 0
+
+    def _first_room(self) -> int:
+        return self.slots if self.capacity is not None else min(_FIRST, self.slots)
+
+    # --- reading and writing ---
+
+    @property
+    def first(self) -> int:
+        """The first column that `update` returns."""
+        return max(self.seen - self.window + 1, 0) if self.is_sliding else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen - self.first + query_length, self.first
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes key_states and value_states [B, heads, T, D] after those seen. Returns, as floats,
+        the keys and values of the columns of `get_mask_sizes`; those of columns that no query sees
+        may be of some other column. ValueError beyond `capacity`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new, dtypes = key_states.shape[2], (key_states.dtype, value_states.dtype)
+        self._reserve(self.seen + new)
+        self.check_held()
+        first = self.first
+        places = torch.arange(new, dtype=torch.int64, device=key_states.device)
+        places = places + (self.seen if self.kept is None else self.kept.sum(1)[:, None])
+        many = self.window - 1 + new > self.slots  # would overwrite what the first of them sees
+        past = self._columns(first, *dtypes) if many else ()
+        self.enter(places.expand(self.texts, new), self.seen + new)
+        tensors = map(self._of_texts, self.tensors)
+        ops.kv_write(*tensors, key_states, value_states, places % self.slots)
+        self.seen += new
+        if self.kept is not None:
+            self.kept = torch.cat([self.kept, self.kept.new_ones(self.texts, new)], 1)
+        if not many:
+            return self._columns(first, *dtypes)
+        coded = self._coded(key_states, value_states)
+        keys, values = (torch.cat(parts, 2) for parts in zip(past, coded, strict=True))
+        return keys, values
+
+    def _columns(self, first: int, *dtypes: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [texts, heads, seen - first, D] of the columns from `first` on."""
+        if self.kept is None:
+            slots = torch.arange(first, self.seen, dtype=torch.int64, device=self.device)[None]
+        else:
+            slots = (self.kept.cumsum(1) - 1).clamp(min=0)[:, first:]
+        slots = (slots % self.slots)[:, None, :, None]
+        parts = (self.tensors[:2], self.tensors[2:])
+        shape = (self.texts, self.shape[0], self.seen - first, self.shape[1])
+        keys, values = (
+            self._of_texts(op(*part, self._used(), dtype, self.table)).gather(
+                2, slots.expand(shape)
+            )
+            for op, part, dtype in zip((ops.kv_keys, ops.kv_values), parts, dtypes, strict=True)
+        )
+        return keys, values
+
+    def _used(self) -> int:
+        """Slots that may hold a token."""
+        return min(self.seen, self.slots)
+
+    def _coded(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Floats of the codes of these keys and values."""
+        texts, heads, count, d = keys.shape
+        cache = kv_empty(texts, heads, count, d, *self.bits)
+        places = torch.arange(count, dtype=torch.int64, device=keys.device)
+        ops.kv_write(*cache, keys, values, places)
+        return (
+            ops.kv_keys(*cache[:2], count, keys.dtype),
+            ops.kv_values(*cache[2:], count, values.dtype),
+        )
+
+    def _reserve(self, seen: int) -> None:
+        if self.capacity is not None:
+            return super()._reserve(seen)
+        assert self.key_scale is not None
+        room, needed = self.key_scale.shape[2], min(seen, self.slots)
+        if needed > room:
+            self._own_blocks()
+            self._grow(len(self.key_scale), min(max(2 * room, needed), self.slots))
+
+    # --- what is overwritten ---
+
+    def enter(self, places: Tensor, seen: int) -> None:
+        """Before tokens are written to `places` [rows, T], -1 for none, which are columns up to
+        `seen`: a text that comes to the first slot of a block has the block for its own. The texts
+        that read it until now come there at once, or else get their own before."""
+        self.oldest = max(self.oldest, seen - self.slots)
+        if self.table is None:
+            return
+        begun = (places >= 0) & (places % TOKENS == 0)
+        if not bool(begun.any()):
+            return
+        rows, blocks = self.table.shape
+        entered = begun.new_zeros(rows, blocks)
+        text, token = begun.nonzero(as_tuple=True)
+        entered[text, self.block_of(places[text, token])] = True
+        numbers = torch.arange(blocks, dtype=torch.int64, device=places.device)
+        if bool((entered[self.table.long(), numbers] & ~entered).any()):
+            return self._own_blocks()
+        own = torch.arange(rows, dtype=torch.int32, device=places.device)[:, None]
+        self.table = torch.where(entered, own, self.table)
+        self.oldest = max(self.oldest, seen + TOKENS - 1 - self.slots)  # of a block, the rest too
+
+    def check_held(self) -> None:
+        """ValueError where the next query would see tokens that were overwritten."""
+        if self.oldest > max(self.seen - self.window + 1, 0):
+            raise ValueError(
+                f"the cache holds {self.seen} tokens, of which a layer with a window of "
+                f"{self.window} has those from {self.oldest} on: a call that was cut off has "
+                "overwritten the others; read the text again"
+            )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """As KVLayer, as far back as no token that the next query sees is overwritten; ValueError
+        beyond."""
+        left = self.seen + tokens_to_remove
+        if 0 <= left < self.seen and self.oldest > max(left - self.window + 1, 0):
+            most = max(self.seen - self.window + 1 - self.oldest, 0)
+            raise ValueError(
+                f"crop({tokens_to_remove}) of a cache of {self.seen} tokens, of which a layer with "
+                f"a window of {self.window} holds the last {self.seen - self.oldest}: at most "
+                f"{most} can be removed"
+            )
+        super().crop(tokens_to_remove)
+
+    # --- blocks ---
+
+    def block_of(self, place: Tensor) -> Tensor:
+        return place % self.slots // TOKENS
+
+    def shared(self, blocks: Tensor, held: Tensor, filling: Tensor) -> Tensor:
+        """All but the one that is filling: others become a text's own when it enters them."""
+        return blocks != filling
+
+
+class LocalKVLayer(SlidingKVLayer):
+    """A SlidingKVLayer of a model whose masks are of all columns, as GPT-Neo's: `update` returns
+    them all."""
+
+    is_sliding = False
