@@ -83,6 +83,8 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
         return "has no minimum"
     if fields["half"] != torch.bfloat16 and not scheme.w.packed:
         return "has its scales in float32"
+    if fields["dtype"] != torch.float32:
+        return "has no rows of a type, as an embedding has"
     return None
 
 

@@ -232,8 +232,8 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
         "scheme has format 2, and this qfx reads format 1: use",
     ),
     "a later field": (
-        lambda s: s["scheme"].__setitem__(20, 5),
-        "scheme has 5 in place 20, of which this qfx knows nothing",
+        lambda s: s["scheme"].__setitem__(21, 5),
+        "scheme has 5 in place 21, of which this qfx knows nothing",
     ),
     "a later value": (
         lambda s: s["scheme"].__setitem__(9, 3),
@@ -256,6 +256,10 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
         r"scale holds -1.0 at \[3\], which is not finite and positive",
     ),
     "a scale of zero": (lambda s: s["scale"].__setitem__(39, 0.0), r"scale holds 0.0 at \[39\]"),
+    "the type of rows": (
+        lambda s: s["scheme"].__setitem__(20, 1),
+        "scheme: xs8T_ws8r_h64 has no rows of a type",
+    ),
     "the type of scales that are not packed": (
         lambda s: s["scheme"].__setitem__(19, 1),
         "scheme: xs8T_ws8r_h64 has its scales in float32",
@@ -323,7 +327,7 @@ def test_the_rows_of_the_table_stay_where_they_are() -> None:
     assert list(FIELDS) == [
         "module", "x.bits", "x.symmetric", "x.axes", "x.group", "x.static", "w.bits", "w.symmetric",
         "w.axes", "w.group", "w.static", "backward", "rotation", "factor", "x_zero_point",
-        "shift", "w.packed", "minimum", "half",
+        "shift", "w.packed", "minimum", "half", "dtype",
     ]  # fmt: skip
     module = made("static, factor, rotation")
     head = [1, 1, 8, 1, 1, 0, 1, 8, 1, 0, 0, 0, 0, 64, 1, 0]
