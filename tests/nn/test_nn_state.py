@@ -256,6 +256,10 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
         r"scale holds -1.0 at \[3\], which is not finite and positive",
     ),
     "a scale of zero": (lambda s: s["scale"].__setitem__(39, 0.0), r"scale holds 0.0 at \[39\]"),
+    "the type of rows": (
+        lambda s: s["scheme"].__setitem__(20, 1),
+        "scheme has torch.bfloat16 for dtype, which embeddings alone have",
+    ),
     "the type of scales that are not packed": (
         lambda s: s["scheme"].__setitem__(19, 1),
         "scheme: xs8T_ws8r_h64 has its scales in float32",

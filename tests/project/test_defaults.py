@@ -92,6 +92,7 @@ MADE = {
     "LSQLinear": lambda: qfx.nn.LSQLinear(8, 4, shift=True),
     "BinaryLinear": lambda: qfx.nn.BinaryLinear(8, 4, shift=True),
     "SignLinear": lambda: qfx.nn.SignLinear(8, 4),
+    "Embedding": lambda: qfx.nn.Embedding(8, 4),
 }
 
 
