@@ -14,7 +14,7 @@ from qfx.ops.kv_blocks import TOKENS, found_by
 from qfx.ops.kv_cache import kv_empty
 
 ops = torch.ops.qfx
-_FIRST = 256  # tokens that a growing cache begins with
+FIRST = 256  # tokens that a growing cache begins with
 NAMES = ("keys", "key_scale", "values", "value_scale")
 _changes = count(1)
 
@@ -31,7 +31,8 @@ def _counted(name: str) -> Any:
 
 
 class KVLayer(CacheLayerMixin):
-    """One layer. `capacity`: tokens that it has room for, None for one that grows.
+    """One layer. `capacity`: tokens that it has room for, None for one that grows, which begins
+    with room for `begins_with`.
 
     `seen`: how many columns of tokens were passed to the model, padding included.
     `kept`: bool [texts, seen], which of them are held; None where all are. A text's tokens lie at
@@ -56,6 +57,7 @@ class KVLayer(CacheLayerMixin):
         if capacity is not None and capacity < 1:
             raise ValueError(f"a cache with room for {capacity} tokens: expected at least 1")
         self.capacity, self.bits = capacity, (key_bits, value_bits)
+        self.begins_with = capacity or FIRST
         self.key_scale = self.value_scale = None
         self._clear()
 
@@ -74,11 +76,8 @@ class KVLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         batch, heads, _, d = key_states.shape
         self.shape, self.texts = (heads, d), batch
-        self._keep(kv_empty(batch, heads, self._first_room(), d, *self.bits))
+        self._keep(kv_empty(batch, heads, self.begins_with, d, *self.bits))
         self.is_initialized = True
-
-    def _first_room(self) -> int:
-        return self.capacity or _FIRST
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -121,10 +120,9 @@ class KVLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Writes to the places [T] or [B, T]; returns the first `length` tokens as floats."""
         ops.kv_write(*self.tensors, keys, values, places)
-        all_keys, key_scale, all_values, value_scale = self.tensors
         return (
-            ops.kv_keys(all_keys, key_scale, length, keys.dtype, self.table),
-            ops.kv_values(all_values, value_scale, length, values.dtype, self.table),
+            ops.kv_keys(*self.tensors[:2], length, keys.dtype, self.table),
+            ops.kv_values(*self.tensors[2:], length, values.dtype, self.table),
         )
 
     def _reserve(self, seen: int) -> None:

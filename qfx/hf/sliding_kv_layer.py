@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.hf.kv_layer import KVLayer
+from qfx.hf.kv_layer import FIRST, KVLayer
 from qfx.ops.kv_blocks import TOKENS, ring_slots
 from qfx.ops.kv_cache import kv_empty
 
 ops = torch.ops.qfx
-_FIRST = 256  # slots that a growing ring begins with
 
 
 class SlidingKVLayer(KVLayer):
@@ -37,13 +36,11 @@ class SlidingKVLayer(KVLayer):
         if window < 1:
             raise ValueError(f"a layer with a window of {window} tokens: expected at least 1")
         self.window, self.slots = window, ring_slots(window)
+        self.begins_with = self.slots if capacity is not None else min(FIRST, self.slots)
 
     def _clear(self) -> None:
         super()._clear()
         self.oldest = 0
-
-    def _first_room(self) -> int:
-        return self.slots if self.capacity is not None else min(_FIRST, self.slots)
 
     # --- reading and writing ---
 
