@@ -31,9 +31,45 @@ PROGRAMS = (
     ),
     Mutant(
         "a query sees a place too few",
-        old="ones[length - window : length] = True",
-        new="ones[length - window + 1 : length] = True",
-        tests=("test_a_query_sees_what_its_mask_and_window_say",),
+        old="ones[:, size - window : size] = True",
+        new="ones[:, size - window + 1 : size] = True",
+        tests=("test_a_query_sees_its_window_of_a_ring",),
+    ),
+    Mutant(
+        "a query sees a place too few at the other end of a ring",
+        old="ones[1, 2 * size - window :] = True",
+        new="ones[1, 2 * size - window + 1 :] = True",
+        tests=("test_a_query_sees_its_window_of_a_ring",),
+    ),
+    Mutant(
+        "what a mask hides stays hidden when its slot is taken again",
+        old="place = last - (last - slot) % self._size",
+        new="place = slot.expand(len(what), -1)",
+        tests=("test_a_query_sees_its_window_of_a_ring",),
+    ),
+    Mutant(
+        "a step overwrites what its first query sees",
+        old="-(-(window + LARGEST_STEP + TOKENS) // TOKENS) * TOKENS",
+        new="-(-(window + LARGEST_STEP - TOKENS) // TOKENS) * TOKENS",
+        tests=("test_slots_are_enough_and_few",),
+    ),
+    Mutant(
+        "a beam writes to a block of a ring that another reads",
+        old="self.table = torch.where(entered, own, self.table)",
+        new="self.table = self.table.clone()",
+        tests=("test_beams_go_round_the_ring",),
+    ),
+    Mutant(
+        "a text comes round a ring to a block that another reads still",
+        old="if bool((entered[self.table.long(), numbers] & ~entered).any()):",
+        new="if bool((entered & ~entered).any()):",
+        tests=("test_a_text_that_stays_behind_keeps_what_it_reads",),
+    ),
+    Mutant(
+        "a ring is taken back to what beams have given up",
+        old="self.oldest = max(self.oldest, seen + TOKENS - 1 - self.slots)",
+        new="self.oldest = max(self.oldest, seen - self.slots)",
+        tests=("test_beams_give_up_the_rest_of_a_block",),
     ),
     Mutant(
         "the default gives way to what is hardly faster",
