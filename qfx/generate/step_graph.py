@@ -158,7 +158,9 @@ class _CrossStep(nn.Module):
             layer.first = positions[0, 0]
         cross = [_WrittenLayer(part, self.source_length, source_table) for part in parts[count:]]
         batch, steps = tokens.shape
-        nothing = torch.zeros(batch, self.source_length, self.hidden, device=tokens.device)
+        nothing = torch.zeros(
+            batch, self.source_length, self.hidden, dtype=torch.float32, device=tokens.device
+        )
         with context:
             found = self.inner.call(
                 decoder_input_ids=tokens,
