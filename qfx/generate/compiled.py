@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 
-from qfx.generate.cross_steps import CrossSteps, source_positions, written_layers
+from qfx.generate.cross_steps import CrossSteps, positions_of, written_layers
 from qfx.generate.layout import Layout, with_rings, without_rings
 from qfx.generate.private_names import PREPARES_CACHE
 from qfx.generate.steps import Steps
@@ -68,7 +68,8 @@ def compile_for_generate(
     bits, spans = (key_bits, value_bits), windows(inner.config)
     steps: Callable[..., Steps] = Steps
     if inner.config.is_encoder_decoder:
-        source = max_source_length or source_positions(inner.config) or max(max_length, 512)
+        source = max_source_length or positions_of(inner.config, "source")
+        source = source or max(max_length, 512)
         steps = partial(CrossSteps, source_length=source)
         layers = written_layers(inner, before, length, bits)
         layout = without_rings(length, spans, len(layers))

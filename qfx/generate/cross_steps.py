@@ -53,7 +53,7 @@ class CrossSteps(Steps):
     ) -> None:
         """As Steps. ValueError for a model whose decoder is no module of its own."""
         self.source_length = source_length
-        self.positions = positions_of(model.config)
+        self.positions = positions_of(model.config, "target")
         self.source = source_length, _hidden_size(model)
         self.masks_source = masks_source(model)
         self.source_tables: dict[int, Tensor] = {}
@@ -125,8 +125,8 @@ class CrossSteps(Steps):
         return [*asked.cache.layers, *asked.source.cache.cross_attention_cache.layers]
 
     def _serve(self, asked: Asked, first: int) -> bool:
-        """Where cross attention is written, and no token is padding: these have one place each,
-        and the positions that the model gives them itself."""
+        """Programs serve a call whose cross attention is written and of whose tokens none is
+        padding: each has one place, and the position that the model gives it itself."""
         cross = self._all(asked)[len(self.shapes) :]
         source = asked.source
         if source is None or not all(type(layer) is CrossKVLayer for layer in cross):
@@ -198,18 +198,10 @@ class CrossSteps(Steps):
         return answer_of_decoder(logits, asked.source.cache, asked.source.hidden)
 
 
-def positions_of(config: Any) -> int | None:
-    """The positions that a decoder has embeddings for; None where any number is possible."""
-    for name in ("max_target_positions", "max_position_embeddings"):
-        found = getattr(config, name, None)
-        if isinstance(found, int):
-            return found
-    return None
-
-
-def source_positions(config: Any) -> int | None:
-    """The positions that the encoder's output may have; None where any number is possible."""
-    for name in ("max_source_positions", "max_position_embeddings"):
+def positions_of(config: Any, side: str) -> int | None:
+    """The positions that the decoder has embeddings for, or that the encoder's output may have.
+    `side`: "target" or "source". None where any number is possible."""
+    for name in (f"max_{side}_positions", "max_position_embeddings"):
         found = getattr(config, name, None)
         if isinstance(found, int):
             return found

@@ -32,7 +32,7 @@ class Distances:
         )
 
     def of(self, first: int, rows: int) -> Tensor:
-        """Of queries at the places first, first + 1, ... : int64 [rows, L], key - query + L - 1.
+        """Gives those of queries at first, first + 1, ... : int64 [rows, L], key - query + L - 1.
         Queries beyond the last place have the distances of the last."""
         begin = (
             self._length - 1 - torch.arange(first, first + rows, dtype=torch.int64, device="cpu")

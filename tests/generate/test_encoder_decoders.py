@@ -16,9 +16,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import qfx
 from qfx.generate import save_programs
+from tests.lib.decoders import by_modules
 from tests.lib.encoder_decoders import (
     ENCODER_DECODERS,
-    by_modules,
     encoder_decoder,
     int8_cache,
     source,

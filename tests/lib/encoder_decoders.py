@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -97,13 +95,3 @@ def int8_cache(layers: int, bits: tuple[int, int] = (8, 8)) -> EncoderDecoderCac
     own = Cache(layers=[KVLayer(None, *bits) for _ in range(layers)])  # type: ignore[arg-type]
     cross = Cache(layers=[CrossKVLayer(None, *bits) for _ in range(layers)])  # type: ignore[arg-type]
     return EncoderDecoderCache(own, cross)
-
-
-@contextmanager
-def by_modules(model: Any) -> Iterator[None]:
-    """What `compile_for_generate` put into the model is out of it."""
-    forward = model.__dict__.pop("forward")
-    try:
-        yield
-    finally:
-        model.forward = forward
