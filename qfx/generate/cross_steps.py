@@ -62,9 +62,7 @@ class CrossSteps(Steps):
 
     def _forget(self) -> None:
         super()._forget()
-        self._seen: WeakKeyDictionary[Cache, tuple[Tensor | None, int, Tensor]] = (
-            WeakKeyDictionary()
-        )
+        self._seen: WeakKeyDictionary[Cache, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_seen"}
@@ -180,17 +178,17 @@ class CrossSteps(Steps):
     def _seen_of(self, asked: Asked, size: int) -> Tensor:
         """Which positions of the source a text sees: bool [size, 1, 1, S]."""
         assert asked.source is not None
-        mask = asked.source.mask if self.masks_source else None
-        known = self._seen.get(asked.cache)
-        if known is not None and known[0] is mask and known[1] == size:
-            return known[2]
         layer = self._all(asked)[-1]
+        mask = asked.source.mask if self.masks_source else None
         if mask is None:
             mask = torch.ones(layer.texts, layer.seen, dtype=torch.bool, device="cpu")
+        known = self._seen.get(asked.cache)
+        if known is not None and len(known[1]) == size and torch.equal(known[0], mask):
+            return known[1]
         seen = filled(mask.bool(), size, self.source_length)
         seen[len(mask) :, 0] = True  # of no text
         found = seen[:, None, None].contiguous()
-        self._seen[asked.cache] = asked.source.mask if self.masks_source else None, size, found
+        self._seen[asked.cache] = mask.clone(), found
         return found
 
     def _answer(self, logits: Tensor, asked: Asked) -> Any:

@@ -13,8 +13,8 @@ from qfx.ops.kv_blocks import TOKENS
 
 
 class Places:
-    """What steps are told of the places of a text's tokens, mostly as parts of tables: to compute
-    so little each time takes as long as a layer does."""
+    """Gives slots, block tables and masks for the places of a text's tokens, mostly as parts of
+    larger tables: to compute so little each time takes as long as a layer does."""
 
     def __init__(self, layout: Layout) -> None:
         self._numbers = torch.arange(layout.length, dtype=torch.int64, device="cpu")
@@ -69,8 +69,8 @@ class _Slots:
         return places if self._size == self._length else self._of[places]
 
     def held(self, what: Tensor, places: Tensor) -> Tensor:
-        """What is said of all places, bool [B, L], of those in the slots, [B, slots], when the
-        tokens of `places` have been written."""
+        """Gathers values of all places, bool [B, L], for the places that lie in the slots,
+        [B, slots], when the tokens of `places` have been written."""
         if self._size == self._length:
             return what
         last = places.amax(1, keepdim=True).clamp(min=0)

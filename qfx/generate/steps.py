@@ -146,7 +146,7 @@ class Steps(OwnForward):
         return self.by_modules(*args, **kwargs) if found is None else found
 
     def _asked(self, given: dict[str, Any]) -> Asked | None:
-        """What a call says, by the names of its arguments; None where the modules serve it."""
+        """Reads the arguments of a call by their names; None where the modules serve it."""
         return asked_of(given, self.of_text)
 
     # --- caches ---

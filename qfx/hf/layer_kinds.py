@@ -30,7 +30,8 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
 
 
 def window_of(config: Any, kind: str) -> int | None:
-    """How many keys a query in layers of this kind sees, its own included; None of all."""
+    """The number of keys that a query in layers of this kind sees, its own included; None where
+    it sees all."""
     text = config.get_text_config(decoder=True)
     if kind == _LOCAL:
         return int(text.window_size)

@@ -231,6 +231,39 @@ def test_malformed_calls_are_errors_of_their_own(ran: list[tuple[int, ...]]) -> 
         model.generate(**given, max_new_tokens=78)
 
 
+def test_what_of_a_source_is_seen_follows_the_cache_and_the_mask() -> None:
+    """Texts that are repeated in a cache, without a mask, and a mask that is edited in place."""
+    model, token = compiled("bart", batch_sizes=(4,)), torch.full((1, 1), 5)
+    given = source(model, 1)
+    with torch.no_grad():
+        encoded = model.get_encoder()(**given)
+        hidden = encoded.last_hidden_state
+
+        def step(cache: Any, texts: int, mask: Tensor | None) -> Tensor:
+            encoded.last_hidden_state = hidden.expand(texts, -1, -1)
+            found: Tensor = model(
+                decoder_input_ids=token.expand(texts, 1),
+                encoder_outputs=encoded,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+            return found
+
+        cache = empty()
+        step(cache, 1, None), step(cache, 1, None)
+        cache.batch_repeat_interleave(3)
+        first, second, third = step(cache, 3, None)
+        assert torch.equal(first, second) and torch.equal(first, third)
+        kept, edited = empty(), empty()
+        mask = given["attention_mask"]
+        for each in (kept, edited):
+            step(each, 1, mask), step(each, 1, mask)
+        expected = step(kept, 1, mask)
+        mask[:, 6:] = 0
+        assert not torch.equal(step(edited, 1, mask), expected)
+
+
 def test_copies_pickles_and_the_end_of_a_model() -> None:
     model = compiled("t5")
     given = source(model, 1)
