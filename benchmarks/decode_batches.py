@@ -2,7 +2,7 @@
 
 A float32 and a bfloat16 model with the same weights decode by programs, in turn, beside llama.cpp.
 The cache of programs is filled with random keys and values: to read sixteen texts of 4,096 tokens
-would take longer than all steps. llama.cpp reads real text, of at most 8,192 tokens together. On
+would take longer than all steps. llama.cpp reads real text, of at most `--peer-tokens` together. On
 one thread seconds are those of the processor.
     python -m benchmarks.decode_batches [--model qwen3] [--batch 1,8] [--context 128,1024,4096]
         [--threads 1] [--save]
@@ -31,7 +31,6 @@ from benchmarks.decode_static import Case, load
 from qfx.nn.kinds import stored_linears
 
 STEPS, TURN = 12, 3  # timed steps of a round, and those before them
-READ_AT_MOST = 8192  # tokens
 LLAMA = "llama.cpp Q8_0"
 KEY = ("model", "way", "batch", "context", "threads")
 Row = dict[str, Any]
@@ -93,7 +92,7 @@ def read_mb(model: Any, batch: int, context: int) -> tuple[float, float]:
 
 
 def measure(
-    name: str, made: dict[str, Any], batches: list[int], context: int, rounds: int
+    name: str, made: dict[str, Any], batches: list[int], context: int, rounds: int, peer: int
 ) -> list[Row]:
     """A row for each way and batch. `share`: of the gain over one text that the bytes allow, each
     at the rate at which memory was read beside it."""
@@ -103,7 +102,7 @@ def measure(
     rows: list[Row] = []
     for batch in batches:
         head = {"model": name, "batch": batch, "context": context, "threads": threads}
-        seconds, read = _rounds(MODELS[name](), made, batch, context, rounds)
+        seconds, read = _rounds(MODELS[name](), made, batch, context, rounds, peer)
         for way, samples in seconds.items():
             step = Timing.of(samples)
             row = {"way": way, **head, "step_ms": round(1e3 * step.median, 3)}
@@ -118,7 +117,7 @@ def measure(
 
 
 def _rounds(
-    folder: Path, made: dict[str, Any], batch: int, context: int, rounds: int
+    folder: Path, made: dict[str, Any], batch: int, context: int, rounds: int, peer_tokens: int
 ) -> tuple[dict[str, list[float]], float]:
     """Seconds of a step by way, one for each round, and GB/s of reading memory."""
     turn, read = cycle(weights(512)), list[float]()
@@ -126,7 +125,7 @@ def _rounds(
     seconds: dict[str, list[float]] = {way: [] for way in texts}
     with tempfile.TemporaryDirectory() as place:
         peers = []
-        if batch * context <= READ_AT_MOST:
+        if batch * context <= peer_tokens:
             case, path = Case(folder, batch, context, STEPS + TURN), Path(place) / "text"
             torch.save(text(folder, batch, context + case.new), path)
             peers.append(Worker(LLAMA, case, path, torch.get_num_threads()))
@@ -169,16 +168,18 @@ def main() -> None:
     parser.add_argument("--context", type=_numbers, default=[128, 1024, 4096])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer-tokens", type=int, default=8192, help="more: without the peer")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_memory()
+    several = (options.rounds, options.peer_tokens)
     host = machine()
     print(host)
     with torch.no_grad():
         made = models(MODELS[options.model]())
         for context in options.context:
-            rows = measure(options.model, made, options.batch, context, options.rounds)
+            rows = measure(options.model, made, options.batch, context, *several)
             print(tabulate(rows, headers="keys"), flush=True)
             if options.save:
                 rows = [{**row, "commit": host["commit"]} for row in rows]
