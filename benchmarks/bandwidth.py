@@ -21,8 +21,8 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-import qfx  # noqa: F401  (registers the operators)
 from benchmarks.common import machine, merge
+from qfx.ops.layout import Layout
 
 SIZE = 4096  # K and N
 AT_ONCE = 4  # weights of a sample, 64 MB
@@ -38,7 +38,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def weights(megabytes: int) -> list[Tensor]:
     """Packed, of that size together."""
-    one = OPS.pack_weight(torch.randint(-127, 128, (SIZE, SIZE), dtype=torch.int8))
+    codes = torch.randint(-127, 128, (SIZE, SIZE), dtype=torch.int8)
+    one = OPS.pack_weight(codes, torch.rand(SIZE))
     return [one.clone() for _ in range(max(1, megabytes * 2**20 // SIZE**2))]
 
 
@@ -62,8 +63,8 @@ def readers() -> dict[str, Callable[[Tensor], Any]]:
 def calls(rows: int) -> Callable[[Tensor], Any]:
     q = torch.randint(-127, 128, (rows, SIZE), dtype=torch.int8)
     scale, zero = torch.rand(rows, 1), torch.zeros(rows, 1, dtype=torch.int32)
-    w_scale = torch.rand(SIZE)
-    return lambda w: OPS.int8_linear(q, scale, zero, w, w_scale, None, "none", torch.float32)
+    end = (list(Layout(SIZE)), None, "none", torch.float32)
+    return lambda w: OPS.linear(q, scale, zero, w, *end)
 
 
 def measure(isa: str, rows: int, all_weights: list[Tensor], rounds: int) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.common import Candidate, interleaved, keep_memory, machine, save
 from qfx import _C
+from qfx.ops.code import Code
 
 OPS = torch.ops.qfx
 FLOAT = "float32"
@@ -112,8 +113,8 @@ def check_exact(x: Operands, isa: str) -> None:
     """int8_bmm on `isa` against a float64 matmul of the integers, which is exact below 2^53."""
     _C.set_isa(isa)
     for a, b in ((x.q, x.k), (x.p, x.v.mT)):
-        a_q, _, zero_point = OPS.quantize(a, [1], 8, False)
-        b_q = OPS.quantize(b, [1], 8, True)[0]
+        a_q, _, zero_point = OPS.quantize(a, list(Code(symmetric=0)))
+        b_q = OPS.quantize(b, list(Code()))[0]
         expected = (a_q.double() - zero_point.double()) @ b_q.double().mT
         wrong = int((OPS.int8_bmm(a_q, zero_point, b_q).double() != expected).sum())
         if wrong:

@@ -21,6 +21,8 @@ from qfx import _C
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Work
 from qfx.cost.timing import fastest
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec, Scheme
 from qfx.weights.cache import pack
@@ -55,11 +57,11 @@ def measure(shape: Shape) -> dict[str, Any]:
     """One row: microseconds measured and predicted, and the relative errors of the prediction."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(rows, shape.k, generator=generator) for rows in (shape.m, shape.n))
-    packed = pack(w, (), Packing(QSpec())).tensors
+    given = (pack(w, (), Packing(QSpec())).weight, list(Layout(shape.n)), None)
     float_s, int8_s = fastest(
         lambda: F.linear(x, w),
-        lambda: torch.ops.qfx.int8_linear_dynamic(
-            x, *packed, None, [1], 8, False, "none", torch.float32
+        lambda: torch.ops.qfx.linear_dynamic(
+            x, *given, list(Code(symmetric=0)), "none", torch.float32
         ),
         rounds=9,
     )

@@ -1,7 +1,7 @@
 """One linear layer in int8 whose groups of K have scales of their own, against one scale a row.
 
 Activations are floats, which the operator rotates and quantizes; each kind runs in turn, on every
-ISA of this machine. A ratio is the kind's median time over that of int8_linear_dynamic.
+ISA of this machine. A ratio is the kind's median time over that of one scale a row.
     python -m benchmarks.groups [--threads 1] [--shapes 128x768x3072,...] [--save]
 """
 
@@ -18,6 +18,8 @@ from torch import Tensor
 from benchmarks.common import Candidate, interleaved, keep_memory, machine, save
 from benchmarks.linear import LARGEST_FOR_REF, Shape, arguments
 from qfx import _C
+from qfx.ops.code import code_of
+from qfx.ops.layout import layout_of
 from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec
 from qfx.weights.cache import pack
@@ -42,7 +44,7 @@ KINDS = {
     "weights 64, zero points": Kind(64, x=False, symmetric=False),
     "both 64, zero points": Kind(64, symmetric=False),
 }
-BITS, ROTATION = 8, 64
+ROTATION = 64
 OPS = torch.ops.qfx
 
 
@@ -53,20 +55,15 @@ def calls(shape: Shape) -> dict[str, Callable[[], Tensor]]:
         torch.randn(size, generator=generator)
         for size in ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
     )
-    end = ("none", torch.float32, None, ROTATION)
-    row = pack(w_nk, (), Packing(QSpec(), rotation=ROTATION))
-    made: dict[str, Callable[[], Tensor]] = {
-        BASELINE: partial(
-            OPS.int8_linear_dynamic, x_mk, row.blocks, row.scale, bias_n, [1], BITS, True, *end
-        )
-    }
-    for name, kind in KINDS.items():
+
+    def call(kind: Kind) -> Callable[[], Tensor]:
         spec = QSpec(symmetric=kind.symmetric, group=kind.group)
-        w = pack(w_nk, (), Packing(spec, rotation=ROTATION))
-        how = ([1], kind.group if kind.x else 0, BITS, kind.symmetric)
-        weight = (w.blocks, w.scale, w.zero_point)
-        made[name] = partial(OPS.int8_linear_groups_dynamic, x_mk, *weight, bias_n, *how, *end)
-    return made
+        w = pack(w_nk, (), Packing(spec, rotation=ROTATION)).weight
+        x = QSpec(symmetric=kind.symmetric, group=kind.group if kind.x else 0)
+        how = (layout_of(spec, 0, shape.n), bias_n, code_of(x, ROTATION), "none", torch.float32)
+        return partial(OPS.linear_dynamic, x_mk, w, *how)
+
+    return {name: call(kind) for name, kind in {BASELINE: Kind(0), **KINDS}.items()}
 
 
 def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:

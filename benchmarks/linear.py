@@ -20,6 +20,8 @@ from torch import Tensor
 
 from benchmarks.common import Candidate, Timing, interleaved, keep_memory, machine, save
 from qfx import _C
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 
 TOKENS = (1, 4, 16, 128, 512)
 WEIGHTS = (  # K x N
@@ -65,23 +67,18 @@ class Case:
     bits: int
     w_codes_nk: Tensor
     packed: Tensor
-    w_scale_n: Tensor
+
+    @property
+    def code(self) -> list[int]:
+        """How activations are quantized."""
+        return list(Code(self.bits, symmetric=0))
 
     def float32(self) -> Tensor:
         return F.linear(self.x_mk, self.w_nk, self.bias_n)
 
     def int8(self) -> Tensor:
-        return OPS.int8_linear_dynamic(
-            self.x_mk,
-            self.packed,
-            self.w_scale_n,
-            self.bias_n,
-            [1],
-            self.bits,
-            False,
-            "none",
-            torch.float32,
-        )
+        given = (self.packed, list(Layout(len(self.bias_n))), self.bias_n, self.code)
+        return OPS.linear_dynamic(self.x_mk, *given, "none", torch.float32)  # type: ignore
 
 
 @dataclass(frozen=True)
@@ -119,15 +116,15 @@ def make_case(shape: Shape, bits: int = 8) -> Case:
         torch.randn(size, generator=generator)
         for size in ((shape.m, shape.k), (shape.n, shape.k), (shape.n,))
     )
-    w_codes_nk, w_scale_n1, _ = OPS.quantize(w_nk, [1], bits, True)
-    packed = OPS.pack_weight(w_codes_nk)
-    return Case(x_mk, w_nk, bias_n, bits, w_codes_nk, packed, w_scale_n1.flatten())
+    w_codes_nk, w_scale_n1, _ = OPS.quantize(w_nk, list(Code(bits)))
+    packed = OPS.pack_weight(w_codes_nk, w_scale_n1)
+    return Case(x_mk, w_nk, bias_n, bits, w_codes_nk, packed)
 
 
 def check_exact(case: Case, shape: Shape, isa: str) -> None:
     """int8_mm on `isa` against a float64 matmul of the integers, which is exact below 2^53."""
     _C.set_isa(isa)
-    q_mk, _, zero_m1 = OPS.quantize(case.x_mk, [1], case.bits, False)
+    q_mk, _, zero_m1 = OPS.quantize(case.x_mk, case.code)
     found = OPS.int8_mm(q_mk, zero_m1, case.packed, shape.n)
     expected = (q_mk.double() - zero_m1.double()) @ case.w_codes_nk.double().t()
     wrong = int((found.double() != expected).sum())

@@ -21,6 +21,8 @@ from torch import Tensor
 from benchmarks.common import Candidate, Timing, interleaved, keep_memory, machine, save
 from benchmarks.linear import OPS
 from qfx import _C
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 
 ROWS = (1, 2, 4, 8, 16)
 N, K, COPIES = 11008, 4096, 4  # 4 x 45 MB in int8
@@ -36,18 +38,18 @@ def linears(isas: Sequence[str]) -> dict[str, Candidate]:
     """F.linear and the int8 linear with dynamic and with float activations, for a few rows."""
     generator = torch.Generator().manual_seed(0)
     w_nk = torch.randn(N, K, generator=generator)
-    codes, scale, _ = OPS.quantize(w_nk, [1], 8, True)
-    packs, floats = [OPS.pack_weight(codes) for _ in range(COPIES)], [w_nk, w_nk.clone()]
-    tail = (scale.flatten(), None)
+    codes, scale, _ = OPS.quantize(w_nk, list(Code()))
+    packs, floats = [OPS.pack_weight(codes, scale) for _ in range(COPIES)], [w_nk, w_nk.clone()]
+    tail, code = (list(Layout(N)), None), list(Code(symmetric=0))
     found: dict[str, Candidate] = {}
     for m in ROWS:
         x = torch.randn(m, K, generator=generator)
 
         def dynamic(packed: Tensor, x: Tensor = x) -> Tensor:
-            return OPS.int8_linear_dynamic(x, packed, *tail, [1], 8, False, "none", torch.float32)
+            return OPS.linear_dynamic(x, packed, *tail, code, "none", torch.float32)  # type: ignore
 
         def weight_only(packed: Tensor, x: Tensor = x) -> Tensor:
-            return OPS.int8_weight_linear(x, packed, *tail, "none", torch.float32)
+            return OPS.linear_float(x, packed, *tail, "none", torch.float32)  # type: ignore
 
         found[f"float32 M={m}"] = Candidate(rotating(partial(F.linear, x), floats))
         for isa in isas:
@@ -62,8 +64,8 @@ def quantizing(isas: Sequence[str]) -> dict[str, Candidate]:
     x = torch.randn(QUANTIZED, generator=torch.Generator().manual_seed(1))
     found = {"copy": Candidate(partial(torch.empty_like(x).copy_, x)), "clone": Candidate(x.clone)}
     for isa in isas:
-        for name, symmetric in (("quantize", False), ("quantize symmetric", True)):
-            call = partial(OPS.quantize, x, [1], 8, symmetric)
+        for name, code in (("quantize", Code(symmetric=0)), ("quantize symmetric", Code())):
+            call = partial(OPS.quantize, x, list(code))
             found[f"{isa} {name}"] = Candidate(call, partial(_C.set_isa, isa))
     return found
 

@@ -2,15 +2,14 @@
 
 Activations are floats, which the operator rotates and quantizes; each kind runs in turn, on every
 ISA of this machine, on weights that are read one after the other and fill `--set` MB whatever their
-kind, more than caches hold: what a token reads. A ratio is the speed of the kind over that of
-int8_linear_dynamic.
+kind, more than caches hold: what a token reads. A ratio is the speed of the kind over that of int8.
     python -m benchmarks.packed [--threads 1] [--set 1000] [--shapes 1x2048x2048,...] [--save]
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,9 +20,11 @@ from torch import Tensor
 from benchmarks.common import Candidate, interleaved, keep_memory, machine, save
 from benchmarks.linear import LARGEST_FOR_REF, Shape, parser_of
 from qfx import _C
+from qfx.ops.code import Code
+from qfx.ops.layout import layout_of
 from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec
-from qfx.weights.cache import Packed, pack
+from qfx.weights.cache import pack
 
 SHAPES = [Shape(m, 2048, 2048) for m in (1, 2, 4, 8, 16, 128, 512)]
 BASELINE = "int8"
@@ -39,13 +40,12 @@ OPS = torch.ops.qfx
 
 
 @lru_cache
-def weights(k: int, n: int, spec: QSpec, megabytes: int) -> tuple[Packed, list[Tensor]]:
-    """A weight, and as many packed ones as fill the memory, each on pages of its own."""
+def weights(k: int, n: int, spec: QSpec, megabytes: int) -> list[Tensor]:
+    """As many packed weights as fill the memory, each on pages of its own."""
     w_nk = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
     packing = Packing(spec, rotation=ROTATION)
-    first = pack(w_nk, (), packing)
-    count = max(1, (megabytes << 20) // first.blocks.nbytes)
-    return first, [pack(w_nk, (), packing).blocks for _ in range(count)]
+    count = max(1, (megabytes << 20) // pack(w_nk, (), packing).weight.nbytes)
+    return [pack(w_nk, (), packing).weight for _ in range(count)]
 
 
 def calls(shape: Shape, megabytes: int) -> dict[str, Callable[[], Tensor]]:
@@ -54,23 +54,14 @@ def calls(shape: Shape, megabytes: int) -> dict[str, Callable[[], Tensor]]:
     x_mk, bias_n = (
         torch.randn(*size, generator=generator) for size in ((shape.m, shape.k), (shape.n,))
     )
-    end = ("none", torch.float32, None, ROTATION)
+    end = (bias_n, list(Code(rotation=ROTATION)), "none", torch.float32)
 
-    def turns(spec: QSpec) -> Iterator[Tensor]:
-        return itertools.cycle(weights(shape.k, shape.n, spec, megabytes)[1])
+    def call(spec: QSpec) -> Callable[[], Tensor]:
+        turn = itertools.cycle(weights(shape.k, shape.n, spec, megabytes))
+        layout = layout_of(spec, 0, shape.n)
+        return lambda: OPS.linear_dynamic(x_mk, next(turn), layout, *end)  # type: ignore[no-any-return]
 
-    def int8(blocks: Iterator[Tensor], scale: Tensor) -> Tensor:
-        how = (scale, bias_n, [1], 8, True)
-        return OPS.int8_linear_dynamic(x_mk, next(blocks), *how, *end)  # type: ignore[no-any-return]
-
-    def fewer(blocks: Iterator[Tensor], spec: QSpec) -> Tensor:
-        how = (shape.n, spec.bits, spec.group, bias_n, [1], 0, 8, True)
-        return OPS.lowbit_linear_dynamic(x_mk, next(blocks), *how, *end)  # type: ignore[no-any-return]
-
-    scale = weights(shape.k, shape.n, QSpec(), megabytes)[0].scale
-    assert scale is not None
-    made: dict[str, Callable[[], Tensor]] = {BASELINE: partial(int8, turns(QSpec()), scale)}
-    return made | {name: partial(fewer, turns(spec), spec) for name, spec in KINDS.items()}
+    return {name: call(spec) for name, spec in {BASELINE: QSpec(), **KINDS}.items()}
 
 
 def measure(shape: Shape, rounds: int, megabytes: int) -> list[dict[str, Any]]:

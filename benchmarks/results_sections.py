@@ -147,7 +147,7 @@ SECTIONS = (
     Section(
         "groups",
         "Groups of K",
-        "Time of `int8_linear_dynamic`, rotated, with one scale a row, and of weights and "
+        "Time of the dynamic linear, rotated, with one scale a row, and of weights and "
         "activations with a scale for each group of K, relative to it.",
         "kernel and M x K x N",
         lambda row: f"{row['isa']} {cells.shape(row)}",
@@ -157,7 +157,7 @@ SECTIONS = (
         "packed",
         "Four and five bits",
         "Speed of linears whose weights are stored in 4 and 5 bits, in groups of K, relative to "
-        "`int8_linear_dynamic`; more weights of each kind are read in turn than caches hold.",
+        "int8 with one scale a row; more weights of each kind are read in turn than caches hold.",
         "kernel and M x K x N",
         lambda row: f"{row['isa']} {cells.shape(row)}",
         cells.packed,

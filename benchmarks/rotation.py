@@ -14,9 +14,11 @@ from typing import Any
 import qfx._C as _C
 import torch
 from tabulate import tabulate
+from torch import Tensor
 
-import qfx  # noqa: F401  (registers the operators)
 from benchmarks.common import Candidate, interleaved, keep_memory, machine, merge
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 
 SHAPES = ((576, 576), (576, 1536), (1536, 576), (768, 768), (768, 3072), (4096, 4096))  # K, N
 TOKENS = (16, 128)
@@ -25,14 +27,18 @@ OPS = torch.ops.qfx
 
 def measure(isa: str, m: int, k: int, n: int, rounds: int) -> dict[str, Any]:
     x = torch.randn(m, k)
-    packed = OPS.pack_weight(torch.randint(-127, 128, (n, k), dtype=torch.int8))
-    how = (packed, torch.full((n,), 0.01), None, [1], 8, True, "none", torch.float32)
-    run = partial(OPS.int8_linear_dynamic, x, *how)
+    codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+    given = (x, OPS.pack_weight(codes, torch.full((n,), 0.01)), list(Layout(n)), None)
+
+    def run(rotation: int, factor: Tensor | None = None) -> Tensor:
+        how = (list(Code(rotation=rotation)), "none", torch.float32, factor)
+        return OPS.linear_dynamic(*given, *how)  # type: ignore[no-any-return]
+
     times = interleaved(
         {
-            "plain": Candidate(run),
-            "rotated": Candidate(partial(run, None, 64)),
-            "scaled": Candidate(partial(run, torch.ones(k), 64)),
+            "plain": Candidate(partial(run, 0)),
+            "rotated": Candidate(partial(run, 64)),
+            "scaled": Candidate(partial(run, 64, torch.ones(k))),
         },
         rounds,
     )

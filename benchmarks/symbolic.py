@@ -80,4 +80,5 @@ def _counting(function: Callable[..., Any], inputs: Inputs) -> tuple[Any, int]:
     """The outputs of a call, and how many int8 matmuls and attentions ran in it."""
     with torch.autograd.profiler.profile(use_kineto=False) as trace, torch.no_grad():
         found = function(**inputs)
-    return found, sum(e.count for e in trace.key_averages() if e.key.startswith("qfx::int8_"))
+    kinds = ("qfx::linear", "qfx::int8_")
+    return found, sum(e.count for e in trace.key_averages() if e.key.startswith(kinds))

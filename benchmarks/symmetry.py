@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor, nn
 
-import qfx  # noqa: F401  (registers the operators)
 from benchmarks.common import Candidate, interleaved, machine, save
 from examples.minilm import load
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 
 TEXTS = 8
 KINDS = {"symmetric": True, "asymmetric": False}
@@ -47,12 +48,12 @@ def linear_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tens
     return seen
 
 
-def int8_linear(linear: nn.Linear) -> Callable[[Tensor, bool], Tensor]:
+def in_int8(linear: nn.Linear) -> Callable[[Tensor, bool], Tensor]:
     """`linear` on 8-bit weights, as a function of x and of the activations' symmetry."""
-    codes_nk, scale_n1, _ = OPS.quantize(linear.weight, [1], 8, True)
-    packed, scale_n = OPS.pack_weight(codes_nk), scale_n1.flatten()
-    return lambda x, symmetric: OPS.int8_linear_dynamic(
-        x, packed, scale_n, linear.bias, [1], 8, symmetric, "none", torch.float32
+    codes_nk, scale_n1, _ = OPS.quantize(linear.weight, list(Code()))
+    given = (OPS.pack_weight(codes_nk, scale_n1), list(Layout(linear.out_features)), linear.bias)
+    return lambda x, symmetric: OPS.linear_dynamic(
+        x, *given, list(Code(symmetric=int(symmetric))), "none", torch.float32
     )
 
 
@@ -63,7 +64,7 @@ def sqnr(found: Tensor, exact: Tensor) -> float:
 
 def measure(name: str, linear: nn.Linear, x: Tensor, rounds: int) -> dict[str, Any]:
     exact = F.linear(x.double(), linear.weight.double(), linear.bias.double())
-    run = int8_linear(linear)
+    run = in_int8(linear)
     candidates = {kind: Candidate(partial(run, x, flag)) for kind, flag in KINDS.items()}
     times = interleaved(candidates, rounds)
     row: dict[str, Any] = {"site": name, "shape": "x".join(map(str, (*x.shape, len(exact.T))))}

@@ -21,6 +21,7 @@
 #include "cpu/kernels/selfcheck.h"
 #include "cpu/ops/guard_counts.h"
 #include "cuda/gemm/layout.h"
+#include "operands.h"
 #include "program.h"
 #include "stamps.h"
 
@@ -248,8 +249,10 @@ std::vector<std::string> cuda_architectures() {
   return names;
 }
 
-int64_t cuda_packed_size(int64_t n, int64_t k, int64_t group) {
-  return qfx::cuda::WeightLayout::of(n, k, group).bytes();
+int64_t cuda_packed_size(const std::vector<int64_t>& layout, int64_t k) {
+  const auto known = qfx::layout_argument_of("cuda_packed_size", layout);
+  return qfx::cuda::WeightLayout::of(known.n, k, known.group, known.scale_group, known.shift != 0)
+      .bytes();
 }
 
 }  // namespace
@@ -330,8 +333,8 @@ PYBIND11_MODULE(_C, m) {
       pybind11::arg("site"), "The counts of one site, which then has none.");
   m.def("cuda_architectures", &cuda_architectures,
         "The architectures of GPUs that this build has kernels for; none without CUDA.");
-  m.def("cuda_packed_size", &cuda_packed_size, pybind11::arg("n"), pybind11::arg("k"),
-        pybind11::arg("group") = 0, "Bytes of a packed weight on CUDA.");
+  m.def("cuda_packed_size", &cuda_packed_size, pybind11::arg("layout"), pybind11::arg("k"),
+        "Bytes of a packed weight of 8 bits on CUDA.");
   qfx::define_program(m);
   qfx::define_stamps(m);
   qfx::cpu::current_isa();  // an impossible QFX_CPU_ISA is an error at import

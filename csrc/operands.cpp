@@ -57,6 +57,23 @@ CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t 
   return {static_cast<int>(bits), symmetric, per_tensor};
 }
 
+ActivationCode activation_code_of(const char* op, const std::vector<int64_t>& code) {
+  STD_TORCH_CHECK(code.size() >= 5, op, ": code has ", code.size(),
+                  " numbers, expected bits, symmetric, per_tensor, group and rotation");
+  const int64_t bits = code[0], group = code[3];
+  STD_TORCH_CHECK(bits >= 2 && bits <= 8, op, ": bits=", bits, " is outside 2..8");
+  if (group != 0) check_group(op, group);
+  STD_TORCH_CHECK(group == 0 || code[2] == 0, op, ": code has groups of ", group,
+                  " and one scale for the tensor, expected one of them");
+  return {{static_cast<int>(bits), code[1] != 0, code[2] != 0}, group, code[4]};
+}
+
+WeightLayoutArgument layout_argument_of(const char* op, const std::vector<int64_t>& layout) {
+  STD_TORCH_CHECK(layout.size() == 5, op, ": layout has ", layout.size(),
+                  " numbers, expected n, bits, group, scale_group and shift");
+  return {layout[0], layout[1], layout[2], layout[3], layout[4]};
+}
+
 void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q) {
   check_dtype(op, "col_scale", col_scale, {ScalarType::Float});
   const int64_t n = q.size(q.dim() - 1);
@@ -74,14 +91,28 @@ void check_group(const char* op, int64_t group, int64_t multiple) {
                   ", expected a multiple of ", multiple);
 }
 
-void check_weight(const char* op, const Tensor& w, int64_t group, int64_t multiple) {
-  check_dtype(op, "w", w, {ScalarType::Char});
-  STD_TORCH_CHECK(w.dim() == 2, op, ": w has shape ", shape_of(w), ", expected [N, K]");
-  const int64_t k = w.size(1);
+void check_codes(const char* op, const Tensor& codes, int64_t group, int64_t multiple) {
+  check_dtype(op, "codes", codes, {ScalarType::Char});
+  STD_TORCH_CHECK(codes.dim() == 2, op, ": codes have shape ", shape_of(codes),
+                  ", expected [N, K]");
+  const int64_t k = codes.size(1);
   STD_TORCH_CHECK(k <= kMaxK, op, ": K=", k, " is above ", kMaxK,
                   ", where the int32 accumulator of a dot product could overflow");
   STD_TORCH_CHECK(group >= 0 && group % multiple == 0, op, ": group=", group,
                   ", expected 0 (one scale for all of K) or a multiple of ", multiple);
+}
+
+bool check_of_rows_or_groups(const char* op, const char* what, const Tensor& t, const Tensor& codes,
+                             int64_t group) {
+  const int64_t n = codes.size(0), k = codes.size(1);
+  const int64_t groups = group == 0 ? 1 : (k + group - 1) / group;
+  const bool of_rows = t.numel() == n && (t.dim() == 1 || (t.dim() == 2 && t.size(1) == 1));
+  const bool of_none = k == 0 && t.dim() == 2 && t.size(0) == n && t.size(1) == 0;
+  const bool by_group = group != 0 && t.dim() == 2 && t.size(0) == n && t.size(1) == groups;
+  STD_TORCH_CHECK(of_rows || by_group || of_none, op, ": ", what, " has shape ", shape_of(t),
+                  ", expected ", n, ", ", n, "x1 or ", n, "x", groups,
+                  ": one for each row, or for each group of ", group, " of K=", k);
+  return by_group;
 }
 
 std::vector<int64_t> with_last(const Tensor& t, int64_t last) {

@@ -37,15 +37,39 @@ Activation activation_of(const char* op, const std::string& name);
 CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t bits,
                       bool symmetric);
 
+// How an activation is quantized: `group` elements of K share a scale, or all (0), after K was
+// rotated in blocks of `rotation` (R1).
+struct ActivationCode {
+  CodeSpec spec;
+  int64_t group, rotation;
+};
+
+// Of the numbers of an operator's `code`: qfx/ops/code.py.
+ActivationCode activation_code_of(const char* op, const std::vector<int64_t>& code);
+
+// What a caller knows of a packed weight: qfx/ops/layout.py.
+struct WeightLayoutArgument {
+  int64_t n, bits, group, scale_group, shift;
+
+  bool one_scale() const { return bits == 8 && group == 0 && scale_group == 0 && shift == 0; }
+};
+
+WeightLayoutArgument layout_argument_of(const char* op, const std::vector<int64_t>& layout);
+
 // One scale for each column of q [*B, M, N]: [N], or [*B, 1, N], one for each matrix.
 void check_col_scale(const char* op, const Tensor& col_scale, const Tensor& q);
 
 // How many elements of K share a scale.
 void check_group(const char* op, int64_t group, int64_t multiple = kGroupMultiple);
 
-// A weight to pack: int8 [N, K], with a scale for each `group` elements of K, or 0.
-void check_weight(const char* op, const Tensor& w, int64_t group,
-                  int64_t multiple = kGroupMultiple);
+// Codes to pack: int8 [N, K], whose products are summed in groups of `group` elements of K, or 0.
+void check_codes(const char* op, const Tensor& codes, int64_t group,
+                 int64_t multiple = kGroupMultiple);
+
+// The scale or the zero point of codes to pack: [N], [N, 1], or [N, G] for groups of `group`.
+// Returns whether it is by group.
+bool check_of_rows_or_groups(const char* op, const char* what, const Tensor& t, const Tensor& codes,
+                             int64_t group);
 
 // Step from the value of a row to that of the next in a contiguous tensor: 0 where one is for all.
 inline int64_t stride_of(const Tensor& per_row) { return per_row.numel() == 1 ? 0 : 1; }

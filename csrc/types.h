@@ -8,6 +8,9 @@ namespace qfx {
 // An int32 sum of K products of (code - zero point) in [-255, 255] and a weight in [-128, 127].
 inline constexpr int64_t kMaxK = 65792;
 
+// An int32 sum of this many products of two codes less their zero points, both in [-255, 255].
+inline constexpr int64_t kMaxGroup = 33025;
+
 // Elements of K that share a scale come in multiples of this, and on CUDA of kCudaGroupMultiple.
 inline constexpr int64_t kGroupMultiple = 32, kCudaGroupMultiple = 64;
 

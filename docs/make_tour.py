@@ -130,9 +130,9 @@ def arithmetic() -> dict[str, str]:
     """The operators on two tokens of four features and two outputs."""
     x = torch.tensor([[0.6, -1.0, 2.0, 0.25], [0.0, 3.0, 1.0, 5.0]])
     w = torch.tensor([[0.9, -0.5, 0.25, 2.0], [0.1, 0.15, -0.3, 0.4]])
-    q, scale, zero_point = REFERENCES["quantize"](x, [1], 8, False)
-    w_q, w_scale, _ = REFERENCES["quantize"](w, [1], 8, True)
-    packed = REFERENCES["pack_weight"](w_q)
+    q, scale, zero_point = REFERENCES["quantize"](x, [8, 0, 0, 0, 0])
+    w_q, w_scale, _ = REFERENCES["quantize"](w, [8, 1, 0, 0, 0])
+    packed = REFERENCES["pack_weight"](w_q, w_scale)
     acc = REFERENCES["int8_mm"](q, zero_point, packed, 2)
     y = REFERENCES["dequantize"](acc, scale, None, w_scale.reshape(-1), None, "none", torch.float32)
     z, s, sw = int(zero_point[0]), float(scale[0]), float(w_scale[0])
@@ -151,8 +151,9 @@ def arithmetic() -> dict[str, str]:
         f"int8  y = {rounded(y)}\nfloat y = {rounded(x @ w.t())}",
         "bytes": str(packed.numel()),
         "layout": f"  0 header  {packed[:32].numpy().tobytes().hex(' ')} ...\n"
-        f" 64 colsum  {packed[64:192].view(torch.int32)[:4].tolist()} ...\n"
-        f"192 blocks  {packed[192:204].tolist()} ...",
+        f"128 scale   {rounded(packed[128:256].view(torch.float32)[:4])} ...\n"
+        f"256 sums    {packed[256:384].view(torch.int32)[:4].tolist()} ...\n"
+        f"384 codes   {packed[384:396].tolist()} ...",
     }
 
 

@@ -32,7 +32,7 @@ def int8_matmuls(model, inputs):
     """How many int8 matmuls one run makes, as the profiler sees them."""
     with torch.autograd.profiler.profile(use_kineto=False) as trace:
         model(**inputs)
-    kinds = ("qfx::int8_linear", "qfx::int8_attention", "qfx::int8_bmm")
+    kinds = ("qfx::linear", "qfx::int8_attention", "qfx::int8_bmm")
     return sum(e.count for e in trace.key_averages() if e.key.startswith(kinds))
 
 

@@ -13,6 +13,7 @@ from benchmarks.gpu.kernels import choices, forced
 from benchmarks.gpu.operands import OPS, Linear
 from benchmarks.gpu.peak import peaks
 from benchmarks.gpu.session import Row, Session
+from qfx.ops.code import Code
 
 SIZE = 8192
 COPY_BYTES = 2**30
@@ -27,7 +28,7 @@ def ceilings(session: Session) -> Iterator[Row]:
     yield {"what": "copy", "TB/s": 2 * len(source) / copied / 1e12}
     linear = Linear.random(session, size, size, size)
     yield _reached("bf16", size, seconds([linear.in_float], device))
-    q, w_q = linear.codes[0], OPS.quantize(linear.w, [1], 8, True)[0]
+    q, w_q = linear.codes[0], OPS.quantize(linear.w, list(Code()))[0]
     yield _reached("torch._int_mm", size, seconds([partial(torch._int_mm, q, w_q.T)], device))
     for kernel in choices(right(session, "s8"), size):
         yield _of(session, "int8", kernel, size, linear.product)

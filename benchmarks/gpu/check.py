@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.gpu.operands import each
 from qfx.ops import REFERENCES
+from qfx.ops.layout import Layout
 
 OPS = torch.ops.qfx
 M = (1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 300)
@@ -32,6 +33,7 @@ class Weight:
 
     values: Tensor
     packed: Tensor
+    scale: Tensor | None = None
 
     @classmethod
     def of(cls, operands: str, n: int, k: int, device: str) -> Weight:
@@ -39,7 +41,8 @@ class Weight:
             signs = torch.randn(n, k, device=device)
             return cls(signs, OPS.binary_pack(signs))
         codes = _codes(n, k, device).clamp(min=-127)
-        return cls(codes, OPS.pack_weight(codes))
+        scale = torch.rand(n, device=device) / (k + 1)
+        return cls(codes, OPS.pack_weight(codes, scale), scale)
 
 
 def _codes(rows: int, columns: int, device: str) -> Tensor:
@@ -49,7 +52,7 @@ def _codes(rows: int, columns: int, device: str) -> Tensor:
 
 
 def products(weight: Weight, m: int, device: str) -> list[str]:
-    """int8_mm with a zero point for each row, and int8_linear on its sums."""
+    """int8_mm with a zero point for each row, and linear on its sums."""
     n, k = weight.values.shape
     q = _codes(m, k, device)
     zero = torch.randint(-128, 128, (m, 1), dtype=torch.int32, device=device)
@@ -58,10 +61,10 @@ def products(weight: Weight, m: int, device: str) -> list[str]:
     wrong = int((got != exact).sum())
     found = [f"{wrong} sums differ"] if wrong else []
     found += [] if torch.equal(got, again) else ["a second run differs"]
-    scale, w_scale = torch.rand(m, 1, device=device), torch.rand(n, device=device) / (k + 1)
-    rest = (w_scale, torch.randn(n, device=device), "silu", torch.bfloat16)
-    y = OPS.int8_linear(q, scale, zero, weight.packed, *rest).double()
-    wanted = REFERENCES["dequantize"](exact, scale, None, *rest).double()
+    scale = torch.rand(m, 1, device=device)
+    rest = (torch.randn(n, device=device), "silu", torch.bfloat16)
+    y = OPS.linear(q, scale, zero, weight.packed, list(Layout(n)), *rest).double()
+    wanted = REFERENCES["dequantize"](exact, scale, None, weight.scale, *rest).double()
     off = int(((y - wanted).abs() > wanted.abs() * 2.0**-7 + 1e-6).sum())
     return found + ([f"{off} outputs are more than a unit off"] if off else [])
 

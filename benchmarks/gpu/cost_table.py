@@ -21,7 +21,8 @@ from benchmarks.gpu.sweep import nearest
 from qfx.cost.gpu import BATCHED, PASSES, PRODUCTS, SCHEMA, slug
 from qfx.cost.grid import Grid
 from qfx.cost.table import Table
-from qfx.rewriting.aten_quantization import quantize_parts, quantize_static_parts
+from qfx.ops.code import Code
+from qfx.rewriting.aten_quantization import quantize_parts
 from qfx.values.atomic_write import write_text
 from qfx.weights.cache import pack
 
@@ -31,7 +32,7 @@ BATCH, BATCHED_AXES = 64, ((128, 1024), (64, 128, 1024), (128, 1024))
 DTYPES = (torch.bfloat16, torch.float16)
 METHODS = {  # of `Linear`, by how its weight is packed
     ROWS: {"float": "in_float", "int8": "product", "weight_only": "weight_only"},
-    GROUPS: {"groups": "groups"},
+    GROUPS: {"groups": "product"},
 }
 
 
@@ -70,12 +71,12 @@ def _pass(session: Session, what: str, k: int) -> Callable[[int], float]:
     torch._dynamo.reset()  # each K is compiled for itself: together they would be too many
     scale = torch.tensor([0.02], device=session.device)
     aten: dict[str, Callable[[Tensor], Any]] = {
-        "quantize": lambda x: quantize_parts(x, [1], 8, False),
-        "tensor": lambda x: quantize_parts(x, [0, 1], 8, False),
-        "static": lambda x: quantize_static_parts(x, scale, None, 8, True),
+        "quantize": lambda x: quantize_parts(x, Code(symmetric=0)),
+        "tensor": lambda x: quantize_parts(x, Code(symmetric=0, per_tensor=1)),
+        "static": lambda x: quantize_parts(x, Code(), scale),
     }
     operators: dict[str, Callable[[Tensor], Any]] = {
-        "rotated": lambda x: OPS.quantize(x, [1], 8, False, None, 64),
+        "rotated": lambda x: OPS.quantize(x, list(Code(symmetric=0, rotation=64))),
         "rotate": lambda x: OPS.rotate(x, None, 64),
     }
     call = operators.get(what) or _compiled(session, aten[what])
@@ -115,7 +116,7 @@ def _training(session: Session, dtype: torch.dtype) -> list[float]:
     are dequantized there."""
     size = session.size(4096)
     w = session.random(size, size, dtype=dtype)
-    q, scale, zero = OPS.quantize(w, [1], 8, False)
+    q, scale, zero = OPS.quantize(w, list(Code(symmetric=0)))
     like = (scale, zero, None, None, "none", dtype)
     timed: tuple[Call, ...] = (
         lambda: pack(w, (), ROWS),

@@ -12,13 +12,16 @@ from torch import Tensor
 
 from benchmarks.gpu.clock import Call
 from benchmarks.gpu.session import Session
+from qfx.ops.code import Code
+from qfx.ops.layout import layout_of
 from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec
-from qfx.weights.cache import Packed, pack
+from qfx.weights.cache import pack
 
 OPS = torch.ops.qfx
 GROUPS = Packing(QSpec(bits=4, group=64))
 ROWS = Packing(QSpec())
+ASYMMETRIC = list(Code(symmetric=0))
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Linear:
     w: Tensor
     bias: Tensor | None
     codes: tuple[Tensor, Tensor, Tensor]
-    packed: Packed
+    weight: Tensor
+    layout: list[int]
 
     @classmethod
     def random(
@@ -44,28 +48,31 @@ class Linear:
     ) -> Linear:
         x, w = session.random(m, k, dtype=dtype), session.random(n, k, dtype=dtype) / k**0.5
         term = session.random(n, dtype=dtype) if bias else None
-        return cls(x, w, term, OPS.quantize(x, [1], 8, False), pack(w, (), packing))
+        layout = layout_of(packing.spec, packing.group, n)
+        return cls(x, w, term, OPS.quantize(x, ASYMMETRIC), pack(w, (), packing).weight, layout)
+
+    @property
+    def scale(self) -> Tensor:
+        """float32 [N], of a weight with one scale a row."""
+        return OPS.weight_scale(self.weight, len(self.w))  # type: ignore[no-any-return]
 
     def in_float(self) -> Tensor:
         return F.linear(self.x, self.w, self.bias)
 
     def product(self, activation: str = "none") -> Tensor:
         """The codes' product, with its epilogue."""
-        rest = (self.bias, activation, self.x.dtype)
-        return OPS.int8_linear(*self.codes, self.packed.blocks, self.packed.scale, *rest)
-
-    def groups(self) -> Tensor:
-        rest = (self.packed.scale, self.packed.zero_point, None, "none", self.x.dtype)
-        return OPS.int8_linear_groups(*self.codes, self.packed.blocks, *rest)
+        return OPS.linear(*self.codes, *self._rest(activation))  # type: ignore[no-any-return]
 
     def weight_only(self) -> Tensor:
-        rest = (self.packed.scale, self.bias, "none", self.x.dtype)
-        return OPS.int8_weight_linear(self.x, self.packed.blocks, *rest)
+        return OPS.linear_float(self.x, *self._rest("none"))  # type: ignore[no-any-return]
 
     def dynamic(self, activation: str = "none") -> Tensor:
         """With the quantization of x, in an operator of its own."""
-        how = (self.bias, [1], 8, False, activation, self.x.dtype)
-        return OPS.int8_linear_dynamic(self.x, self.packed.blocks, self.packed.scale, *how)
+        weight, layout, bias, *end = self._rest(activation)
+        return OPS.linear_dynamic(self.x, weight, layout, bias, ASYMMETRIC, *end)  # type: ignore
+
+    def _rest(self, activation: str) -> tuple[object, ...]:
+        return self.weight, self.layout, self.bias, activation, self.x.dtype
 
 
 def copies(session: Session, make: Callable[[], Linear]) -> list[Linear]:

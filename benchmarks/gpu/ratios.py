@@ -16,6 +16,7 @@ from benchmarks.gpu.kernels import forced
 from benchmarks.gpu.operands import OPS, Linear, calls, copies
 from benchmarks.gpu.session import Row, Session
 from benchmarks.gpu.sweep import nearest
+from qfx.ops.code import Code
 
 LEAST_ROWS = 32  # torch._int_mm takes more than 16
 FUSED = (1024, 4096, 1.15)  # at least so many rows, at most so large a K: the bar of fusing
@@ -97,13 +98,13 @@ def _pytorch(session: Session, linears: list[Linear]) -> dict[str, list[Call]]:
     def dequantized(sums: Tensor, scale: Tensor, w_scale: Tensor) -> Tensor:
         return (sums.float() * (scale * w_scale)).bfloat16()
 
-    def whole(q: Tensor, w: Tensor, linear: Linear) -> Tensor:
-        assert linear.packed.scale is not None
-        return dequantized(torch._int_mm(q, w), linear.codes[1], linear.packed.scale)
+    def whole(q: Tensor, w: Tensor, scale: Tensor, w_scale: Tensor) -> Tensor:
+        return dequantized(torch._int_mm(q, w), scale, w_scale)
 
-    pairs = [(x.codes[0], OPS.quantize(x.w, [1], 8, True)[0].T) for x in linears]
+    pairs = [(x.codes[0], OPS.quantize(x.w, list(Code()))[0].T) for x in linears]
     alone = [partial(torch._int_mm, *pair) for pair in pairs]
-    both = [partial(whole, *pair, x) for pair, x in zip(pairs, linears, strict=True)]
+    scales = [(x.codes[1], x.scale) for x in linears]
+    both = [partial(whole, *pair, *each) for pair, each in zip(pairs, scales, strict=True)]
     return {"_int_mm": alone, "_int_mm_dequantized": both}  # type: ignore[dict-item]
 
 
@@ -111,8 +112,9 @@ def _quantize(session: Session) -> Row:
     """Bytes read and written in a second, as a share of those that copying moves."""
     m, k, must = QUANTIZE
     x = session.random(session.size(m), session.size(k))
-    took = seconds([lambda: OPS.quantize(x, [1], 8, False)], session.device)
-    rotated = seconds([lambda: OPS.quantize(x, [1], 8, False, None, 64)], session.device)
+    took = seconds([lambda: OPS.quantize(x, list(Code(symmetric=0)))], session.device)
+    code = list(Code(symmetric=0, rotation=64))
+    rotated = seconds([lambda: OPS.quantize(x, code)], session.device)
     copied = [row["TB/s"] for row in session.of("ceilings") if row.get("what") == "copy"]
     speed = 3 * x.numel() / took / 1e12
     us = {"quantize": took * 1e6, "rotated": rotated * 1e6}

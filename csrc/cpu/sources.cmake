@@ -17,6 +17,7 @@ set(QFX_CPU_SOURCES
   core/isa.cpp
   core/processor.cpp
   core/vendor.cpp
+  gemm/float_product.cpp
   gemm/gemm.cpp
   gemm/grid.cpp
   gemm/group_panel.cpp
@@ -32,6 +33,7 @@ set(QFX_CPU_SOURCES
   gemm/strips.cpp
   gemm/timing.cpp
   gemm/tuning.cpp
+  gemm/weight.cpp
   gemm/whole.cpp
   kernels/dispatch.cpp
   kernels/ref.cpp
@@ -52,18 +54,16 @@ set(QFX_CPU_OPERATORS
   ops/attention_operands.cpp
   ops/binary.cpp
   ops/bmm.cpp
-  ops/groups.cpp
+  ops/dequantize.cpp
   ops/guard.cpp
   ops/guard_counts.cpp
   ops/kv_cache.cpp
   ops/kv_operands.cpp
   ops/linear.cpp
-  ops/lowbit.cpp
+  ops/pack.cpp
   ops/quantize.cpp
   ops/requantize.cpp
   ops/rotate.cpp
-  ops/stochastic.cpp
-  ops/weight_only.cpp
   ops/written.cpp)
 # Every form of an op must give the same bits, so the compiler may not contract a*b+c on its own.
 # Nothing reads floating-point traps or errno; saying so lets it vectorize the activations.

@@ -8,11 +8,12 @@ set(QFX_CUDA_OPERATORS
   ops/dequantize.cpp
   ops/groups.cpp
   ops/linear.cpp
+  ops/linear_float.cpp
+  ops/lowbit.cpp
   ops/product.cpp
   ops/quantize.cpp
   ops/requantize.cpp
-  ops/weight.cpp
-  ops/weight_only.cpp)
+  ops/weight.cpp)
 # Kernels for all architectures.
 set(QFX_CUDA_KERNELS
   gemm/binary.cu

@@ -18,19 +18,22 @@ from qfx.cost.grid import LONGEST, count, seconds
 from qfx.cost.linears import ASYMMETRIC, AXES, BLOCK, VECTOR, column
 from qfx.cost.measuring import Extra, random
 from qfx.cost.timing import fastest
+from qfx.ops.code import Code
+from qfx.ops.header import PANEL
+from qfx.ops.layout import Layout
 from qfx.ops.packing import Packing
-from qfx.ops.weight import PANEL
 from qfx.values.scheme import QSpec, Scheme
 from qfx.weights.cache import pack
 
 NARROW, WIDE = (1024, 64), (256, 1024)  # rows and features that a pass is measured on
 Pass = Callable[[Tensor], Any]
+_ROWS, _ASYMMETRIC_ROWS = list(Code()), list(Code(symmetric=0))
 ops = torch.ops.qfx
 
 
 def symmetric(dtype: torch.dtype) -> list[float]:
     """Per row, what a symmetric scheme saves: the same pass, without a zero point for the row."""
-    return [_row_s(_dynamic, lambda x: ops.quantize(x, [1], 8, True), dtype, *NARROW)]
+    return [_row_s(_dynamic, lambda x: ops.quantize(x, _ROWS), dtype, *NARROW)]
 
 
 def static(dtype: torch.dtype) -> list[float]:
@@ -41,17 +44,18 @@ def static(dtype: torch.dtype) -> list[float]:
 def static_call(dtype: torch.dtype) -> list[float]:
     """What a call with a static scale adds: two operators take the place of one."""
     x, w, codes = random(1, 64, dtype), random(PANEL, 64, dtype), _static()
-    packed = pack(w, (), Packing(QSpec())).tensors
+    given = (pack(w, (), Packing(QSpec())).weight, list(Layout(PANEL)), None)
     one, two = fastest(
-        lambda: ops.int8_linear_dynamic(x, *packed, None, [1], 8, False, "none", dtype),
-        lambda: ops.int8_linear(*codes(x), *packed, None, "none", dtype),
+        lambda: ops.linear_dynamic(x, *given, _ASYMMETRIC_ROWS, "none", dtype),
+        lambda: ops.linear(*codes(x), *given, "none", dtype),
     )
     return [two - one]
 
 
 def rotation(dtype: torch.dtype) -> list[float]:
     """What rotated blocks of 64 add to the pass that quantizes."""
-    return more(lambda x: ops.quantize(x, [1], 8, False, None, 64), _dynamic, dtype)
+    code = list(Code(symmetric=0, rotation=64))
+    return more(lambda x: ops.quantize(x, code), _dynamic, dtype)
 
 
 def turn(dtype: torch.dtype) -> list[float]:
@@ -62,7 +66,7 @@ def turn(dtype: torch.dtype) -> list[float]:
 def training(dtype: torch.dtype, size: int = 512) -> list[float]:
     """Per element: packing a weight, quantizing it for the backward, dequantizing activations."""
     w = random(size, size, dtype)
-    q, scale, zero_point = ops.quantize(w, [1], 8, False)
+    q, scale, zero_point = _dynamic(w)
     times = fastest(
         lambda: pack(w, (), Packing(QSpec())),
         lambda: ops.fake_quantize(w, [1], 8, True, dtype),
@@ -104,12 +108,12 @@ def _row_s(call: Pass, less: Pass, dtype: torch.dtype, m: int, k: int) -> float:
 
 
 def _dynamic(x: Tensor) -> Any:
-    return ops.quantize(x, [1], 8, False)
+    return ops.quantize(x, _ASYMMETRIC_ROWS)
 
 
 def _static() -> Pass:
     scale = torch.tensor([0.02], dtype=torch.float32, device="cpu")
-    return lambda x: ops.quantize_static(x, scale, None, 8, True)
+    return lambda x: ops.quantize(x, _ROWS, scale)
 
 
 CORRECTIONS = {  # in the order in which they are measured

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +18,11 @@ from qfx.cost.measuring import ROUNDS, Timing, apart, random, weights
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
-from qfx.ops.forms import form_of, of_scheme, of_weight
+from qfx.ops.forms import form_of, of_scheme
+from qfx.ops.header import PANEL
 from qfx.ops.packing import Packing
-from qfx.ops.weight import PANEL
 from qfx.values.scheme import QSpec, Scheme
-from qfx.weights.cache import Packed, pack
+from qfx.weights.cache import pack
 
 AXES = ((1, 2, 4, 16, 64, 256), (32, 128, 1024, 2048, 4096), (32, 128, 512, 2048, 4096))  # M, K, N
 SPARSE_AXES = ((1, 8, 64, 256), (64, 512, 2048), (32, 256, 2048))
@@ -38,20 +37,22 @@ def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
     long as reading it does."""
     floats = weights(n, k, dtype)
     packed = pack(floats[0], (), Packing(scheme.w, group=scheme.group))
-    each = apart(packed.blocks)
+    each = apart(packed.weight)
 
     def timed(m: int) -> list[float]:
         x, w = random(m, k, dtype), itertools.cycle(floats)
-        calls = itertools.cycle([in_int8(scheme, x, n, packed._replace(blocks=b)) for b in each])
+        calls = itertools.cycle([in_int8(scheme, x, n, weight) for weight in each])
         return fastest(lambda: F.linear(x, next(w)), lambda: next(calls)(), rounds=ROUNDS)
 
     return timed
 
 
-def in_int8(scheme: Scheme, x: Tensor, n: int, packed: Packed) -> Callable[[], Tensor]:
-    """The linear as its form runs it, nothing left to do but call the operators."""
-    form, end = form_of(scheme), {"bias": None, "activation": "none", "out_dtype": x.dtype}
-    values: dict[str, Any] = {"x": x, "n": n, **of_scheme(scheme), **of_weight(packed), **end}
+def in_int8(scheme: Scheme, x: Tensor, n: int, weight: Tensor) -> Callable[[], Tensor]:
+    """The linear of a packed weight as its form runs it: nothing is left to do but to call the
+    operator."""
+    form, values = form_of(scheme), of_scheme(scheme, n, 0)
+    values |= {"x": x, "weight": weight, "bias": None, "factor": None}
+    values |= {"activation": "none", "out_dtype": x.dtype}
     whole = form.dynamic if form.codes else form.fused
     assert whole is not None
     operator, arguments = whole.operator, whole.arguments(values)

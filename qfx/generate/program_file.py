@@ -24,7 +24,7 @@ from qfx.programs import Runner
 from qfx.values.errors import UserError
 from qfx.values.printable import printable
 
-FORMAT = 4
+FORMAT = 5
 _MOST = 1 << 40  # a size
 _SMALL = 1 << 26  # bytes that any file may work in
 _TABLES = 24  # bytes of tables for each token of a text: its number, its slots of each number

@@ -4,7 +4,8 @@
 
 `calls` says which operators the names of calls mean. Another name stands for any argument, the same
 wherever it stands again; `*name` for all that are left; `t[i]` for one of the results of `t`, which
-a keyword may describe further; a constant for itself.
+a keyword may describe further, `name="node"` as no constant; `[a, b]` for a list; a constant for
+itself. Arguments that a call leaves out have the defaults of its operator.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import fx
+
+from qfx.host.operators import OpOverload, schema
 
 Bound = dict[str, Any]  # by the names of a pattern: nodes, numbers, tuples of them
 Calls = Mapping[str, Collection[Any]]  # by the name of a call: the operators that it may be
@@ -28,7 +31,8 @@ class Pattern:
     ) -> None:
         self.text, self.calls, self.through = text, calls, through
         self.root = _call(text)
-        self.where = {name: _call(described) for name, described in where.items()}
+        self.nodes = {name for name, described in where.items() if described == "node"}
+        self.where = {n: _call(described) for n, described in where.items() if n not in self.nodes}
 
     def starts_at(self, node: fx.Node) -> bool:
         """Whether the node is a call of the pattern's outermost operator."""
@@ -46,8 +50,11 @@ class Pattern:
         if isinstance(wanted, ast.Name):
             return self._other(wanted.id, value, bound)
         if isinstance(wanted, ast.Constant):
-            same = type(value) is type(wanted.value) and value == wanted.value
-            return None if same else f"{value} is not {wanted.value!r}"
+            return None if _same(value, wanted.value) else f"{value} is not {wanted.value!r}"
+        if isinstance(wanted, ast.List):
+            if not isinstance(value, list | tuple):
+                return f"{value} is no list"
+            return self._others(wanted.elts, value, bound)
         value = self._behind(value)
         if isinstance(wanted, ast.Subscript):
             part = ast.literal_eval(wanted.slice)
@@ -57,7 +64,8 @@ class Pattern:
         assert isinstance(wanted, ast.Call)
         if not self._is_call(value, wanted):
             return f"{value} is no call of {_name(wanted.func)}"
-        return self._others(wanted.args, value.args, bound)
+        fixed = [argument for argument in wanted.args if not isinstance(argument, ast.Starred)]
+        return self._others(wanted.args, _whole(value, len(fixed)), bound)
 
     def _behind(self, value: Any) -> Any:
         while self.through and calls(value, *self.through):
@@ -66,8 +74,11 @@ class Pattern:
 
     def _other(self, name: str, value: Any, bound: Bound) -> str | None:
         if name in bound:
-            return None if bound[name] is value else f"{value} is not {bound[name]}, as {name} is"
+            same = _same(bound[name], value)
+            return None if same else f"{value} is not {bound[name]}, as {name} is"
         bound[name] = value
+        if name in self.nodes and not isinstance(value, fx.Node):
+            return f"{value} is no node, as {name} is"
         return self._differs(self.where[name], value, bound) if name in self.where else None
 
     def _others(self, wanted: list[ast.expr], values: Any, bound: Bound) -> str | None:
@@ -84,22 +95,24 @@ class Pattern:
 
 
 class Template:
-    """A call with names of a pattern, to be made from what they stand for, and constants. `target`:
-    None where its name means several operators, and it is the same one with other arguments."""
+    """A call with names of a pattern, to be made from what they stand for, and constants."""
 
     def __init__(self, text: str, calls: Calls) -> None:
         self.root = _call(text)
         self.name = _name(self.root.func)
-        targets = tuple(calls[self.name])
-        self.target = targets[0] if len(targets) == 1 else None
+        (self.target,) = calls[self.name]
 
     def arguments(self, bound: Bound) -> tuple[Any, ...]:
+        """Without the last that are the operator's defaults."""
         found: list[Any] = []
         for tree in self.root.args:
             if isinstance(tree, ast.Starred):
                 found += bound[_name(tree.value)]
             else:
                 found.append(_argument(tree, bound))
+        defaults = _defaults(self.target)
+        while found and len(found) - 1 in defaults and _same(found[-1], defaults[len(found) - 1]):
+            found.pop()
         return tuple(found)
 
 
@@ -108,9 +121,31 @@ def calls(node: Any, *targets: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
+def _same(a: Any, b: Any) -> bool:
+    """True is not 1 here."""
+    return a is b or (type(a) is type(b) and bool(a == b))
+
+
+def _defaults(target: Any) -> dict[int, Any]:
+    """Of the arguments that need not be given, by their places."""
+    if not isinstance(target, OpOverload):
+        return {}
+    arguments = enumerate(schema(target).arguments)
+    return {i: a.default_value for i, a in arguments if a.has_default_value()}
+
+
+def _whole(node: fx.Node, count: int) -> tuple[Any, ...]:
+    """Its arguments, with defaults up to `count` of them."""
+    defaults, given = _defaults(node.target), node.args
+    more = range(len(given), count)
+    return (*given, *(defaults[i] for i in more)) if all(i in defaults for i in more) else given
+
+
 def _argument(tree: ast.expr, bound: Bound) -> Any:
     if isinstance(tree, ast.Name):
         return bound[tree.id]
+    if isinstance(tree, ast.List):
+        return [_argument(element, bound) for element in tree.elts]
     return _part(tree, bound) if isinstance(tree, ast.Subscript) else ast.literal_eval(tree)
 
 

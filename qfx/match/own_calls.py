@@ -16,9 +16,9 @@ from qfx.graph.capture import SCHEME, value
 from qfx.graph.views import View
 from qfx.host.operators import schema
 from qfx.match.base import FLOAT, Match, Size
-from qfx.ops.forms import FORMS
-from qfx.ops.lowbit_packing import lowbit_size
-from qfx.values.scheme import GROUP_MULTIPLE, PER_ROW, PER_TENSOR, QSpec, Scheme
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
+from qfx.values.scheme import PER_ROW, PER_TENSOR, QSpec, Scheme
 
 Sizes = tuple[Size | None, Size | None, Size | None, Size | None]  # batch, M, K, N
 Arguments = Mapping[str, Any]
@@ -32,7 +32,7 @@ class OwnCall(Match):
     of codes that come from elsewhere are unknown and count as 8."""
 
     operand: fx.Node | None  # what is multiplied, where it is no codes
-    stored: int | None = None  # bytes of the packed weight and its scales
+    stored: int | None = None  # bytes of the packed weight
 
     @property
     def left(self) -> tuple[fx.Node, View] | None:
@@ -52,22 +52,24 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
     if row is None:
         return None
     arguments = _named(node)
-    left = arguments[row.left]
+    left = row.left(arguments)
     seen = _seen(left)
     batch, m, k, n = row.sizes(seen, _seen(node), arguments)
     token = str(node.meta.get(SCHEME) or row.token(arguments))
     codes = seen is None or not seen.is_floating_point()
+    gemm = row.gemm and ("layout" not in arguments or _layout(arguments).one_scale)
     return OwnCall(
-        node=node, path=path, token=token, gemm=row.gemm, operand=None if codes else left,
+        node=node, path=path, token=token, gemm=gemm, operand=None if codes else left,
         stored=_stored(arguments),
         batch=batch, m=m, k=k, n=n,
     )  # fmt: skip
 
 
 class _Says(NamedTuple):
-    """What the calls of one operator say: the argument that stands left, sizes, the scheme."""
+    """What the calls of one operator say: the argument that stands left, sizes, the scheme, and
+    whether they are products of int8 matrices where their weights have one scale a row."""
 
-    left: str
+    left: Callable[[Arguments], Any]
     sizes: Callable[[Tensor | None, Tensor | None, Arguments], Sizes]
     token: Callable[[Arguments], str]
     gemm: bool = True
@@ -86,10 +88,9 @@ def _seen(node: Any) -> Tensor | None:
 
 
 def _stored(a: Arguments) -> int | None:
-    """The bytes of the weight, where the call has one."""
-    parts = [_seen(a.get(name)) for name in ("packed", "w_scale", "w_zero")]
-    known = [t.numel() * t.element_size() for t in parts if t is not None]
-    return sum(known) if parts[0] is not None else None
+    """The bytes of the packed weight, where the call has one."""
+    weight = _seen(a.get("weight", a.get("packed")))
+    return None if weight is None else weight.numel() * weight.element_size()
 
 
 # --- sizes ---
@@ -126,26 +127,39 @@ def _named(node: fx.Node) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _spec(a: Arguments, axes: tuple[int, ...] | None = None) -> QSpec:
-    group, static = a.get("group", 0), axes is not None
-    return QSpec(a["bits"], a["symmetric"], axes or tuple(a["axes"]), group, static)
+def _layout(a: Arguments) -> Layout:
+    return Layout(*a["layout"])
+
+
+def _weight(a: Arguments) -> QSpec:
+    layout = _layout(a)
+    packed = layout.bits != 8
+    return QSpec(layout.bits, not layout.shift, group=layout.scale_group, packed=packed)
+
+
+def _spec(a: Arguments) -> QSpec:
+    """Of the activation that `quantize`, or an operator that quantizes itself, is given."""
+    code = Code(*a["code"][: len(Code._fields)])
+    static = a.get("scale") is not None
+    axes = PER_TENSOR if static or code.per_tensor else PER_ROW
+    return QSpec(code.bits, bool(code.symmetric), axes, code.group, static)
+
+
+def _token(x: object, w: QSpec, rotation: int = 0) -> str:
+    return f"x{x}_w{w}{f'_h{rotation}' * bool(rotation)}"
 
 
 def _dynamic(a: Arguments) -> str:
-    return str(Scheme(x=_spec(a), rotation=a.get("rotation", 0)))
-
-
-def _groups_dynamic(a: Arguments) -> str:
-    rotation = a.get("rotation", 0)
-    return f"x{_spec(a)}_w{_weight_in_groups(a, a['x'])}{f'_h{rotation}' * bool(rotation)}"
+    return _token(_spec(a), _weight(a), Code(*a["code"]).rotation)
 
 
 def _weight_only(a: Arguments) -> str:
-    return str(Scheme(x=None))
+    return f"w{_weight(a)}"
 
 
 def _two_activations(a: Arguments) -> str:
-    return str(Scheme(x=_spec(a), w=QSpec(bits=a["b_bits"])))
+    x = QSpec(a["bits"], a["symmetric"], tuple(a["axes"]))
+    return str(Scheme(x=x, w=QSpec(bits=a["b_bits"])))
 
 
 def _of_queries(a: Arguments) -> str:
@@ -154,93 +168,55 @@ def _of_queries(a: Arguments) -> str:
     return str(Scheme(rotation=64).at(k if isinstance(k, int) else None))  # as (A2) does
 
 
+def _codes(a: Arguments) -> Any:
+    """The node of the codes that stand left."""
+    return a["codes"][0] if "codes" in a else a["q"] if "q" in a else a["a_q"]
+
+
 def _of_codes(a: Arguments, w: QSpec | None = None) -> str:
     """x as the operator says that made the codes."""
-    operand: fx.Node = a["q"] if "q" in a else a["a_q"]
+    operand, w = _codes(a), w or QSpec()
     made: Any = operand.args[0] if operand.target is getitem else operand
-    quantize = _QUANTIZE.get(made.target)
-    if quantize is None:
-        return f"x?_w{w or QSpec()}"
+    if made.target not in _QUANTIZE:
+        return _token("?", w)
     given = _named(made)
-    rotation = given.get("rotation", 0)
-    return f"x{quantize(given)}_w{w or QSpec()}{f'_h{rotation}' * bool(rotation)}"
+    return _token(_spec(given), w, Code(*given["code"]).rotation)
 
 
-def _of_groups(a: Arguments) -> str:
-    return _of_codes(a, _weight_in_groups(a, a["q"]))
-
-
-def _weight_in_groups(a: Arguments, left: Any) -> QSpec:
-    """Its groups are the smallest of which there are as many as scales."""
-    x, scale = _seen(left), _seen(a["w_scale"])
-    group = 0
-    if x is not None and scale is not None and scale.shape[-1] > 1:
-        group = math.ceil(x.shape[-1] / scale.shape[-1] / GROUP_MULTIPLE) * GROUP_MULTIPLE
-    return QSpec(symmetric=a.get("w_zero") is None, group=group)
-
-
-def _packed_weight(a: Arguments, left: Any) -> QSpec:
-    """Without zero points it takes the fewest bytes that there are."""
-    x, packed, bits, group = _seen(left), _seen(a["packed"]), a["w_bits"], a["w_group"]
-    least = None if x is None else lowbit_size(a["n"], x.shape[-1], bits, group)
-    symmetric = packed is not None and packed.numel() == least
-    return QSpec(bits, symmetric, group=group, packed=True)
-
-
-def _of_packed(a: Arguments) -> str:
-    return _of_codes(a, _packed_weight(a, a["q"]))
-
-
-def _packed_dynamic(a: Arguments) -> str:
-    return str(Scheme(x=_spec(a), w=_packed_weight(a, a["x"]), rotation=a.get("rotation", 0)))
-
-
-def _packed_only(a: Arguments) -> str:
-    return str(Scheme(x=None, w=_packed_weight(a, a["x"])))
+def _of_linear(a: Arguments) -> str:
+    return _of_codes(a, _weight(a))
 
 
 def _of_training(a: Arguments) -> str:
-    return _of_codes(a, QSpec(bits=a["w_bits"], axes=tuple(a["w_axes"])))
+    w_bits, per_tensor = a["code"][len(Code._fields) :]
+    whole = _layout(a).one_scale
+    axes = PER_TENSOR if per_tensor else PER_ROW
+    return _of_codes(a, QSpec(w_bits, axes=axes) if whole else _weight(a))
 
 
 def _is(token: str) -> Callable[[Arguments], str]:
     return lambda a: token
 
 
-def _of_forms() -> dict[Any, Any]:
-    """Rows of the operators of all forms."""
-    rows = {}
-    for form in FORMS:
-        left, token = ("q", _of_codes) if form.codes else ("x", _weight_only)
-        rows[form.fused.name] = _Says(left, _linear, token, form.gemm)
-        for call in (form.dynamic, form.guarded):
-            if call is not None:
-                rows[call.name] = _Says("x", _linear, _dynamic, form.gemm)
-    return _by_target(**rows)
+def _argument(name: str) -> Callable[[Arguments], Any]:
+    return lambda a: a[name]
 
 
-_QUANTIZE = _by_target(
-    quantize=_spec,
-    quantize_groups=lambda a: _spec({"axes": PER_ROW, **a}),
-    quantize_static=lambda a: _spec(a, PER_TENSOR),
-    quantize_stochastic=lambda a: _spec({"symmetric": True, **a}),
-)
-_ROWS = _of_forms() | _by_target(
-    int8_linear_requantize=_Says("q", _linear, _of_codes),
-    int8_linear_groups=_Says("q", _linear, _of_groups, gemm=False),
-    int8_linear_groups_ste=_Says("q", _linear, _of_groups, gemm=False),
-    int8_linear_groups_dynamic=_Says("x", _linear, _groups_dynamic, gemm=False),
-    int8_linear_ste=_Says("q", _linear, _of_training),
-    lowbit_linear=_Says("q", _linear, _of_packed, gemm=False),
-    lowbit_linear_ste=_Says("q", _linear, _of_packed, gemm=False),
-    lowbit_linear_dynamic=_Says("x", _linear, _packed_dynamic, gemm=False),
-    lowbit_weight_linear=_Says("x", _linear, _packed_only, gemm=False),
-    int8_mm=_Says("q", _linear, _of_codes),
-    int8_bmm=_Says("a_q", _batched, _of_codes),
-    int8_bmm_dynamic=_Says("a", _batched, _two_activations),
-    int8_attention=_Says("q", _attention, _of_queries),
-    attention_decode=_Says("q", _attention, _is(FLOAT)),
-    attention_append=_Says("q", _attention, _is(FLOAT)),
-    binary_linear=_Says("x", _linear, _is(BINARY), gemm=False),
-    binary_mm=_Says("x", _linear, _is(BINARY), gemm=False),
+_X, _Q = _argument("x"), _argument("q")
+_QUANTIZE = (torch.ops.qfx.quantize, torch.ops.qfx.quantize.default)
+_ROWS = _by_target(
+    linear=_Says(_Q, _linear, _of_linear),
+    linear_requantize=_Says(_Q, _linear, _of_linear),
+    linear_dynamic=_Says(_X, _linear, _dynamic),
+    linear_guarded=_Says(_X, _linear, _dynamic),
+    linear_ste=_Says(_codes, _linear, _of_training),
+    linear_float=_Says(_X, _linear, _weight_only, gemm=False),
+    int8_mm=_Says(_Q, _linear, _of_codes),
+    int8_bmm=_Says(_codes, _batched, _of_codes),
+    int8_bmm_dynamic=_Says(_argument("a"), _batched, _two_activations),
+    int8_attention=_Says(_Q, _attention, _of_queries),
+    attention_decode=_Says(_Q, _attention, _is(FLOAT)),
+    attention_append=_Says(_Q, _attention, _is(FLOAT)),
+    binary_linear=_Says(_X, _linear, _is(BINARY), gemm=False),
+    binary_mm=_Says(_X, _linear, _is(BINARY), gemm=False),
 )

@@ -22,6 +22,7 @@ from qfx.nn.replace import replace
 from qfx.nn.sign_linear import SignLinear
 from qfx.nn.trained_state import TrainedState
 from qfx.nn.weight_faults import unserved, unserved_bias
+from qfx.ops.code import code_of
 from qfx.ops.quantize import SMALLEST_SCALE
 
 ops = torch.ops.qfx
@@ -106,9 +107,7 @@ def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:
 def _of_lsq(module: LSQLinear) -> Linear:
     """Codes, scales and shift of what was learned. (Q12)"""
     scheme, x_step = module.scheme, module.x_log_step
-    codes, scale, _ = ops.quantize_static(
-        module.weight, _step(module.w_log_step), None, scheme.w.bits, True
-    )
+    codes, scale, _ = ops.quantize(module.weight, code_of(scheme.w), _step(module.w_log_step))
     tensors = {"codes": codes, "scale": scale.reshape(-1)} | _shift(module)
     if x_step is not None:
         assert scheme.x is not None
@@ -128,7 +127,7 @@ def _of_binary(module: BinaryLinear) -> SignLinear:
 
 
 def _step(log_step: Tensor) -> Tensor:
-    """As `quantize_static` uses it. (Q6)"""
+    """A static step as `quantize` uses it. (Q6)"""
     return log_step.float().exp().clamp_min(SMALLEST_SCALE)
 
 

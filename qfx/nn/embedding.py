@@ -22,7 +22,8 @@ from qfx.nn.loading import (
 )
 from qfx.nn.scheme_tensor import KEY, fields_of, read, written
 from qfx.nn.written import Weight
-from qfx.values.scheme import PER_ROW, Scheme
+from qfx.ops.code import code_of
+from qfx.values.scheme import Scheme
 
 ops = torch.ops.qfx
 TABLE = Scheme(x=None)  # how a row becomes codes: as a row of a linear's weight
@@ -50,7 +51,7 @@ class Embedding(Stored, nn.Embedding):
     """
 
     PARTS = (KEY, _CODES, "scale")
-    READ_ONLY = ("packed", "scale", "like")  # buffers that forward never writes
+    READ_ONLY = ("packed", "scale", "like")
     UNSAVED = ("packed", "like")
     bias: Any = None
     # Of an nn.Embedding whose weight is as it is and trains by no rule of its own.
@@ -231,7 +232,7 @@ class Embedding(Stored, nn.Embedding):
 
 def _codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
     """int8 [V, D] and the scale float32 [V] of each row. (Q1) (Q3)"""
-    codes, scale, _ = ops.quantize(weight.detach(), list(PER_ROW), TABLE.w.bits, True)
+    codes, scale, _ = ops.quantize(weight.detach(), code_of(TABLE.w))
     return codes, scale[:, 0]
 
 

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from qfx.nn.dtypes import output_dtype
+from qfx.ops.code import code_of
+from qfx.ops.forms import ste_code
+from qfx.ops.layout import layout_of
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import WHY_FIRST_ORDER
 from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
@@ -41,15 +44,16 @@ def linear(
 
 
 class _Linear(torch.autograd.Function):
-    """As int8_linear_ste, in the form that function transforms need: what is saved is returned."""
+    """As linear_ste, in the form that function transforms need: what is saved is returned."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Any:
         spec, _ = specs(scheme, "qfx.nn.functional.linear")
-        q, scale, zero_point = ops.quantize(x, list(spec.axes), spec.bits, spec.symmetric)
-        packed, w_scale = _packed(weight, scheme)
-        end = (bias, "none", output_dtype(x))
-        return ops.int8_linear(q, scale, zero_point, packed, w_scale, *end), q, scale, zero_point
+        codes = ops.quantize(x, code_of(spec))
+        w_q, w_scale, _ = ops.quantize(weight.detach(), code_of(scheme.w))
+        layout = layout_of(scheme.w, 0, weight.shape[0])
+        end = (layout, bias, "none", output_dtype(x))
+        return ops.linear(*codes, ops.pack_weight(w_q, w_scale), *end), *codes
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -95,11 +99,6 @@ class _FirstOrder(torch.autograd.Function):
         raise NotImplementedError(f"{ctx.who} has no second derivative: {WHY_FIRST_ORDER}")
 
 
-def _packed(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    q, scale, _ = ops.quantize(weight.detach(), list(scheme.w.axes), scheme.w.bits, True)
-    return ops.pack_weight(q), scale.reshape(-1)
-
-
 def lsq_linear(
     x: Tensor,
     weight: Tensor,
@@ -108,7 +107,7 @@ def lsq_linear(
     w_step: Tensor,
     scheme: Scheme,
     seed: Tensor | None = None,
-    packed: tuple[Tensor, Tensor] | None = None,
+    packed: Tensor | None = None,
 ) -> Tensor:
     """x [..., K] @ weight [N, K].T + bias [N] in int8, with learned step sizes. (Q6) (T1) (T2)
 
@@ -119,19 +118,19 @@ def lsq_linear(
     gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
     """
     spec, w_spec = specs(scheme, "lsq_linear")
-    if x_step is None:
-        codes = ops.quantize(x.detach(), list(spec.axes), spec.bits, spec.symmetric)
-    else:
-        codes = ops.quantize_static(x.detach(), x_step.detach(), None, spec.bits, spec.symmetric)
-    packed = packed or lsq_packed(weight, w_step, scheme)
-    how = (list(w_spec.axes), spec.bits, w_spec.bits, spec.symmetric, seed, output_dtype(x))
-    return ops.int8_linear_ste(x, weight, bias, x_step, w_step, *codes, *packed, *how)
+    step = None if x_step is None else x_step.detach()
+    codes = ops.quantize(x.detach(), code_of(spec), step)
+    if packed is None:
+        packed = lsq_packed(weight, w_step, scheme)
+    how = (layout_of(w_spec, 0, weight.shape[0]), ste_code(scheme, 0), seed, output_dtype(x))
+    steps = (x_step, w_step)
+    return ops.linear_ste(x, weight, bias, *steps, [*codes], packed, *how)  # type: ignore
 
 
-def lsq_packed(weight: Tensor, w_step: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """The weight [N, K] as the kernels read it, and its scale [N], for a given step. (Q6)"""
-    q, scale, _ = ops.quantize_static(weight.detach(), w_step.detach(), None, scheme.w.bits, True)
-    return ops.pack_weight(q), scale.reshape(-1)
+def lsq_packed(weight: Tensor, w_step: Tensor, scheme: Scheme) -> Tensor:
+    """The weight [N, K] as the kernels read it, for a given step. (Q6)"""
+    q, scale, _ = ops.quantize(weight.detach(), code_of(scheme.w), w_step.detach())
+    return ops.pack_weight(q, scale)  # type: ignore[no-any-return]
 
 
 def scaled_gradient(step: Tensor, features: int, bits: int) -> Tensor:

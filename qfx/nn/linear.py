@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from qfx.host.tensors import has_values
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, drawn_linear
-from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared, values_of, with_values
+from qfx.nn.frozen import Frozen, float_weight, freeze, linear, prepared
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_from
 from qfx.nn.loading import Kind, State, Stored, placed, sent
 from qfx.nn.saved_values import SAVED, code_shapes, loaded_values, saved_scales, saved_values
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
 from qfx.nn.written import Earlier, Weight, check_written, written
 from qfx.ops.lowbit_packing import has_minimums
-from qfx.ops.storage import Values
+from qfx.ops.storage import Values, packed_values, values_of
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
-_OPTIONAL = ("zero_point", "factor", "x_scale", "x_zero_point", "shift")
+_OPTIONAL = ("factor", "x_scale", "x_zero_point", "shift")
 
 
 class Linear(Stored, nn.Linear):
@@ -38,17 +38,16 @@ class Linear(Stored, nn.Linear):
     (`qfx/nn/scheme_tensor.py`). Of a packed weight codes are uint8, a stream of bits for each row,
     scales bfloat16 or float16, zero points int8 or a `minimum` (`qfx/nn/saved_values.py`).
     Loading takes the scheme with the codes, whichever the module had, after all of it was checked;
-    what does not fit together is an error that leaves the module as it was. In memory the codes are
-    there once, as the kernels read them (`packed`), which loading, copying and unpickling derive
-    from the codes. x and the bias get gradients (T1). Casting the module casts the bias alone.
+    what does not fit together is an error that leaves the module as it was. In memory codes and
+    scales are there once, as the kernels read them (`packed`), which loading, copying and
+    unpickling derive from the codes; `codes`, `scale` and `zero_point` are made of it at each
+    access. x and the bias get gradients (T1). Casting the module casts the bias alone.
     """
 
     PARTS = PARTS
-    READ_ONLY = ("packed", "scale", *_OPTIONAL)  # buffers that forward never writes
+    READ_ONLY = ("packed", *_OPTIONAL)
     _earlier: tuple[Earlier, ...] = ()  # what it held before what was written to its weight
     packed: Tensor
-    scale: Tensor
-    zero_point: Tensor | None
     factor: Tensor | None
     x_scale: Tensor | None
     x_zero_point: Tensor | None
@@ -87,7 +86,7 @@ class Linear(Stored, nn.Linear):
         scheme, frozen = freeze(linear.weight, scheme or Scheme())
         self._how = prepared(scheme, self.out_features)
         self.register_buffer("packed", frozen.packed, persistent=False)
-        for name in ("scale", *_OPTIONAL):
+        for name in _OPTIONAL:
             self.register_buffer(name, getattr(frozen, name))
 
     @property
@@ -102,12 +101,26 @@ class Linear(Stored, nn.Linear):
 
     @property
     def _values(self) -> Values:
-        return values_of(self._frozen(), self.scheme, self.out_features, self.in_features)
+        return self._values_in(self.packed)
+
+    def _values_in(self, packed: Tensor) -> Values:
+        w, group = self.scheme.w, self.scheme.group
+        return values_of(packed, w, group, self.out_features, self.in_features)
 
     @property
     def codes(self) -> Tensor:
         """int8 [N, K]."""
         return self._values.codes  # type: ignore[no-any-return]
+
+    @property
+    def scale(self) -> Tensor:
+        """float32 [N], or [N, G] for G groups."""
+        return self._values.scale  # type: ignore[no-any-return]
+
+    @property
+    def zero_point(self) -> Tensor | None:
+        """int32 [N, G], where the weight has zero points."""
+        return self._values.zero_point  # type: ignore[no-any-return]
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -152,7 +165,7 @@ class Linear(Stored, nn.Linear):
 
     def _frozen(self) -> Frozen:
         held = self._buffers  # without nn.Module's __getattr__, which takes as long as the sums
-        return Frozen(held["packed"], held["scale"], *[held.get(name) for name in _OPTIONAL])  # type: ignore
+        return Frozen(held["packed"], *[held.get(name) for name in _OPTIONAL])  # type: ignore
 
     def extra_repr(self) -> str:
         return (
@@ -163,9 +176,14 @@ class Linear(Stored, nn.Linear):
     # --- the packed form stays with this build; what leaves the process is codes ---
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
         saved = saved_values(self._values, self.scheme)
-        destination.update({prefix + name: tensor for name, tensor in saved.items()})
+        state = {prefix + name: tensor for name, tensor in saved.items()}
+        if not self.scheme.w.packed:  # as files have them: the scales before the other numbers
+            own = self._parameters.items()
+            destination.update({prefix + name: t for name, t in own if t is not None})
+            destination.update({n: t for n, t in state.items() if n != f"{prefix}codes"})
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(state)
         destination[prefix + KEY] = scheme_tensor(self.scheme, {**self._buffers, **saved})
 
     def saved_scheme(self) -> Tensor:
@@ -202,15 +220,13 @@ class Linear(Stored, nn.Linear):
         device = found.tensors["codes"].device if assign else self.packed.device
         given = {name: placed(t, device, assign) for name, t in found.tensors.items()}
         tensors = {name: t for name, t in given.items() if t is not None}
-        for name in ("scale", *_OPTIONAL):
+        for name in _OPTIONAL:
             self._buffers[name] = tensors.get(name)
         self._how = prepared(found.scheme, self.out_features)
         self._hold(loaded_values(tensors, found.scheme, self.in_features))
 
     def _hold(self, values: Values) -> None:
-        frozen = with_values(self._frozen(), values, self.scheme)
-        for name in ("packed", "scale", "zero_point"):
-            self._buffers[name] = getattr(frozen, name)
+        self._buffers["packed"] = packed_values(values, self.scheme.w, self.scheme.group)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._sent()
@@ -223,10 +239,8 @@ class Linear(Stored, nn.Linear):
         held = self._buffers
         if "codes" not in held:  # an earlier qfx pickled them by another name
             held["codes"] = held.pop("packed")
-        saved = {name: tensor for name in SAVED if (tensor := held.get(name)) is not None}
-        for name in ("codes", "minimum"):
-            held.pop(name, None)
-        self._buffers = {"packed": None, "scale": None, **held}
+        saved = {name: t for name in SAVED if (t := held.pop(name, None)) is not None}
+        self._buffers = {"packed": None, **held}
         self._hold(loaded_values(saved, self.scheme, self.in_features))
 
     def _sent(self) -> dict[str, Any]:
@@ -245,16 +259,15 @@ class Linear(Stored, nn.Linear):
         super()._apply(casting_all_but(before, fn), recurse)
         if before.packed.device.type != self.packed.device.type:
             self.settle()
-            self._pack_anew(before)
+            self._pack_anew(before.packed)
         return self
 
-    def _pack_anew(self, before: Frozen) -> None:
+    def _pack_anew(self, before: Tensor) -> None:
         """Each kind of device has its layout; from and to meta there are no codes to move."""
         device = self.packed.device
-        values = values_of(before, self.scheme, self.out_features, self.in_features)
         moved = [
             None if t is None else t.to(device) if has_values(t) else _zeros(t, device)
-            for t in values
+            for t in self._values_in(before)
         ]
         self._hold(Values(*moved))
 

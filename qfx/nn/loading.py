@@ -29,11 +29,12 @@ class Checked(nn.Module):
 
 class Stored(Checked):
     """A linear or embedding without float weights. What it saves are its scheme, its codes and
-    numbers beside them: `PARTS`, in this order. In memory the codes are `packed`, and the others
-    buffers."""
+    numbers beside them: `PARTS`, in this order. In memory the codes, and scales that the kernels
+    read with them, are `packed`, and the others buffers."""
 
     PARTS: ClassVar[tuple[str, ...]]
-    UNSAVED: ClassVar[tuple[str, ...]] = ("packed",)  # buffers that are made of the others
+    READ_ONLY: ClassVar[tuple[str, ...]]  # its buffers, which forward never writes
+    UNSAVED: ClassVar[tuple[str, ...]] = ("packed",)  # those that are no part of its state dict
     in_features: int
     out_features: int
     bias: Any
@@ -79,9 +80,8 @@ class Stored(Checked):
         nn.Module.__init__(module)
         module.in_features, module.out_features = sizes(linear, cls.__name__)
         module.bias = linear.bias
-        module.register_buffer("packed", None, persistent=False)
-        for name in cls.PARTS[2:]:
-            module.register_buffer(name, None)
+        for name in cls.READ_ONLY:
+            module.register_buffer(name, None, persistent=name not in cls.UNSAVED)
         module._put(found, assign=True)
         module.train(linear.training)
         return module

@@ -16,7 +16,7 @@ from torch import Tensor
 from qfx.host.tensors import has_values
 from qfx.nn.loading import Kind
 from qfx.ops.lowbit_packing import half_type_of
-from qfx.ops.storage import Values, storage_of
+from qfx.ops.storage import Values, scale_shape
 from qfx.values.scheme import PACKED_BITS, Scheme
 
 SAVED = ("codes", "scale", "zero_point", "minimum")
@@ -72,7 +72,7 @@ def saved_kinds(
     scheme: Scheme, n: int, k: int, minimum: bool, half: torch.dtype
 ) -> dict[str, Kind]:
     """The type and shape of each tensor."""
-    w, of_scales = scheme.w, storage_of(scheme.w, scheme.group).scales(scheme.w, n, k)
+    w, of_scales = scheme.w, scale_shape(scheme.w, scheme.group, n, k)
     if not w.packed:
         zeros: dict[str, Kind] = {} if w.symmetric else {"zero_point": (torch.int32, of_scales)}
         return {"codes": (torch.int8, (n, k)), "scale": (torch.float32, of_scales), **zeros}

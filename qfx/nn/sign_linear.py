@@ -57,7 +57,7 @@ class SignLinear(Stored):
 
     PARTS = (KEY, "signs", *_TENSORS)
     token = ONE_BIT
-    READ_ONLY = ("packed", *_TENSORS)  # buffers that forward never writes
+    READ_ONLY = ("packed", *_TENSORS)
     packed: Tensor
     scale: Tensor
     x_scale: Tensor

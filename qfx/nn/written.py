@@ -16,12 +16,12 @@ from torch import Tensor
 
 from qfx.host.autograd import without_autocast
 from qfx.host.tensors import has_values, without_subclass
-from qfx.nn.frozen import Frozen, float_weight, values_of, with_values
+from qfx.nn.frozen import Frozen, float_weight
 from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
 from qfx.ops.rotation import transformed_weight
 from qfx.ops.single_tensors import sqnr
-from qfx.ops.storage import Values
+from qfx.ops.storage import Values, packed_values, values_of
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, Scheme
 from qfx.weights.cache import pack
 
@@ -148,7 +148,8 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Froz
     if made.factor is not now.factor:  # another grid altogether
         return made
     change = transformed_weight(value - held, now.factor, scheme.rotation)
-    before, after = (values_of(frozen, scheme, *value.shape) for frozen in (now, made))
+    kind = (scheme.w, scheme.group)
+    before, after = (values_of(each.packed, *kind, *value.shape) for each in (now, made))
     small = change.square().mean(1) < _expanded(before.scale, value, scheme).square().mean(1) / 4
     wanted = transformed_weight(value, now.factor, scheme.rotation)
     keep = small & _codes_under(before, wanted, scheme)[1].all(1)
@@ -162,7 +163,7 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Froz
     dither = _uniform(value.shape, 2, value.device) - 0.5
     dither = torch.where(small[:, None], dither, 0.0)
     codes = _codes_under(given, wanted, scheme, dither)[0]
-    return with_values(made, given._replace(codes=codes), scheme)
+    return made._replace(packed=packed_values(given._replace(codes=codes), *kind))
 
 
 def _codes_under(
@@ -181,8 +182,7 @@ def _codes_under(
 
 
 def _rows_of(keep: Tensor, kept: Tensor, made: Tensor) -> Tensor:
-    mixed = torch.where(keep.reshape(-1, *[1] * (kept.dim() - 1)), kept, made)
-    return mixed.t().contiguous().t()  # of groups, column by column
+    return torch.where(keep.reshape(-1, *[1] * (kept.dim() - 1)), kept, made)
 
 
 def _expanded(of_rows: Tensor, like: Tensor, scheme: Scheme) -> Tensor:
@@ -203,9 +203,7 @@ def _anew(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
     numbers = None if factor is None else tuple(factor.tolist())
     packed = pack(value, (), Packing(spec, numbers, scheme.rotation, group=scheme.group))
     factor = now.factor if packed.factor is None else packed.factor
-    return now._replace(
-        packed=packed.blocks, scale=packed.scale, zero_point=packed.zero_point, factor=factor
-    )
+    return now._replace(packed=packed.weight, factor=factor)
 
 
 def _tell(value: Tensor, held: Tensor, made: Tensor) -> None:

@@ -6,29 +6,22 @@ from qfx.ops import (
     attention_decode,
     binary,
     bmm,
-    groups,
-    groups_ste,
+    former,
     guard,
     kv_attention,
     kv_blocks,
     kv_cache,
     linear,
-    lowbit,
     lowbit_cuda,
-    lowbit_packing,
-    lowbit_ste,
     quantize,
     rotation,
     ste,
-    stochastic,
     weight,
-    weight_only,
 )
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "groups", "groups_ste",
-    "guard", "kv_attention", "kv_blocks", "kv_cache", "linear", "lowbit", "lowbit_cuda",
-    "lowbit_packing", "lowbit_ste", "quantize", "rotation", "ste", "stochastic", "weight",
-    "weight_only",
+    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "former",
+    "guard", "kv_attention", "kv_blocks", "kv_cache", "linear", "lowbit_cuda", "quantize",
+    "rotation", "ste", "weight",
 ]  # fmt: skip

@@ -10,10 +10,10 @@ import math
 import torch
 from torch import Tensor
 
+from qfx.ops.code import Code
 from qfx.ops.heads import added, batch_of, matched
 from qfx.ops.quantize import SMALLEST_SCALE, quantize, rotate
 from qfx.ops.registry import fake, no_gradient, reference
-from qfx.values.scheme import PER_ROW
 
 PROBABILITY_MAX = 65535  # of the integers that stand for probabilities
 SMALLEST_WEIGHT = -60.0  # its logarithm
@@ -68,7 +68,7 @@ def _block(features: int) -> int:
 
 
 def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    codes, scale, _ = quantize(x, PER_ROW, 8, True, None, _block(x.shape[-1]))
+    codes, scale, _ = quantize(x, Code(rotation=_block(x.shape[-1])))
     return codes, scale
 
 

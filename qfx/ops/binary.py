@@ -2,7 +2,7 @@
 
 Layout K32N32, version 2, one flat int8 tensor:
     header 64 bytes: b"QFXB", u32 version, u32 layout, u32 0, i64 N, i64 K, i64 0, and as the header
-        of pack_weight its checksums
+        of pack_weight the checksum of what follows, u64 0 and its own
     blocks uint32 [Np/32, Kp/32, 32], zero padded     Np, Kp are N, K rounded up to 32
     (W[n, k] >= 0) = blocks[n // 32, k // 32, n % 32] >> (k % 32) & 1
 
@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.ops.header import PANEL, with_header
 from qfx.ops.quantize import dequantize
 from qfx.ops.registry import fake, no_gradient, reference
-from qfx.ops.weight import with_header
 
 MAGIC, VERSION, LAYOUT_K32N32 = b"QFXB", 2, 1
-HEADER_BYTES, PANEL, GROUP = 64, 32, 32
+HEADER_BYTES, GROUP = 64, 32
 CUDA_COLUMNS, CUDA_GROUP = 4, 128
 INSTEAD = "train with qfx.nn.BinaryLinear, which has a straight-through gradient"
 
@@ -56,7 +56,7 @@ def binary_pack(w: Tensor) -> Tensor:
     octets = (bits.reshape(n_padded, k_padded // 8, 8) << places).sum(-1)
     words = octets.to(torch.uint8).reshape(n_padded // PANEL, PANEL, k_padded // GROUP, 4)
     fields = struct.pack("<4sIIIqqq", MAGIC, VERSION, LAYOUT_K32N32, 0, n, k, 0)
-    return with_header(fields, words.transpose(1, 2).reshape(-1).view(torch.int8))
+    return with_header(fields, HEADER_BYTES, words.transpose(1, 2).reshape(-1).view(torch.int8))
 
 
 def cuda_packed_size(n: int, k: int) -> int:

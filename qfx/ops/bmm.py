@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qfx.ops.code import Code
 from qfx.ops.quantize import dequantize, quantize
 from qfx.ops.registry import fake, no_gradient, reference
-from qfx.values.scheme import PER_ROW
+from qfx.values.scheme import PER_TENSOR
 
 
 @reference
@@ -46,8 +47,9 @@ def int8_bmm_dynamic(
 
     dequantize(int8_bmm(quantize(a), quantize(b))), b symmetric with one scale per row of K. (E1)
     """
-    a_q, a_scale, a_zero_point = quantize(a, axes, bits, symmetric)
-    b_q, b_scale, _ = quantize(b, PER_ROW, b_bits, True)
+    code = Code(bits, int(symmetric), int(tuple(axes) == PER_TENSOR))
+    a_q, a_scale, a_zero_point = quantize(a, code)
+    b_q, b_scale, _ = quantize(b, Code(b_bits))
     acc = int8_bmm(a_q, a_zero_point, b_q)
     return dequantize(acc, a_scale, None, b_scale.mT, None, "none", out_dtype)
 

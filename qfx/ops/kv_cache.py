@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qfx.ops.code import Code
 from qfx.ops.kv_blocks import TOKENS, check_distinct, found_by
 from qfx.ops.quantize import SMALLEST_SCALE, quantize
 from qfx.ops.registry import fake, no_gradient, reference
@@ -81,7 +82,7 @@ def _encode(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """x [..., D] -> codes [..., D] and scales [..., 1 or 2]. (K1)"""
     rotation = rotation_of(x.shape[-1])
     if bits == 8:
-        return quantize(x, [1], 8, True, None, rotation)[:2]
+        return quantize(x, Code(rotation=rotation))[:2]
     x = torch.nn.functional.pad(rotate(x.float(), None, rotation), (0, 1))  # the range holds zero
     low, high = x.amin(-1, keepdim=True) + 0, x.amax(-1, keepdim=True)
     largest = torch.maximum(high, -low)

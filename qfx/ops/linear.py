@@ -1,4 +1,5 @@
-"""int8_mm, int8_linear, int8_linear_dynamic: reference, fake, gradient. docs/numerics.md."""
+"""Linears of packed weights: int8_mm, linear, linear_dynamic, linear_float, linear_requantize.
+References, fakes, gradients. docs/numerics.md (E1) (E3) (E4) (W1) (W3)."""
 
 from __future__ import annotations
 
@@ -7,109 +8,166 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qfx.ops.quantize import dequantize, quantize, quantize_static
+from qfx.ops.activations import activate
+from qfx.ops.layout import Layout
+from qfx.ops.quantize import dequantize, quantize
 from qfx.ops.registry import fake, linear_fake, no_gradient, reference
-from qfx.ops.weight import unpack_weight
+from qfx.ops.sums import chains, fma, of_groups, sums_of_groups
+from qfx.ops.weight import unpack_weight, weight_scale
 
 
 @reference
-def int8_mm(q: Tensor, zero_point: Tensor, packed: Tensor, n: int) -> Tensor:
-    """sum_k (q[m, k] - zero_point[m]) * w[n, k], exact: q int8 [..., K] -> int32 [..., n]. (G1)"""
-    w = unpack_weight(packed, n, q.shape[-1]).long()
+def int8_mm(q: Tensor, zero_point: Tensor, weight: Tensor, n: int) -> Tensor:
+    """sum_k (q[m, k] - zero_point[m]) * w[n, k], exact: q int8 [..., K] -> int32 [..., n]. (G1)
+
+    `weight` has one scale for each row and no zero points; its scales: `weight_scale`.
+    """
+    w, *_ = unpack_weight(weight, Layout(n), q.shape[-1])
     rows = q.reshape(q.shape[:-1].numel(), q.shape[-1]).long() - zero_point.reshape(-1, 1)
-    return (rows @ w.t()).int().reshape(*q.shape[:-1], n)
+    return (rows @ w.long().t()).int().reshape(*q.shape[:-1], n)
 
 
 @fake("int8_mm")
-def _(q: Tensor, zero_point: Tensor, packed: Tensor, n: int) -> Tensor:
+def _(q: Tensor, zero_point: Tensor, weight: Tensor, n: int) -> Tensor:
     return q.new_empty((*q.shape[:-1], n), dtype=torch.int32)
 
 
 @reference
-def int8_linear(
+def linear(
     q: Tensor,
     scale: Tensor,
     zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
+    weight: Tensor,
+    layout: Sequence[int],
     bias: Tensor | None,
     activation: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """dequantize(int8_mm(q)): q int8 [..., K], w_scale float32 [N] -> out_dtype [..., N]. (E1)"""
-    acc = int8_mm(q, zero_point, packed, w_scale.numel())
-    return dequantize(acc, scale, None, w_scale, bias, activation, out_dtype)
+    """q int8 [..., K] times a packed weight [N, K] -> out_dtype [..., N]. (E1) (E3) (E4)
+
+    scale float32 and zero_point int32 of q: [..., 1], one for all, or [..., G] where the weight is
+    cut into groups of K.
+    """
+    said = Layout(*layout)
+    if said.one_scale:
+        acc = int8_mm(q, zero_point, weight, said.n)
+        w_scale = weight_scale(weight, said.n)
+        return dequantize(acc, scale, None, w_scale, bias, activation, out_dtype)
+    sums = _sums(q, scale, zero_point, weight, said)
+    return _finished(sums, q, bias, activation, out_dtype)
 
 
-linear_fake("int8_linear")
+def _sums(q: Tensor, scale: Tensor, zero_point: Tensor, weight: Tensor, said: Layout) -> Tensor:
+    """float32 [M, N], of groups of K and of minimums. (E3) (E4)"""
+    k, m = q.shape[-1], q.shape[:-1].numel()
+    codes, w_scale, w_zero, minimum = unpack_weight(weight, said, k)
+    group = said.group or max(k, 1)
+    sums = sums_of_groups(q, scale, zero_point, codes, w_scale, w_zero, group)
+    if not said.low_bit:
+        return sums
+    groups = w_scale.shape[1]
+    scale_mg, zero_mg = (of_groups(v, m, groups) for v in (scale, zero_point))
+    for g in range(groups):
+        inside = q.reshape(m, k)[:, g * group : (g + 1) * group].long()
+        of_x = (inside - zero_mg[:, g, None]).sum(1, keepdim=True).float()
+        sums = fma(of_x, scale_mg[:, g, None] * minimum[:, g], sums)
+    return sums
+
+
+def _finished(
+    sums: Tensor, x: Tensor, bias: Tensor | None, activation: str, out_dtype: torch.dtype
+) -> Tensor:
+    y = sums if bias is None else sums + bias.float()
+    return activate(activation, y).to(out_dtype).reshape(*x.shape[:-1], sums.shape[1])
 
 
 @reference
-def int8_linear_dynamic(
+def linear_dynamic(
     x: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
+    weight: Tensor,
+    layout: Sequence[int],
     bias: Tensor | None,
-    axes: Sequence[int],
-    bits: int,
-    symmetric: bool,
+    code: Sequence[int],
     activation: str,
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
-    rotation: int = 0,
 ) -> Tensor:
-    """int8_linear(quantize(x)): x [..., K] float, w_scale float32 [N] -> out_dtype [..., N].
+    """linear(quantize(x, code)): x [..., K] float -> out_dtype [..., N].
 
-    The weight was packed for x transformed by factor and rotation (R1).
+    The weight is one for x transformed by `factor` [K] and the code's rotation (R1).
     """
-    codes = quantize(x, axes, bits, symmetric, factor, rotation)
-    return int8_linear(*codes, packed, w_scale, bias, activation, out_dtype)
-
-
-linear_fake("int8_linear_dynamic")
+    codes = quantize(x, code, factor=factor)
+    return linear(*codes, weight, layout, bias, activation, out_dtype)
 
 
 @reference
-def int8_linear_requantize(
+def linear_float(
+    x: Tensor,
+    weight: Tensor,
+    layout: Sequence[int],
+    bias: Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """x [..., K] float -> act(x @ w.T + bias) [..., N] of a weight with one scale for each row and
+    no zero points (W1), or of one of fewer than 8 bits (W3)."""
+    said = Layout(*layout)
+    rows = x.float().reshape(x.shape[:-1].numel(), x.shape[-1])
+    codes, w_scale, w_zero, minimum = unpack_weight(weight, layout, x.shape[-1])
+    if not said.low_bit:
+        sums = chains(rows, codes) * w_scale[:, 0]
+        return _finished(sums, x, bias, activation, out_dtype)
+    sums = rows.new_zeros(rows.shape[0], said.n)
+    cuts = [slice(i, i + said.group) for i in range(0, x.shape[-1], said.group)]
+    for g, cut in enumerate(cuts):
+        sums = fma(chains(rows[:, cut], codes[:, cut] - w_zero[:, g, None]), w_scale[:, g], sums)
+    for g, cut in enumerate(cuts):
+        of_x = chains(rows[:, cut], torch.ones_like(codes[:1, cut]))
+        sums = fma(of_x, minimum[:, g], sums)
+    return _finished(sums, x, bias, activation, out_dtype)
+
+
+@reference
+def linear_requantize(
     q: Tensor,
     scale: Tensor,
     zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
+    weight: Tensor,
+    layout: Sequence[int],
     bias: Tensor | None,
     activation: str,
     out_scale: Tensor,
     out_zero_point: Tensor | None,
-    bits: int,
-    symmetric: bool,
+    out_code: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """quantize_static(int8_linear(q)): codes for a following int8 linear. (E1), (Q6)"""
-    y = int8_linear(q, scale, zero_point, packed, w_scale, bias, activation, torch.float32)
-    return quantize_static(y, out_scale, out_zero_point, bits, symmetric)
+    """quantize(linear(q), out_code, out_scale, out_zero_point): codes for a following linear. (E1)
+    (Q6)"""
+    y = linear(q, scale, zero_point, weight, layout, bias, activation, torch.float32)
+    return quantize(y, out_code, out_scale, out_zero_point)
 
 
-@fake("int8_linear_requantize")
+@fake("linear_requantize")
 def _(
     q: Tensor,
     scale: Tensor,
     zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
+    weight: Tensor,
+    layout: Sequence[int],
     bias: Tensor | None,
     activation: str,
     out_scale: Tensor,
     out_zero_point: Tensor | None,
-    bits: int,
-    symmetric: bool,
+    out_code: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     row = (*q.shape[:-1], 1)
     return (
-        q.new_empty((*q.shape[:-1], w_scale.shape[0])),
+        q.new_empty((*q.shape[:-1], layout[0])),
         scale.new_empty(row),
         zero_point.new_empty(row),
     )
 
 
-no_gradient("int8_linear")
-no_gradient("int8_linear_requantize")
-no_gradient("int8_linear_dynamic")
+for _name in ("linear", "linear_dynamic", "linear_float"):
+    linear_fake(_name)
+    no_gradient(_name)
+no_gradient("linear_requantize")

@@ -1,21 +1,18 @@
-"""pack_lowbit and unpack_lowbit: weights of 4- and 5-bit codes as the kernels read them.
+"""Weights of 4- and 5-bit codes as the kernels read them: a header (qfx/ops/header.py), then
+P = ceil(N / 32) panels of G = ceil(K / group) groups. (csrc/cpu/kernels/tables/lowbit.h)
 
-One flat int8 tensor, P = ceil(N / 32) panels of G = ceil(K / group) groups behind a header:
-    header 64 bytes: b"QFXB", u32 version, u32 bits, u32 kind, i64 N, i64 K, i64 group,
-        u64 checksum of what is behind the header, u64 0, u64 checksum of the header, where it is 0
-    each panel, of columns n < 32: padded to 64 bytes, by kind % 3,
-        0 nothing, 1 zero point uint8 [G][32] as u, 2 minimum uint16 [G][32]
+    each panel, of columns n < 32: padded to 64 bytes, by the header's shift,
+        nothing, zero point uint8 [G][32] as u, or minimum uint16 [G][32]
     and for each group, u = code + 2^(bits - 1):
         scale uint16 [32]                     bfloat16 or float16
         nibbles uint8 [group / 8][32][4]      low  u & 15 of k = 8 i + j, high of k = 8 i + 4 + j
         fifth uint8 [group / 8][2][32 * 4 / 8]  5 bits: u >> 4 of k = 8 i + 4 h + j at bit 4 n + j
-Scales and minimums are bfloat16 where kind < 3, else float16. What lies beyond N and K is the zero
-point. (csrc/cpu/kernels/tables/lowbit.h)
+
+Scales and minimums are of the header's type. What lies beyond N and K is the zero point.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 import torch
@@ -23,13 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.host.tensors import has_values
-from qfx.ops.registry import fake, reference
-from qfx.ops.weight import HEADER_BYTES, PANEL, with_header
+from qfx.ops.header import (
+    HEADER_BYTES,
+    MINIMUMS,
+    NONE,
+    PANEL,
+    ZERO_POINTS,
+    Header,
+    header_of,
+)
 
-MAGIC, VERSION = b"QFXB", 2
 GROUPS = (32, 64, 128)  # elements of K that may share a scale
-NONE, ZERO_POINTS, MINIMUMS = 0, 1, 2
-_KINDS = 3
 
 
 class Sizes(NamedTuple):
@@ -64,7 +65,6 @@ def half_type(values: Tensor) -> torch.dtype:
     raise ValueError("values that are neither all bfloat16 nor all float16: round them first")
 
 
-@reference
 def pack_lowbit(
     codes: Tensor,
     scale: Tensor,
@@ -79,7 +79,7 @@ def pack_lowbit(
     Scales and minimums must be values that one of bfloat16 and float16 holds.
     """
     n, k = codes.shape
-    shift = ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
+    shift = shift_of(zero_point, minimum)
     half = half_type_of(scale, minimum)
     sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
     rows = (0, sizes.panels * PANEL - n)
@@ -100,9 +100,13 @@ def pack_lowbit(
         parts.append(fifths.sum(-1).to(torch.uint8).flatten(2))
     front = _front(zero, minimum, sizes, shift, half)
     contents = torch.cat([front, torch.cat(parts, -1).flatten(1)], 1).flatten()
-    kind = shift + _KINDS * (half == torch.float16)
-    fields = struct.pack("<4sIIIqqq", MAGIC, VERSION, bits, kind, n, k, group)
-    return with_header(fields, contents.contiguous().view(torch.int8))
+    header = Header(n, k, bits, shift, half, 0, group, group)
+    return header.before(contents.contiguous().view(torch.int8))
+
+
+def shift_of(zero_point: Tensor | None, minimum: Tensor | None) -> int:
+    """What the codes are shifted by: NONE, ZERO_POINTS or MINIMUMS."""
+    return ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
 
 
 def _places(like: Tensor) -> Tensor:
@@ -146,27 +150,12 @@ def _front(
     return F.pad(empty, (0, sizes.front - empty.shape[1]))
 
 
-@fake("pack_lowbit")
-def _(
-    codes: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    minimum: Tensor | None,
-    bits: int,
-    group: int,
-) -> Tensor:
-    n, k = codes.shape
-    shift = ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
-    return codes.new_empty(lowbit_size(n, k, bits, group, shift))
-
-
-@reference
 def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, ...]:
     """The inverse of pack_lowbit: codes int8 [N, K], scale float32, zero_point int32 and minimum
     float32 [N, G]. There are minimums where the zero points are all -2^(bits - 1); what there is
     none of is 0."""
-    bits, kind = struct.unpack_from("<II", _bytes(packed[:HEADER_BYTES]), 8)
-    shift, half = kind % _KINDS, torch.float16 if kind >= _KINDS else torch.bfloat16
+    header = header_of(packed)
+    bits, shift, half = header.bits, header.shift, header.scales
     sizes, middle = sizes_of(n, k, bits, group, shift), 1 << (bits - 1)
     panels = packed[HEADER_BYTES:].view(torch.uint8).reshape(sizes.panels, sizes.panel)
     blocks = panels[:, sizes.front :].reshape(sizes.panels, sizes.groups, sizes.block)
@@ -189,10 +178,6 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
     return codes, scale, zero.int(), minimum
 
 
-def _bytes(packed: Tensor) -> bytes:
-    return bytes(packed.view(torch.uint8).tolist())
-
-
 def _of_halves(content: Tensor, half: torch.dtype, sizes: Sizes, n: int) -> Tensor:
     """The inverse of _half_by_panel: float32 [N, G]."""
     values = content.flatten().view(half)
@@ -207,12 +192,4 @@ def _of_panels(values: Tensor, n: int) -> Tensor:
 
 def has_minimums(packed: Tensor) -> bool:
     """By its header; not of one without values."""
-    return has_values(packed) and int(packed[12]) % _KINDS == MINIMUMS
-
-
-@fake("unpack_lowbit")
-def _(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, ...]:
-    each, codes = (n, -(-k // group)), packed.new_empty((n, k))
-    scale = packed.new_empty(each, dtype=torch.float32)
-    zero = packed.new_empty(each, dtype=torch.int32)
-    return codes, scale, zero, torch.empty_like(scale)
+    return has_values(packed) and header_of(packed).shift == MINIMUMS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
-from qfx.ops.storage import storage_of
+from qfx.ops.storage import quantized
 from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, QSpec
 
@@ -52,11 +52,10 @@ class Packing:
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of its tensors: fields of `qfx.weights.cache.Packed`."""
-        stored = storage_of(self.spec, self.group).parts(self.spec)
         factor = ("factor",) if self.spec.axes == PER_COLUMN else ()
         columns = ("columns",) if self.outliers else ()
         error = ("error",) if self.guarded else ()
-        return (*stored, *factor, *columns, *error)
+        return ("weight", *factor, *columns, *error)
 
     def __str__(self) -> str:
         transform = ("_f" if self.factor else "") + (f"_h{self.rotation}" if self.rotation else "")
@@ -93,27 +92,27 @@ def parts_of(
     if factor is not None:
         w_nk = torch.div(aten.to.dtype(w_nk, torch.float32), factor)
     codes = constants.get("codes")
-    storage, turned = storage_of(spec, packing.group), packing.rotation
-    stored = storage.quantized(w_nk, spec, packing.group, turned, k, codes)
+    weight, triple = quantized(w_nk, spec, packing.group, packing.rotation, k, codes)
     if packing.guarded:
-        found["error"] = _error(given, w_nk, stored.triple, packing, k)
-    return stored.parts | found
+        found["error"] = _error(given, w_nk, triple, packing, k)
+    return {"weight": weight, **found}
 
 
-def _error(given: Any, w_nk: Any, triple: Any, packing: Packing, k: int | None) -> Any:
+def _error(w: Any, w_nk: Any, triple: Any, packing: Packing, k: int | None) -> Any:
     """alpha and beta, float32 [2]: the norms of codes and of their error, relative to w. (B5)"""
     wanted = aten.to.dtype(w_nk, torch.float32)
     if packing.rotation:
         wanted = ops.rotate.default(wanted, None, packing.rotation)
     zero_point = None if packing.spec.symmetric else triple[2]
-    codes = ops.dequantize.default(*triple[:2], zero_point, None, None, "none", torch.float32)
+    given = (triple[0], triple[1], zero_point)
+    codes = ops.dequantize.default(*given, None, None, "none", torch.float32)
     roundings = 2.0**-16
     if packing.spec.grouped or packing.group:
         assert k is not None
         row = -(-k // (packing.spec.group or k)) * (packing.spec.group or k)  # of whole groups
         codes = aten.slice.Tensor(torch.reshape(codes, (-1, row)), 1, 0, k)
         roundings += -(-k // (packing.group or k)) * 2.0**-22
-    size = aten.clamp_min.default(_norms(given), 2.0**-1000)
+    size = aten.clamp_min.default(_norms(w), 2.0**-1000)
     beta = _norms(torch.sub(wanted, codes)) + _norms(wanted) * roundings
     parts = torch.stack([_norms(codes), beta])
     padded = aten.constant_pad_nd.default(torch.div(parts, size), [0, 1])  # a weight without rows

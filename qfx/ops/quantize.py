@@ -1,4 +1,4 @@
-"""quantize and dequantize: reference, fake, gradient. Equations: docs/numerics.md."""
+"""quantize, dequantize, fake_quantize: references, fakes, gradients. docs/numerics.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.ops.activations import activate
+from qfx.ops.code import Code
+from qfx.ops.philox import random_bits
 from qfx.ops.registry import fake, no_gradient, reference
 from qfx.ops.rotation import rotate
 from qfx.values.scheme import PER_TENSOR
@@ -22,38 +24,56 @@ def code_range(bits: int, symmetric: bool) -> tuple[int, int]:
     return (-qmax if symmetric else -qmax - 1), qmax
 
 
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
 @reference
 def quantize(
     x: Tensor,
-    axes: Sequence[int],
-    bits: int,
-    symmetric: bool,
+    code: Sequence[int],
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    seed: Tensor | None = None,
     factor: Tensor | None = None,
-    rotation: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x [..., K] -> codes q int8 [..., K], scale float32 and zero_point int32 [..., 1]. (Q1)-(Q4)
+) -> Triple:
+    """x [..., K] -> codes q int8 [..., K], scale float32 and zero_point int32 [..., 1], or
+    [..., G] with groups. `code`: the five numbers of a `Code`. (Q1)-(Q4)
 
     Of rotate(x.float(), factor, rotation) (R1), without a factor and a rotation x itself. Per
     tensor all rows have the same scale and zero point, but for those with a NaN or an infinity.
+    With groups of K each is as a row, G = ceil(K / group), the last perhaps shorter. A `scale`
+    float32 that is given, and with it perhaps a zero point int32, is one for all or one for each
+    row (Q6). `seed` int64 [1]: symmetric codes, rounded stochastically (Q7); they depend on nothing
+    but the arguments' values.
     """
-    x = rotate(x.float(), factor, rotation)
-    qmin, qmax = code_range(bits, symmetric)
+    how = Code(*code)
+    x = rotate(x.float(), factor, how.rotation)
+    if seed is not None:
+        return _stochastic(x, how, seed)
+    if scale is not None:
+        return _static(x, how, scale, zero_point)
+    return _in_groups(x, how) if how.group else _dynamic(x, how)
+
+
+def _dynamic(x: Tensor, how: Code) -> Triple:
+    """Scales that follow from x. (Q1)-(Q4)"""
+    qmin, qmax = code_range(how.bits, bool(how.symmetric))
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     padded = F.pad(rows, (0, 1))  # the range holds zero, also that of an empty row
     low, high = padded.amin(1, keepdim=True), padded.amax(1, keepdim=True)
     largest = torch.maximum(high, -low)
     finite = largest.isfinite()
-    if tuple(axes) == PER_TENSOR:  # of the finite rows, none of which may be there
+    if how.per_tensor:  # of the finite rows, none of which may be there
         low = F.pad(low.where(finite, 0), (0, 0, 0, 1)).amin().expand_as(low)
         high = F.pad(high.where(finite, 0), (0, 0, 0, 1)).amax().expand_as(high)
-    if symmetric:
+    if how.symmetric:
         scale = torch.maximum(high, -low) / qmax  # (Q1)
     else:
         scale = high / (qmax - qmin) - low / (qmax - qmin)  # (Q2)
     scale = scale.clamp_min(SMALLEST_SCALE)
     inverse = 1 / scale
     zero_point = torch.zeros_like(scale)
-    if not symmetric:
+    if not how.symmetric:
         zero_point = (qmin - (low * inverse).round()).clamp(qmin, qmax)
     q = ((rows * inverse).round() + zero_point).clamp(qmin, qmax)  # (Q3)
     q, zero_point = torch.where(finite, q, 0), torch.where(finite, zero_point, 0)  # (Q4)
@@ -62,18 +82,57 @@ def quantize(
     return q.to(torch.int8).reshape(x.shape), scale.reshape(shape), zero_point.int().reshape(shape)
 
 
+def _in_groups(x: Tensor, how: Code) -> Triple:
+    """Each group of K as a row."""
+    k, rows = x.shape[-1], x.shape[:-1].numel()
+    groups = -(-k // how.group)
+    padded = F.pad(x.reshape(rows, k), (0, groups * how.group - k))
+    alone = how._replace(per_tensor=0, group=0)
+    q, scale, zero_point = _dynamic(padded.reshape(rows * groups, how.group), alone)
+    q = q.reshape(rows, groups * how.group)[:, :k]
+    shape = (*x.shape[:-1], groups)
+    return q.reshape(x.shape), scale.reshape(shape), zero_point.reshape(shape)
+
+
+def _static(x: Tensor, how: Code, scale: Tensor, zero_point: Tensor | None) -> Triple:
+    """A scale that is given. (Q6)"""
+    qmin, qmax = code_range(how.bits, bool(how.symmetric))
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    given = scale.reshape(-1, 1).expand(rows.shape[0], 1)
+    used = given.clamp_min(SMALLEST_SCALE)
+    zero = torch.zeros_like(used) if zero_point is None else zero_point.reshape(-1, 1)
+    zero = zero.expand(rows.shape[0], 1).clamp(qmin, qmax)
+    q = ((rows * (1 / used)).clamp(-1024, 1024).round() + zero).clamp(qmin, qmax)
+    largest = F.pad(rows, (0, 1)).abs().amax(1, keepdim=True)
+    finite = largest.isfinite() & given.isfinite()
+    q, zero = torch.where(finite, q, 0), torch.where(finite, zero, 0)
+    used = torch.where(largest.isfinite(), torch.where(given.isfinite(), used, given), largest)
+    shape = (*x.shape[:-1], 1)
+    return q.to(torch.int8).reshape(x.shape), used.reshape(shape), zero.int().reshape(shape)
+
+
+def _stochastic(x: Tensor, how: Code, seed: Tensor) -> Triple:
+    """The scales of symmetric codes, and random roundings. (Q7)"""
+    qmax = code_range(how.bits, True)[1]
+    _, scale, zero_point = _dynamic(x, how)
+    u = (random_bits(seed, x.numel()).float() * 2**-16 + 2**-17).reshape(x.shape)
+    q = (x * (1 / scale) + u).floor().clamp(-qmax, qmax)
+    return torch.where(scale.isfinite(), q, 0).to(torch.int8), scale, zero_point
+
+
 @fake("quantize")
 def _(
     x: Tensor,
-    axes: Sequence[int],
-    bits: int,
-    symmetric: bool,
+    code: Sequence[int],
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    seed: Tensor | None = None,
     factor: Tensor | None = None,
-    rotation: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (*x.shape[:-1], 1)
-    scale = x.new_empty(shape, dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=torch.int8), scale, x.new_empty(shape, dtype=torch.int32)
+) -> Triple:
+    group = Code(*code).group if seed is None and scale is None else 0
+    shape = (*x.shape[:-1], -(-x.shape[-1] // group) if group else 1)
+    row_scale = x.new_empty(shape, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=torch.int8), row_scale, x.new_empty(shape, dtype=torch.int32)
 
 
 @reference
@@ -116,53 +175,12 @@ def _(
 
 
 @reference
-def quantize_static(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bits: int,
-    symmetric: bool,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As quantize with a given scale float32 and zero point int32, one or one per row. (Q6)"""
-    x = rotate(x.float(), factor, rotation)
-    qmin, qmax = code_range(bits, symmetric)
-    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    given = scale.reshape(-1, 1).expand(rows.shape[0], 1)
-    used = given.clamp_min(SMALLEST_SCALE)
-    zero = torch.zeros_like(used) if zero_point is None else zero_point.reshape(-1, 1)
-    zero = zero.expand(rows.shape[0], 1).clamp(qmin, qmax)
-    q = ((rows * (1 / used)).clamp(-1024, 1024).round() + zero).clamp(qmin, qmax)
-    largest = F.pad(rows, (0, 1)).abs().amax(1, keepdim=True)
-    finite = largest.isfinite() & given.isfinite()
-    q, zero = torch.where(finite, q, 0), torch.where(finite, zero, 0)
-    used = torch.where(largest.isfinite(), torch.where(given.isfinite(), used, given), largest)
-    shape = (*x.shape[:-1], 1)
-    return q.to(torch.int8).reshape(x.shape), used.reshape(shape), zero.int().reshape(shape)
-
-
-@fake("quantize_static")
-def _(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bits: int,
-    symmetric: bool,
-    factor: Tensor | None = None,
-    rotation: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (*x.shape[:-1], 1)
-    row_scale = x.new_empty(shape, dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=torch.int8), row_scale, x.new_empty(shape, dtype=torch.int32)
-
-
-@reference
 def fake_quantize(
     x: Tensor, axes: Sequence[int], bits: int, symmetric: bool, out_dtype: torch.dtype
 ) -> Tensor:
     """x^ = dequantize(quantize(x)), the values that the codes of x stand for. (Q5)"""
-    return dequantize(*quantize(x, axes, bits, symmetric), None, None, "none", out_dtype)
+    code = Code(bits, int(symmetric), int(tuple(axes) == PER_TENSOR))
+    return dequantize(*quantize(x, code), None, None, "none", out_dtype)
 
 
 @fake("fake_quantize")
@@ -171,6 +189,5 @@ def _(x: Tensor, axes: Sequence[int], bits: int, symmetric: bool, out_dtype: tor
 
 
 no_gradient("quantize")
-no_gradient("quantize_static")
 no_gradient("fake_quantize")
 no_gradient("dequantize")

@@ -6,7 +6,7 @@ operator lacks one of its parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*args: Any) -> Any:
-            devices = {str(a.device) for a in args if isinstance(a, torch.Tensor)}
+            devices = {str(t.device) for t in _tensors(args)}
             if len(devices) > 1:
                 where = " and ".join(sorted(devices))
                 raise RuntimeError(f"{name}: operands are on {where}; move all to one device")
@@ -50,16 +50,25 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def _tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
+    """Those among the arguments, and in lists of them."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from _tensors(argument)
+
+
 def linear_fake(name: str) -> None:
-    """Registers that of a linear: of q, or else x, [..., K] it returns `out_dtype` [..., N], N as
-    the argument `n`, or else the size of `w_scale`, says."""
+    """Registers that of a linear: of x or q [..., K] it returns `out_dtype` [..., N], N as its
+    `layout` says."""
     names = [argument.name for argument in schema(getattr(torch.ops.qfx, name).default).arguments]
     left, dtype = names.index("q" if "q" in names else "x"), names.index("out_dtype")
-    size = names.index("n" if "n" in names else "w_scale")
+    layout = names.index("layout")
 
     def result(*args: Any) -> Tensor:
-        n = args[size].shape[0] if names[size] == "w_scale" else args[size]
-        empty: Tensor = args[left].new_empty((*args[left].shape[:-1], n), dtype=args[dtype])
+        shape = (*args[left].shape[:-1], args[layout][0])
+        empty: Tensor = args[left].new_empty(shape, dtype=args[dtype])
         return empty
 
     fake(name)(result)
@@ -101,7 +110,7 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     _AUTOGRAD.impl(name, kernel, "Autograd", with_keyset=True)
 
 
-INSTEAD = "use qfx::int8_linear_ste where gradients are needed, as the qfx backend does by itself"
+INSTEAD = "use qfx::linear_ste where gradients are needed, as the qfx backend does by itself"
 
 
 def no_gradient(name: str, instead: str = INSTEAD) -> None:

@@ -7,14 +7,16 @@ the matrix itself, its transpose (`PER_COLUMN`) or its groups. Equations: docs/n
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qfx.ops.code import code_of
 from qfx.ops.storage import quantize_to_half
-from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec
+from qfx.values.scheme import PER_COLUMN, QSpec
 
 ops = torch.ops.qfx
 
@@ -55,7 +57,7 @@ def quantize(
     if scale is None:
         found = _chosen(rows, spec)
     else:
-        found = ops.quantize_static(rows, scale, zero_point, spec.bits, spec.symmetric)
+        found = ops.quantize(rows, code_of(spec), scale, zero_point)
     codes, row_scale, row_zero = found
     shape = _scale_shape(x, spec)
     return Quantized(
@@ -66,8 +68,7 @@ def quantize(
 def _chosen(rows: Tensor, spec: QSpec) -> tuple[Tensor, Tensor, Tensor]:
     if spec.packed:
         return quantize_to_half(rows, spec.bits, spec.symmetric)
-    axes = PER_TENSOR if spec.axes == PER_TENSOR else PER_ROW
-    return ops.quantize(rows, list(axes), spec.bits, spec.symmetric)  # type: ignore[no-any-return]
+    return ops.quantize(rows, code_of(replace(spec, group=0)))  # type: ignore[no-any-return]
 
 
 def dequantize(

@@ -1,9 +1,11 @@
-"""int8_linear_ste: the linear that trains, with straight-through gradients. docs/numerics.md (T1).
+"""linear_ste: the linear that trains, or whose input does, with straight-through gradients.
+docs/numerics.md (T1) (T2) (T3).
 
-The forward is int8_linear on codes that were made outside, so that sites with one input share them.
-`x`, `w`, `x_step` and `w_step` only say where the gradients go; `factor` and `rotation` how x and w
-became what the codes stand for (R1). What is saved for the backward is
-the int8 codes of x with their scales, the parameter w itself, and x only when its step is given.
+The forward is `linear` on codes that were made outside, so that sites with one input share them.
+`x`, `w`, `x_step` and `w_step` only say where the gradients go; `factor` and the code's rotation
+how x and w became what the codes stand for (R1). Saved for the backward are the packed weight, or
+the parameter w where it trains; the int8 codes of x with their scales where w or a step needs them;
+and x only when its step is given.
 """
 
 from __future__ import annotations
@@ -15,68 +17,86 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.ops.linear import int8_linear
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
+from qfx.ops.linear import linear
 from qfx.ops.quantize import code_range
 from qfx.ops.registry import gradient, linear_fake, reference
 from qfx.ops.rotation import transformed_weight
+from qfx.ops.single_tensors import Quantized, dequantize
+from qfx.values.scheme import QSpec
 
 ops = torch.ops.qfx
-_INPUTS = 18  # of the operator
+_INPUTS = 12  # of the operator
 
 
 @reference
-def int8_linear_ste(
+def linear_ste(
     x: Tensor,
     w: Tensor | None,
     bias: Tensor | None,
     x_step: Tensor | None,
     w_step: Tensor | None,
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    packed: Tensor,
-    w_scale: Tensor,
-    w_axes: Sequence[int],
-    bits: int,
-    w_bits: int,
-    symmetric: bool,
+    codes: Sequence[Tensor],
+    weight: Tensor,
+    layout: Sequence[int],
+    code: Sequence[int],
     seed: Tensor | None,
     out_dtype: torch.dtype,
     factor: Tensor | None = None,
-    rotation: int = 0,
 ) -> Tensor:
-    """int8_linear(q, scale, zero_point, packed, w_scale, bias): codes [..., K] -> [..., N]. (E1)
+    """linear(*codes, weight, layout, bias): `codes` q, scale and zero point [..., K] -> [..., N].
 
     Gradients go to x [..., K], w [N, K] (None: the weight is frozen), bias [N], and to the steps:
-    None where a scale was chosen dynamically. `seed` int64 [1]: the backward runs in int8 too. The
-    codes are of x' and w' of (R1), which `factor` [K] and `rotation` make; x and w are given as is.
+    None where a scale was chosen dynamically. A weight that trains has one scale for each row.
+    `seed` int64 [1]: the backward runs in int8 too. The codes are of x' and w' of (R1); x and w are
+    given as is. `code`: the five numbers of x, then the bits of w, and 1 where it has one scale for
+    the matrix.
     """
-    return int8_linear(q, scale, zero_point, packed, w_scale, bias, "none", out_dtype)
+    q, scale, zero_point = codes
+    return linear(q, scale, zero_point, weight, layout, bias, "none", out_dtype)
 
 
-linear_fake("int8_linear_ste")
+linear_fake("linear_ste")
+
+
+def weight_values(weight: Tensor, layout: Sequence[int], k: int, dtype: torch.dtype) -> Tensor:
+    """w^ [N, K]: the values that a packed weight stands for. (Q5) (Q14)"""
+    said = Layout(*layout)
+    codes, scale, zero, minimum = ops.unpack_weight(weight, list(layout), k)
+    found = Quantized(codes, scale, zero, QSpec(group=said.scale_group))
+    if not said.low_bit:
+        return dequantize(found, dtype)
+    least = minimum.repeat_interleave(said.group, 1)[:, :k]
+    return (dequantize(found) + least).to(dtype)
 
 
 class _Saved(NamedTuple):
-    """The tensors of the backward, matrices folded as the formula needs them."""
+    """The tensors of the backward."""
 
     x: Tensor | None  # only with x_step
     w: Tensor | None
     x_step: Tensor | None
     w_step: Tensor | None
-    q: Tensor
-    scale: Tensor
-    zero_point: Tensor
-    packed: Tensor | None  # unless w is there to be quantized again
-    w_scale: Tensor | None
+    q: Tensor | None  # these three for the gradients of w and of x_step
+    scale: Tensor | None
+    zero_point: Tensor | None
+    weight: Tensor | None  # unless w is there to be quantized again
     seed: Tensor | None
     factor: Tensor | None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, bias, x_step, w_step, q, scale, zero_point, packed, w_scale, *rest = inputs
-    ctx.w_axes, ctx.bits, ctx.w_bits, ctx.symmetric, seed, _, factor, ctx.rotation = rest
+    x, w, bias, x_step, w_step, codes, weight, layout, code, seed, _, factor = inputs
+    ctx.layout, (*five, ctx.w_bits, ctx.w_per_tensor) = Layout(*layout), code
+    ctx.code = Code(*five)
+    if w is not None and not ctx.layout.one_scale:
+        raise ValueError(
+            f"linear_ste: w is given, but the weight has the layout {list(layout)}; a weight that "
+            "trains has 8 bits, one scale for each row and no zero points"
+        )
     again = w is not None and w_step is None
+    q, scale, zero_point = codes if w is not None or x_step is not None else (None,) * 3
     saved = _Saved(
         None if x_step is None else x,
         w,
@@ -85,8 +105,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         q,
         scale,
         zero_point,
-        None if again else packed,
-        None if again else w_scale,
+        None if again else weight,
         seed,
         factor,
     )
@@ -95,7 +114,6 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.x_dtype, ctx.shape = x.dtype, x.shape
     ctx.wants = tuple(isinstance(t, Tensor) and t.requires_grad for t in inputs[:5])
     ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.n = w_scale.shape[0]
 
 
 def _formula(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
@@ -104,7 +122,7 @@ def _formula(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
     if grad is None:
         return tuple(gradients)
     saved = _Saved(*ctx.saved_tensors)
-    g = grad.reshape(math.prod(ctx.shape[:-1]), ctx.n)
+    g = grad.reshape(math.prod(ctx.shape[:-1]), ctx.layout.n)
     want_x, want_w, want_bias, want_x_step, want_w_step = ctx.wants
     if want_x or want_x_step:
         gradients[0], gradients[3] = _input_gradient(ctx, saved, g)
@@ -129,19 +147,20 @@ def _input_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor 
         dx = _int8_product(g, scale, codes.t(), saved.seed, dtype)
     dx, dstep = dx.reshape(ctx.shape), None
     if saved.x_step is not None:
-        zero_point = saved.zero_point
-        codes = saved.q.int() - zero_point
-        limits = code_range(ctx.bits, ctx.symmetric)
-        dx, dstep = through_step(dx, _input(ctx, saved), codes, saved.x_step, zero_point, limits)
+        q, zero_point = saved.q, saved.zero_point
+        assert q is not None and zero_point is not None
+        v, limits = _input(ctx, saved), code_range(ctx.code.bits, bool(ctx.code.symmetric))
+        dx, dstep = through_step(dx, v, q.int() - zero_point, saved.x_step, zero_point, limits)
     if _is_transformed(ctx, saved):
-        dx = ops.rotate(dx, saved.factor, ctx.rotation, True)
+        dx = ops.rotate(dx, saved.factor, ctx.code.rotation, True)
     return dx.to(ctx.x_dtype), dstep
 
 
 def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor | None]:
+    assert saved.w is not None and saved.q is not None
+    assert saved.scale is not None and saved.zero_point is not None
     q = saved.q.reshape(g.shape[0], ctx.shape[-1])
     scale, zero_point = saved.scale.reshape(-1, 1), saved.zero_point.reshape(-1, 1)
-    assert saved.w is not None
     if saved.seed is None:
         dw = _product_like(
             saved.w, g.t(), ops.dequantize(q, scale, zero_point, None, None, "none", g.dtype)
@@ -154,13 +173,13 @@ def _weight_gradient(ctx: Any, saved: _Saved, g: Tensor) -> tuple[Tensor, Tensor
         w, limits = _float_weight(ctx, saved), code_range(ctx.w_bits, True)
         dw, dstep = through_step(dw, w, codes, saved.w_step, 0, limits)
     if _is_transformed(ctx, saved):
-        dw = ops.rotate(dw, None, ctx.rotation, True)
+        dw = ops.rotate(dw, None, ctx.code.rotation, True)
         dw = dw if saved.factor is None else dw / saved.factor
     return dw.to(saved.w.dtype), dstep
 
 
 def _is_transformed(ctx: Any, saved: _Saved) -> bool:
-    return saved.factor is not None or ctx.rotation != 0
+    return saved.factor is not None or ctx.code.rotation != 0
 
 
 def _input(ctx: Any, saved: _Saved) -> Tensor:
@@ -168,13 +187,13 @@ def _input(ctx: Any, saved: _Saved) -> Tensor:
     assert saved.x is not None
     if not _is_transformed(ctx, saved):
         return saved.x
-    return ops.rotate(saved.x.float(), saved.factor, ctx.rotation)  # type: ignore[no-any-return]
+    return ops.rotate(saved.x.float(), saved.factor, ctx.code.rotation)  # type: ignore[no-any-return]
 
 
 def _float_weight(ctx: Any, saved: _Saved) -> Tensor:
     """w' of (R1)."""
     assert saved.w is not None
-    return transformed_weight(saved.w, saved.factor, ctx.rotation)
+    return transformed_weight(saved.w, saved.factor, ctx.code.rotation)
 
 
 def _product_like(w: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -198,21 +217,20 @@ def through_step(
 
 def _weight(ctx: Any, saved: _Saved, dtype: torch.dtype) -> Tensor:
     """w^ [N, K]. Not the forward's codes, which would have to stay in memory until here."""
-    if saved.packed is None:
-        w = _float_weight(ctx, saved)
-        return ops.fake_quantize(w, list(ctx.w_axes), ctx.w_bits, True, dtype)
-    codes, scale = _weight_codes(ctx, saved)
-    return ops.dequantize(codes, scale[:, None], None, None, None, "none", dtype)
+    if saved.weight is not None:
+        return weight_values(saved.weight, ctx.layout, ctx.shape[-1], dtype)
+    axes = [0, 1] if ctx.w_per_tensor else [1]
+    return ops.fake_quantize(_float_weight(ctx, saved), axes, ctx.w_bits, True, dtype)  # type: ignore[no-any-return]
 
 
 def _weight_codes(ctx: Any, saved: _Saved) -> tuple[Tensor, Tensor]:
     """Codes [N, K] and scale [N]."""
-    if saved.packed is None:
-        w = _float_weight(ctx, saved)
-        q, scale, _ = ops.quantize(w, list(ctx.w_axes), ctx.w_bits, True)
-        return q, scale.reshape(-1)
-    assert saved.w_scale is not None
-    return ops.unpack_weight(saved.packed, ctx.n, ctx.shape[-1]), saved.w_scale
+    if saved.weight is None:
+        code = list(Code(ctx.w_bits, per_tensor=ctx.w_per_tensor))
+        q, scale, _ = ops.quantize(_float_weight(ctx, saved), code)
+    else:
+        q, scale, *_ = ops.unpack_weight(saved.weight, list(ctx.layout), ctx.shape[-1])
+    return q, scale.reshape(-1)
 
 
 # --- the backward in int8: products of stochastically rounded gradients (T3) ---
@@ -222,10 +240,11 @@ def _int8_product(
     g: Tensor, factor: Tensor, codes: Tensor, seed: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """g [M, N] factor [N], rounded stochastically row by row, with codes [K, N] int8 -> [M, K]."""
-    q, scale, zero_point = ops.quantize_stochastic(g, seed, [1], 8, factor)
-    ones = scale.new_ones(codes.shape[0])
-    packed = ops.pack_weight(codes)
-    return ops.int8_linear(q, scale, zero_point, packed, ones, None, "none", dtype)
+    q, scale, zero_point = ops.quantize(g, list(Code()), None, None, seed, factor)
+    k = codes.shape[0]
+    weight = ops.pack_weight(codes, scale.new_ones(k))
+    layout = list(Layout(k))
+    return ops.linear(q, scale, zero_point, weight, layout, None, "none", dtype)  # type: ignore[no-any-return]
 
 
 def _int8_weight_gradient(
@@ -239,4 +258,4 @@ def _int8_weight_gradient(
     return product[:, :-1] - product[:, -1:]
 
 
-gradient("int8_linear_ste", _setup, _formula)
+gradient("linear_ste", _setup, _formula)

@@ -1,135 +1,241 @@
-"""pack_weight and unpack_weight: the layout the GEMM kernels read.
+"""pack_weight, unpack_weight, weight_scale, cut_weight: a weight as one tensor, which the products
+read. References and fakes.
 
-Layout K4N32, version 3, one flat int8 tensor:
-    header 64 bytes: b"QFXW", u32 version, u32 layout, u32 max|W|, i64 N, i64 K, i64 group,
-        u64 checksum of what is behind the header, u64 0, u64 checksum of the header, where it is 0
-    colsum int32 [Np], colsum[n] = sum_k W[n, k]          Np = N rounded up to 32
-    blocks int8 [Np/32, Kp/4, 32, 4], zero padded         Kp = K rounded up to 64
-    W[n, k] = blocks[n // 32, k // 4, n % 32, k % 4]
-    group_sums int32 [Np/32, G, 32], only if group > 0    G = ceil(K / group)
-    group_sums[n // 32, g, n % 32] = sum_k W[n, k], k // group = g
-
-On CUDA, where a header could not be read without waiting for the GPU, another one, of which sizes
-say everything (csrc/cuda/gemm/layout.h):
-    colsum int32 [N4], W int8 [N, Kp], zero padded     N4 = N up to 4, Kp = K up to 16
-    group_sums int32 [N, G], zeros int8 [group / 64], only if group > 0
+On the CPU it lies as qfx/ops/int8_packing.py and qfx/ops/lowbit_packing.py say. On CUDA, where a
+header could not be read without waiting for the GPU, one of 8 bits has none, and sizes say
+everything (csrc/cuda/gemm/layout.h):
+    colsum int32 [N4], codes int8 [N, Kp], zero padded     N4 = N up to 4, Kp = K up to 16
+    group sums int32 [N, G], zeros int8 [group / 64]       where group > 0
+    padding to 16 bytes, scale float32 [N, S], zero point int32 [N, S] where there are any
 """
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.ops.registry import fake, reference
+from qfx.ops.header import MINIMUMS, ZERO_POINTS, header_of
+from qfx.ops.int8_packing import K_MULTIPLE, int8_size, pack_int8, scales_of_rows, unpack_int8
+from qfx.ops.layout import Layout
+from qfx.ops.lowbit_packing import lowbit_size, pack_lowbit, shift_of, unpack_lowbit
+from qfx.ops.registry import fake, no_gradient, reference
 
-MAGIC, VERSION, LAYOUT_K4N32 = b"QFXW", 3, 1
-HEADER_BYTES, PANEL, GROUP, K_MULTIPLE = 64, 32, 4, 64
 CUDA_COLUMNS, CUDA_PITCH = 4, 16
 
 
-def _padded(n: int, k: int) -> tuple[int, int]:
-    return -(-n // PANEL) * PANEL, -(-k // K_MULTIPLE) * K_MULTIPLE
-
-
-def packed_size(n: int, k: int, group: int = 0) -> int:
-    """Bytes of a packed [n, k] weight."""
-    n_padded, k_padded = _padded(n, k)
-    sums = 1 + -(-k // group) if group else 1
-    return HEADER_BYTES + 4 * n_padded * sums + n_padded * k_padded
+def _layout(
+    codes: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    minimum: Tensor | None,
+    bits: int,
+    group: int,
+) -> Layout:
+    """That of a weight which is packed of these."""
+    (n, k), by_group = codes.shape, bits != 8
+    if group and scale.dim() == 2:
+        by_group = by_group or scale.shape[1] == -(-k // group)
+    shift = int(zero_point is not None or minimum is not None)
+    return Layout(n, bits, group, group if by_group else 0, shift)
 
 
 @reference
-def pack_weight(w: Tensor, group: int = 0) -> Tensor:
-    """w int8 [N, K] -> the layout above. `group`: elements of K that share a scale, a multiple of
-    64, for int8_linear_groups; 0 where all share one."""
-    n, k = w.shape
-    n_padded, k_padded = _padded(n, k)
-    magnitude = int(w.int().abs().max()) if w.numel() else 0
-    padded = F.pad(w, (0, k_padded - k, 0, n_padded - n))
-    colsum = padded.sum(1, dtype=torch.int32)
-    blocks = padded.reshape(n_padded // PANEL, PANEL, k_padded // GROUP, GROUP).transpose(1, 2)
-    sums = _group_sums(padded, k, group)
-    contents = torch.cat([colsum.view(torch.int8), blocks.reshape(-1), *sums])
-    fields = (MAGIC, VERSION, LAYOUT_K4N32, magnitude, n, k, group)
-    return with_header(struct.pack("<4sIIIqqq", *fields), contents)
+def pack_weight(
+    codes: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    minimum: Tensor | None = None,
+    bits: int = 8,
+    group: int = 0,
+) -> Tensor:
+    """codes int8 [N, K], scale float32 [N], [N, 1] or [N, G], zero_point int32 of the same shape,
+    or minimum float32 [N, G] -> the packed weight, int8 [bytes].
+
+    `group`: elements of K whose products are added up by themselves, a multiple of 32, on CUDA of
+    64; 0 for all. `bits`: 8, or 4 or 5, in groups of 32, 64 or 128 alone, whose scales and minimums
+    are values of bfloat16 or float16. What a code means: (Q5), (Q14).
+    """
+    if bits != 8:
+        return pack_lowbit(codes, scale, zero_point, minimum, bits, group)
+    layout = _layout(codes, scale, zero_point, None, bits, group)
+    return pack_int8(codes, *_by_row(scale, zero_point), layout)
 
 
-def with_header(fields: bytes, contents: Tensor) -> Tensor:
-    """The contents behind a header of these fields, 40 bytes, and of both checksums."""
-    said = fields + struct.pack("<QQ", checksum(contents), 0)
-    header = said + struct.pack("<Q", checksum(_bytes(said + bytes(8))))
-    return torch.cat([_bytes(header).to(contents.device), contents])
-
-
-def _bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.int8)
-
-
-def checksum(t: Tensor) -> int:
-    """sum_{r, l} (2 r + 1) (2 l + 1) word[r, l] mod 2^64 of rows of four 64-bit words, int8 [*]."""
-    words = t.view(torch.int64).reshape(-1, 4)
-    numbers = [torch.arange(n, dtype=torch.int64, device=t.device) for n in words.shape]
-    odd = [2 * each + 1 for each in numbers]
-    return int((words * odd[0][:, None] * odd[1]).sum()) % 2**64
-
-
-def _group_sums(padded: Tensor, k: int, group: int) -> list[Tensor]:
-    if group == 0:
-        return []
-    panels = padded.reshape(padded.shape[0] // PANEL, PANEL, padded.shape[1])
-    groups = [panels[..., i : i + group].sum(-1, dtype=torch.int32) for i in range(0, k, group)]
-    return [torch.stack(groups, 1).reshape(-1).view(torch.int8)] if groups else []
-
-
-def group_of(packed: Tensor, k: int) -> int:
-    """Elements of K that share a scale of a packed weight, rounded up to 64 where all do."""
-    (group,) = struct.unpack_from("<q", bytes(packed[:HEADER_BYTES].view(torch.uint8).tolist()), 32)
-    return int(group) or max(_padded(0, k)[1], K_MULTIPLE)
-
-
-def cuda_packed_size(n: int, k: int, group: int = 0) -> int:
-    """Bytes of a packed [n, k] weight on CUDA."""
-    columns = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS)
-    size = columns + n * (-(-k // CUDA_PITCH) * CUDA_PITCH)
-    if not group:
-        return size
-    group = min(group, max(_padded(0, k)[1], K_MULTIPLE))  # a longer one is as good as all of K
-    return size + 4 * n * -(-k // group) + group // K_MULTIPLE
-
-
-def cuda_pack_weight(w: Tensor, group: int = 0) -> Tensor:
-    """pack_weight as it is on CUDA, of w on any device."""
-    n, k = w.shape
-    colsum = F.pad(w.sum(1, dtype=torch.int32), (0, -n % CUDA_COLUMNS))
-    parts = [colsum.view(torch.int8), F.pad(w, (0, -k % CUDA_PITCH)).reshape(-1)]
-    if group:
-        group = min(group, max(_padded(0, k)[1], K_MULTIPLE))
-        sums = [w[:, i : i + group].sum(1, dtype=torch.int32) for i in range(0, k, group)]
-        parts += [torch.stack(sums, 1).reshape(-1).view(torch.int8)] if sums else []
-        parts += [w.new_zeros(group // K_MULTIPLE)]
-    return torch.cat(parts)
+def _by_row(scale: Tensor, zero_point: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """As [N, S]."""
+    if scale.dim() == 2:
+        return scale, zero_point
+    return scale[:, None], None if zero_point is None else zero_point[:, None]
 
 
 @fake("pack_weight")
-def _(w: Tensor, group: int = 0) -> Tensor:
-    n, k = w.shape
-    size = cuda_packed_size if w.device.type == "cuda" else packed_size
-    return w.new_empty(size(n, k, group))
+def _(
+    codes: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    minimum: Tensor | None = None,
+    bits: int = 8,
+    group: int = 0,
+) -> Tensor:
+    layout = _layout(codes, scale, zero_point, minimum, bits, group)
+    return _empty(codes, layout, codes.shape[1], shift_of(zero_point, minimum))
+
+
+def _empty(like: Tensor, layout: Layout, k: Any, shift: int) -> Tensor:
+    """A packed weight without values. `shift`: as in its header."""
+    if layout.low_bit:
+        size = lowbit_size(layout.n, k, layout.bits, layout.group, shift)
+    else:
+        size = (cuda_packed_size if like.device.type == "cuda" else int8_size)(layout, k)
+    return like.new_empty(size, dtype=torch.int8)
+
+
+def packed_size(layout: Layout, k: int, shift: int = 0) -> int:
+    """Bytes of a packed weight of k columns on the CPU. `shift`: as in its header."""
+    if layout.low_bit:
+        return lowbit_size(layout.n, k, layout.bits, layout.group, shift)
+    return int(int8_size(layout, k))
+
+
+# --- on CUDA ---
+
+
+def cuda_packed_size(layout: Layout, k: Any) -> Any:
+    """Bytes of a packed weight of 8 bits and k columns on CUDA."""
+    n, group = layout.n, layout.group
+    size = 4 * (-(-n // CUDA_COLUMNS) * CUDA_COLUMNS) + n * (-(-k // CUDA_PITCH) * CUDA_PITCH)
+    if group:
+        group = _longest(group, k)
+        size = size + 4 * n * -(-k // group) + group // K_MULTIPLE
+    return -(-size // 16) * 16 + 4 * n * layout.scales(k) * (1 + layout.shift)
+
+
+def _longest(group: int, k: Any) -> Any:
+    """A longer one is as good as all of K."""
+    return min(group, max(-(-k // K_MULTIPLE) * K_MULTIPLE, K_MULTIPLE))
+
+
+def cuda_pack_weight(
+    codes: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    minimum: Tensor | None = None,
+    bits: int = 8,
+    group: int = 0,
+) -> Tensor:
+    """pack_weight as it is on CUDA, of operands on any device."""
+    if bits != 8:
+        return pack_lowbit(codes, scale, zero_point, minimum, bits, group)
+    (n, k), (scale, zero_point) = codes.shape, _by_row(scale, zero_point)
+    colsum = F.pad(codes.sum(1, dtype=torch.int32), (0, -n % CUDA_COLUMNS))
+    parts = [_bytes(colsum), F.pad(codes, (0, -k % CUDA_PITCH)).reshape(-1)]
+    if group:
+        group = _longest(group, k)
+        sums = [codes[:, i : i + group].sum(1, dtype=torch.int32) for i in range(0, k, group)]
+        parts += [_bytes(torch.stack(sums, 1))] if sums else []
+        parts += [codes.new_zeros(group // K_MULTIPLE)]
+    parts += [codes.new_zeros(-sum(map(len, parts)) % 16), _bytes(scale)]
+    return torch.cat(parts if zero_point is None else [*parts, _bytes(zero_point)])
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.int8)
+
+
+# --- and back ---
 
 
 @reference
-def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
-    """The inverse of pack_weight: int8 [n, k]."""
-    n_padded, k_padded = _padded(n, k)
-    start = HEADER_BYTES + 4 * n_padded
-    blocks = packed[start : start + n_padded * k_padded]
-    blocks = blocks.reshape(n_padded // PANEL, k_padded // GROUP, PANEL, GROUP).transpose(1, 2)
-    return blocks.reshape(n_padded, k_padded)[:n, :k].contiguous()
+def unpack_weight(
+    weight: Tensor, layout: Sequence[int], k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The inverse of pack_weight: codes int8 [N, K], scale float32, zero_point int32 and minimum
+    float32 [N, S], S = 1 where a row has one scale. What there is none of is 0, but with minimums
+    the zero points are -2^(bits - 1). (Q14)"""
+    said = Layout(*layout)
+    if said.low_bit:
+        codes, scale, zero, minimum = unpack_lowbit(weight, said.n, k, said.group)
+        return codes, scale, zero, minimum
+    codes, scale, zero = unpack_int8(weight, said, k)
+    return codes, scale, zero, torch.zeros_like(scale)
 
 
 @fake("unpack_weight")
-def _(packed: Tensor, n: int, k: int) -> Tensor:
-    return packed.new_empty(n, k)
+def _(weight: Tensor, layout: Sequence[int], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    said = Layout(*layout)
+    scale = weight.new_empty((said.n, said.scales(k)), dtype=torch.float32)
+    zero = torch.empty_like(scale, dtype=torch.int32)
+    return weight.new_empty((said.n, k)), scale, zero, torch.empty_like(scale)
+
+
+@reference
+def weight_scale(weight: Tensor, n: int) -> Tensor:
+    """float32 [N]: the scales of a packed weight of 8 bits with one for each row and no zero
+    points."""
+    return scales_of_rows(weight, n)
+
+
+@fake("weight_scale")
+def _(weight: Tensor, n: int) -> Tensor:
+    return weight.new_empty(n, dtype=torch.float32)
+
+
+# --- parts of a weight ---
+
+
+@reference
+def cut_weight(
+    weight: Tensor,
+    layout: Sequence[int],
+    k: int,
+    dim: int,
+    begin: int,
+    end: int,
+    rotation: int = 0,
+) -> Tensor:
+    """The packed weight of rows (dim 0) or columns (dim 1) begin..end of a packed one [N, K].
+
+    Columns are cut between groups, and between the blocks of `rotation` in which K is rotated. The
+    codes, scales and shifts stay what they are.
+    """
+    said = Layout(*layout)
+    codes, scale, zero_point, minimum = unpack_weight(weight, layout, k)
+    shift = header_of(weight).shift
+    values = [scale, zero_point if shift == ZERO_POINTS else None]
+    values.append(minimum if shift == MINIMUMS else None)
+    if dim == 0:
+        codes = codes[begin:end]
+        values = [None if v is None else v[begin:end] for v in values]
+    else:
+        codes = codes[:, begin:end]
+        if size := said.scale_group:
+            kept = slice(-(-begin // size), -(-end // size))
+            values = [None if v is None else v[:, kept] for v in values]
+    return pack_weight(codes, *values, said.bits, said.group)  # type: ignore[arg-type]
+
+
+@fake("cut_weight")
+def _(
+    weight: Tensor,
+    layout: Sequence[int],
+    k: int,
+    dim: int,
+    begin: int,
+    end: int,
+    rotation: int = 0,
+) -> Tensor:
+    said, shift = Layout(*layout), 0
+    if said.low_bit and said.shift:  # of which kind, its size says
+        points = lowbit_size(said.n, k, said.bits, said.group, ZERO_POINTS)
+        shift = ZERO_POINTS if weight.numel() == points else MINIMUMS
+    count = end - begin
+    if dim == 0:
+        return _empty(weight, said._replace(n=count), k, shift)
+    return _empty(weight, said, count, shift)
+
+
+no_gradient("pack_weight", "use qfx::linear_ste, as the qfx backend does by itself")

@@ -15,10 +15,8 @@ def impossible(site: Site, scheme: Scheme) -> str | None:
         return why_not
     if lacking := form.lacking(scheme, site.device):
         return f"{scheme}: {lacking}"
-    if form.storage.cuts_k and not site.k:
+    if (scheme.group or scheme.w.grouped) and not site.k:
         return f"{scheme}: K is 0 or not known, so the weight cannot be cut into groups"
-    if scheme.w.packed and site.n is None:
-        return f"{scheme}: N is not known, and the packed weight does not say it"
     return None
 
 

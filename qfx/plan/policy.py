@@ -19,7 +19,7 @@ from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import pinned, recipes, why_apart
 from qfx.match.site import Site
-from qfx.ops.forms import form_of
+from qfx.ops.forms import GUARDED, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
 from qfx.plan.impossible import impossible, unguardable, why_nearest
@@ -143,8 +143,8 @@ def _guarded(entry: Entry, config: Config) -> Entry:
     """The entry with the guard that the configuration asks for, or why it has none."""
     if config.guard is None or entry.scheme is None:
         return entry
-    call, on = form_of(entry.scheme).guarded, entry.match.device
-    if entry.match.weights and call and (lacking := call.lacking(on)):
+    guards = entry.match.weights and form_of(entry.scheme).guards
+    if guards and (lacking := GUARDED.lacking(entry.match.device)):
         return Entry(entry.match, None, f"guard={config.guard}: {lacking}")
     if why_not := unguardable(entry, entry.scheme):
         return replace(entry, reason=f"{entry.reason}; not guarded: {why_not}")

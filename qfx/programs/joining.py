@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from qfx.programs.emitting import Step
 from qfx.programs.words import OPERATIONS, Instruction, Kind, Operand, Region
 
-_LINEARS = [OPERATIONS.index(name) for name in ("linear", "lowbit_linear")]
+_LINEAR = OPERATIONS.index("linear")
 _KNOWN = (Kind.CONSTANT, Kind.NUMBER)
 
 
@@ -42,7 +42,7 @@ def _parts(step: Step) -> tuple[Instruction, Instruction]:
     if step.instructions is None or len(step.instructions) != 1:
         return (), ()
     (instruction,) = step.instructions
-    if instruction[0] not in _LINEARS:
+    if instruction[0] != _LINEAR:
         return (), ()
     count = _place_of_count(instruction)
     return instruction[:count], instruction[count + 1 :]

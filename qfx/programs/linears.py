@@ -10,6 +10,7 @@ from torch import fx
 
 from qfx.host.operators import schema
 from qfx.ops.activations import ACTIVATIONS
+from qfx.ops.code import Code
 from qfx.programs.emitting import EMIT, Emitter, Outside, argument
 from qfx.programs.words import Kind, Operand
 
@@ -23,8 +24,8 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def quantization(e: Emitter, node: fx.Node) -> dict[str, Any]:
-    """The arguments of the `quantize` whose codes, scales and zero points a linear reads, of what
-    is the same still."""
+    """The arguments of the `quantize` whose codes, scales and zero points a linear reads, where it
+    finds the scales itself and what it reads is the same still."""
     given = arguments(node)
     parts = [given[name] for name in ("q", "scale", "zero_point")]
     if not all(isinstance(p, fx.Node) and p.target is operator.getitem for p in parts):
@@ -33,9 +34,11 @@ def quantization(e: Emitter, node: fx.Node) -> dict[str, Any]:
     if len(sources) != 1 or [part.args[1] for part in parts] != [0, 1, 2]:
         raise Outside
     (source,) = sources
-    if source.target not in (ops.quantize.default, ops.quantize_groups.default):
+    if source.target is not ops.quantize.default:
         raise Outside
     how = arguments(source)
+    if how["scale"] is not None or how["seed"] is not None:
+        raise Outside
     read = [*parts, how["x"], *([] if how["factor"] is None else [how["factor"]])]
     if any(e.written_since(source, each) for each in read):
         raise Outside
@@ -44,10 +47,15 @@ def quantization(e: Emitter, node: fx.Node) -> dict[str, Any]:
 
 def _quantized(e: Emitter, how: dict[str, Any]) -> tuple[Any, ...]:
     """What an instruction is told first: `Quantized` in csrc/cpu/program/linears.cpp."""
-    axes, factor = how.get("axes", [1]), how["factor"]
+    factor = how["factor"]
     parts = [e.whole(how["x"]), *([0] if factor is None else [1, e.whole(factor)])]
-    group = how.get("group", 0)
-    return (*parts, how["bits"], how["symmetric"], list(axes) == [0, 1], group, how["rotation"])
+    return (*parts, *Code(*how["code"]))
+
+
+def _linear(e: Emitter, node: fx.Node) -> None:
+    given = arguments(node)
+    how = quantization(e, node) if "q" in given else given
+    e("linear", *_quantized(e, how), 1, *_told(e, node, given))
 
 
 def _told(e: Emitter, node: fx.Node, given: dict[str, Any]) -> tuple[Any, ...]:
@@ -56,8 +64,8 @@ def _told(e: Emitter, node: fx.Node, given: dict[str, Any]) -> tuple[Any, ...]:
     if end is not node:
         e.ends[node] = end
     bias = [0] if given["bias"] is None else [1, e.whole(given["bias"])]
-    packed = _constant(e, given["packed"], torch.int8)
-    return (e.of(end), *bias, list(ACTIVATIONS).index(activation), packed)
+    weight = _constant(e, given["weight"], torch.int8)
+    return (e.of(end), *bias, list(ACTIVATIONS).index(activation), weight)
 
 
 def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
@@ -79,22 +87,4 @@ def _constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
     return found
 
 
-def _linear(e: Emitter, node: fx.Node) -> None:
-    given = arguments(node)
-    how = quantization(e, node) if "q" in given else given
-    rows, told = _quantized(e, how), _told(e, node, given)
-    e("linear", *rows, 1, *told, e.whole(given["w_scale"]))
-
-
-def _lowbit_linear(e: Emitter, node: fx.Node) -> None:
-    given = arguments(node)
-    how = quantization(e, node) if "q" in given else given
-    e("lowbit_linear", *_quantized(e, how), 1, *_told(e, node, given))
-
-
-EMIT |= {
-    ops.int8_linear_dynamic.default: _linear,
-    ops.int8_linear.default: _linear,
-    ops.lowbit_linear_dynamic.default: _lowbit_linear,
-    ops.lowbit_linear.default: _lowbit_linear,
-}
+EMIT |= {ops.linear_dynamic.default: _linear, ops.linear.default: _linear}

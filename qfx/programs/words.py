@@ -23,8 +23,7 @@ ELEMENTS = {
 }
 # In the order of csrc/cpu/program/instruction.h and floats.cpp.
 OPERATIONS = (
-    "copy", "unary", "binary", "mean", "embedding", "linear", "lowbit_linear", "kv_write",
-    "kv_attention",
+    "copy", "unary", "binary", "mean", "embedding", "linear", "kv_write", "kv_attention",
 )  # fmt: skip
 UNARY = (
     "neg", "abs", "reciprocal", "sqrt", "rsqrt", "exp", "tanh", "sigmoid", "silu", "gelu",

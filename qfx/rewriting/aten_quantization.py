@@ -10,7 +10,7 @@ in its operator: docs/decisions/0013-quantization-on-cuda-is-aten.md.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,25 +18,26 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfx.graph.capture import device, value
+from qfx.ops.code import Code
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from qfx.rewriting.canonical import erase
 from qfx.rewriting.notation import INLINED
-from qfx.values.scheme import PER_TENSOR
 
 ops = torch.ops.qfx
 aten = torch.ops.aten
 Parts = tuple[Any, Any, Any]
+_INT = torch.int32
 
 
 def inlined(quantize: fx.Node) -> bool:
-    """Whether this call of quantize or quantize_static becomes aten operators."""
-    if quantize.target not in _FORMULAS or device(quantize).type != "cuda":
+    """Whether this call of quantize becomes aten operators."""
+    if quantize.target is not ops.quantize.default or device(quantize).type != "cuda":
         return False
-    x, scale = quantize.args[:2]
-    rotates = len(quantize.args) > _TRANSFORM[quantize.target] and bool(quantize.args[-1])
-    axes: Any = quantize.args[1]
-    whole = quantize.target is ops.quantize.default and tuple(axes) == PER_TENSOR
-    return not rotates and _has_elements(x, whole) and _is_one(scale)
+    x, code, scale, _, seed, _ = (*quantize.args, *(None,) * 4)[:6]
+    how = Code(*code)  # type: ignore[misc]
+    if how.rotation or how.group or seed is not None:
+        return False
+    return _has_elements(x, scale is None and bool(how.per_tensor)) and _is_one(scale)
 
 
 def inline(graph: fx.Graph, quantize: fx.Node) -> None:
@@ -47,7 +48,7 @@ def inline(graph: fx.Graph, quantize: fx.Node) -> None:
     sources = set(quantize.all_input_nodes)
     with graph.inserting_before(quantize):
         arguments: Any = fx.node.map_arg(quantize.args, lambda node: fx.Proxy(node, tracer))  # type: ignore[arg-type, return-value]
-        parts = _FORMULAS[quantize.target](*arguments)
+        parts = quantize_parts(*arguments)
     for reader in list(quantize.users):
         assert reader.target is operator.getitem
         part = parts[reader.args[1]].node  # type: ignore[index]
@@ -60,11 +61,25 @@ def inline(graph: fx.Graph, quantize: fx.Node) -> None:
 
 
 def quantize_parts(
-    x: Any, axes: Sequence[int], bits: int, symmetric: bool, factor: Any = None, rotation: int = 0
+    x: Any,
+    code: Sequence[int],
+    scale: Any = None,
+    zero_point: Any = None,
+    seed: None = None,
+    factor: Any = None,
 ) -> Parts:
-    """quantize"""
-    rows, (qmin, qmax) = _floats(x, factor), code_range(bits, symmetric)
-    shared, largest = tuple(axes) == PER_TENSOR, None
+    """quantize, without groups, a rotation and a seed"""
+    how, rows = Code(*code), aten.to.dtype(x, torch.float32)
+    rows = rows if factor is None else aten.mul.Tensor(rows, factor)  # (R1)
+    limits = code_range(how.bits, bool(how.symmetric))
+    if scale is not None:
+        return _static_parts(x, rows, scale, zero_point, limits)
+    return _dynamic_parts(x, rows, how, limits)
+
+
+def _dynamic_parts(x: Any, rows: Any, how: Code, limits: tuple[int, int]) -> Parts:
+    (qmin, qmax), symmetric = limits, how.symmetric
+    shared, largest = how.per_tensor, None
     if symmetric:
         high, low = aten.amax.default(aten.abs.default(rows), [-1], True), None
         if shared:
@@ -101,17 +116,9 @@ def _of_finite_rows(high: Any, low: Any = None) -> tuple[list[Any], Any]:
     return ends, largest
 
 
-def quantize_static_parts(
-    x: Any,
-    scale: Any,
-    zero_point: Any,
-    bits: int,
-    symmetric: bool,
-    factor: Any = None,
-    rotation: int = 0,
-) -> Parts:
-    """quantize_static (Q6)"""
-    rows, (qmin, qmax) = _floats(x, factor), code_range(bits, symmetric)
+def _static_parts(x: Any, rows: Any, scale: Any, zero_point: Any, limits: tuple[int, int]) -> Parts:
+    """(Q6)"""
+    qmin, qmax = limits
     used = aten.clamp_min.default(scale, SMALLEST_SCALE)
     q = aten.mul.Tensor(rows, _ratio(_number(x, 1), used))
     q = aten.round.default(aten.clamp.default(q, -1024, 1024))
@@ -125,11 +132,6 @@ def quantize_static_parts(
     zero = aten.clamp.default(zero_point, qmin, qmax)
     q = _codes(aten.add.Tensor(q, zero), qmin, qmax, finite)
     return q, used, _where(finite, zero)
-
-
-def _floats(x: Any, factor: Any) -> Any:
-    rows = aten.to.dtype(x, torch.float32)
-    return rows if factor is None else aten.mul.Tensor(rows, factor)  # (R1)
 
 
 def _codes(q: Any, qmin: int, qmax: int, finite: Any) -> Any:
@@ -172,14 +174,3 @@ def _is_one(scale: Any) -> bool:
     """Whether a static scale is one for all: a recipe's is, its node without a recorded value."""
     known = value(scale) if isinstance(scale, fx.Node) else None
     return not isinstance(known, Tensor) or statically_known_true(known.numel() == 1)
-
-
-_INT = torch.int32
-_FORMULAS: dict[Any, Callable[..., Parts]] = {
-    ops.quantize.default: quantize_parts,
-    ops.quantize_static.default: quantize_static_parts,
-}
-_TRANSFORM: dict[Any, int] = {  # which argument may be its factor
-    ops.quantize.default: 4,
-    ops.quantize_static.default: 5,
-}

@@ -1,18 +1,18 @@
 """Rewrite: plan -> the canonical graph, three operators for every int8 site.
 
-    q, scale, zero_point = quantize(x)                 one node for sites that share x
-    acc = int8_mm(q, zero_point, packed, n)            exact int32
-    y = dequantize(acc, scale, w_scale, bias, activation)
+    q, scale, zero_point = quantize(x, code)           one node for sites that share x
+    acc = int8_mm(q, zero_point, weight, n)            exact int32
+    y = dequantize(acc, scale, weight_scale(weight, n), bias, activation)
 
 Readable and slow: it is the semantics; `fuse` makes it fast without changing a bit. Where the
-scheme transforms K, `rotate` comes first, in float32; where it is static, `quantize_static` takes
-the place of `quantize`. Forms that are no single int8 GEMM have one operator for the last two, or
-for all three (`qfx.ops.forms`). The outliers of a recipe are a small float linear beside these, and
-the activation then stands behind the sum.
+scheme transforms K, `rotate` comes first, in float32; where it is static, `quantize` is given its
+scale. Forms that are no single int8 GEMM have `linear` for the last two, or `linear_float` for all
+three (`qfx.ops.forms`). The outliers of a recipe are a small float linear beside these, and the
+activation then stands behind the sum.
 
-Where gradients are recorded, the last two are the form's operator that has them:
+Where gradients are recorded, the last two are the operator that has them:
 
-    y = int8_linear_ste(x, w, bias, q, scale, zero_point, packed, w_scale)
+    y = linear_ste(x, w, bias, x_step, w_step, [q, scale, zero_point], weight, layout, code)
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from qfx.match.attention import Attention
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.activations import ACTIVATIONS
-from qfx.ops.forms import Call
+from qfx.ops.forms import GUARDED, STE, Call, ste_code
 from qfx.ops.guard_counts import Guard
 from qfx.plan.plan import Entry, Plan
 from qfx.rewriting.attention_calls import attend
 from qfx.rewriting.codes import (
     Codes,
     Inputs,
-    PackedNodes,
     Provide,
     SiteNodes,
     emit,
@@ -56,6 +55,7 @@ from qfx.values.scheme import QSpec, Scheme
 ops = torch.ops.qfx
 aten = torch.ops.aten
 _INT8_MM, _DEQUANTIZE = Call(ops.int8_mm.default), Call(ops.dequantize.default)
+_WEIGHT_SCALE = Call(ops.weight_scale.default)
 
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
@@ -173,42 +173,34 @@ def _int8(site: Site, nodes: SiteNodes, codes: Codes, rest: tuple[Any, ...]) -> 
     values = nodes.values | {"bias": bias, "activation": activation, "out_dtype": dtype} | codes
     if not nodes.form.gemm:
         return [emit_call(graph, nodes.form.fused, values, f"{stem}_int8")]
-    values["n"] = _out_features(site, nodes.packed)
     acc = emit_call(graph, _INT8_MM, values, f"{stem}_acc")
-    values |= {"q": acc, "zero_point": None, "col_scale": nodes.packed.scale}
-    return [acc, emit_call(graph, _DEQUANTIZE, values, f"{stem}_dequantize")]
+    columns = emit_call(graph, _WEIGHT_SCALE, values, f"{stem}_w_scale")
+    values |= {"q": acc, "zero_point": None, "col_scale": columns}
+    return [acc, columns, emit_call(graph, _DEQUANTIZE, values, f"{stem}_dequantize")]
 
 
 def _guarded(site: Site, nodes: SiteNodes, guard: Guard, bias: fx.Node | None) -> list[fx.Node]:
     """One operator, as it chooses between int8 and float row by row."""
-    graph, call = site.node.graph, nodes.form.guarded
-    assert call is not None
+    graph = site.node.graph
     values = nodes.values | {"bias": bias, "activation": site.activation}
     values |= {"guard": guard.limit, "site": guard.site, "out_dtype": _out_dtype(site)}
     values["w"] = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
     values["x"] = emitted_input(site)
-    return [emit_call(graph, call, values, f"{site.node.name}_int8")]
+    return [emit_call(graph, GUARDED, values, f"{site.node.name}_int8")]
 
 
 def _trained(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
     """Straight-through gradients go to x, to w where it trains, and to the bias."""
-    graph, call, w, seed = site.node.graph, nodes.form.trained, None, None
-    assert call is not None
+    graph, w, seed = site.node.graph, None, None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
     if nodes.scheme.backward == "int8":
         seed = graph.call_function(torch.randint, (0, 2**62, (1,)), {"device": site.device})
     steps = {"x_step": nodes.scale, "w_step": None}  # None: chosen per call
-    values = nodes.values | codes | steps | {"w": w, "bias": bias, "seed": seed}
+    values = nodes.values | steps | {"w": w, "bias": bias, "seed": seed}
+    values |= {"codes": [*codes.values()], "code": ste_code(nodes.scheme, nodes.rotation)}
     values |= {"x": emit_view(site.x_view, site.x), "out_dtype": _out_dtype(site)}
-    return [emit_call(graph, call, values, f"{site.node.name}_int8")]
-
-
-def _out_features(site: Site, packed: PackedNodes) -> int | fx.Node:
-    """N: a literal where the capture knew it, else read from the weight's scale."""
-    if site.n is not None:
-        return site.n
-    return site.node.graph.call_function(torch.ops.aten.sym_size.int, (packed.scale, 0))
+    return [emit_call(graph, STE, values, f"{site.node.name}_int8")]
 
 
 def _out_dtype(site: Site) -> torch.dtype:

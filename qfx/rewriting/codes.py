@@ -17,7 +17,8 @@ from qfx.graph.capture import value
 from qfx.graph.views import emit_view
 from qfx.graph.writes import writes
 from qfx.match.site import Site
-from qfx.ops.forms import Call, Form, form_of, of_scheme, of_spec, of_weight, quantizing
+from qfx.ops.code import code_of
+from qfx.ops.forms import QUANTIZE, Call, Form, form_of, of_scheme, of_weight
 from qfx.ops.packing import Constant, Packing
 from qfx.plan.plan import Entry
 from qfx.rewriting.notation import OF_MODEL
@@ -30,9 +31,7 @@ Codes = dict[str, fx.Node]  # q, scale, zero_point; x where it stays float
 class PackedNodes(NamedTuple):
     """The graph's names for the fields of `qfx.weights.cache.Packed`."""
 
-    blocks: fx.Node
-    scale: fx.Node | None = None
-    zero_point: fx.Node | None = None
+    weight: fx.Node
     factor: fx.Node | None = None
     columns: fx.Node | None = None
     error: fx.Node | None = None
@@ -55,8 +54,8 @@ class Provide(NamedTuple):
 
 
 class SiteNodes(NamedTuple):
-    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x, and
-    the columns of K that stay float."""
+    """A site's scheme as nodes: its packed weight, the transform of K, the static scale of x, the
+    columns of K that stay float, and the rows of the weight."""
 
     scheme: Scheme
     packed: PackedNodes
@@ -65,7 +64,7 @@ class SiteNodes(NamedTuple):
     scale: fx.Node | None
     zero_point: fx.Node | None
     outliers: fx.Node | None
-    n: int | None
+    n: int | fx.Node
 
     @property
     def form(self) -> Form:
@@ -79,8 +78,8 @@ class SiteNodes(NamedTuple):
     @property
     def values(self) -> dict[str, Any]:
         """The arguments of the form's operators, by name, that do not depend on the call."""
-        turn = {"factor": self.factor, "rotation": self.rotation}
-        return of_scheme(self.scheme) | of_weight(self.packed) | turn | {"n": self.n}
+        given = of_scheme(self.scheme, self.n, self.rotation) | of_weight(self.packed)
+        return given | {"factor": self.factor, "n": self.n}
 
 
 def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
@@ -103,7 +102,16 @@ def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
     scale = constant("static_scale", recipe.scale if recipe else None)
     zero = constant("static_zero", recipe.zero_point if recipe else None, torch.int32)
     outliers = constant("outliers", columns or None, torch.int64)
-    return SiteNodes(scheme, packed, factor, rotation, scale, zero, outliers, site.n)
+    return SiteNodes(scheme, packed, factor, rotation, scale, zero, outliers, _rows(site))
+
+
+def _rows(site: Site) -> int | fx.Node:
+    """N: a literal where the capture knew it, else read from the float weight's shape."""
+    if site.n is not None:
+        return site.n
+    with site.node.graph.inserting_before(site.node):
+        w_nk = emit_view(site.view, site.weight)
+        return site.node.graph.call_function(torch.ops.aten.sym_size.int, (w_nk, 0))
 
 
 def _without(
@@ -149,7 +157,7 @@ def quantized(
     parts: Sequence[str] = ("q", "scale", "zero_point"),
 ) -> Codes:
     """The parts of quantize(x). `values`: x, and where it is static its scale and zero point."""
-    triple = emit_call(graph, quantizing(spec), {**values, **of_spec(spec)}, f"{stem}_quantize")
+    triple = emit_call(graph, QUANTIZE, {**values, "code": code_of(spec)}, f"{stem}_quantize")
     return {
         part: emit(graph, operator.getitem, (triple, i), f"{stem}_{part}")
         for i, part in enumerate(parts)

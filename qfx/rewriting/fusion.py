@@ -5,7 +5,7 @@
 The rules are tried in their order on every node, the first that applies is taken. Where one fits
 and is refused, the plan says why. On a GPU Inductor fuses what stands between operators: there what
 quantizes without a rotation becomes the aten operators of `qfx.rewriting.aten_quantization`, and
-int8_linear reads its codes (docs/decisions/0013-quantization-on-cuda-is-aten.md).
+`linear` reads its codes (docs/decisions/0013-quantization-on-cuda-is-aten.md).
 """
 
 from __future__ import annotations
@@ -22,24 +22,32 @@ from qfx.graph.capture import device, graphs, value
 from qfx.graph.faults import at
 from qfx.graph.patterns import Bound, Pattern, Template, calls
 from qfx.host.nodes import is_erased
-from qfx.ops.forms import Call
+from qfx.ops.code import Code
+from qfx.ops.forms import DYNAMIC
 from qfx.rewriting.aten_quantization import inline, inlined
 from qfx.rewriting.canonical import erase, finish
 from qfx.rewriting.codes import emit
-from qfx.rewriting.notation import OF_MODEL, QUANTIZES, pattern, template
+from qfx.rewriting.notation import OF_MODEL, pattern, template
+from qfx.values.scheme import PER_ROW, PER_TENSOR
 
 Notes = dict[int, list[str]]  # by the place of a match in the plan: what became of it, in words
 Refusal = Callable[[fx.Node, Bound], str | None]
 
 
+def _nothing(bound: Bound) -> Bound:
+    return {}
+
+
 @dataclass(frozen=True)
 class Rule:
     """`unless`: conditions under which it is not for this node, each a reason or None. In a pattern
-    `acc` is where the new operator is put, `y` the result of the matmul if that is not the root."""
+    `acc` is where the new operator is put, `y` the result of the matmul if that is not the root.
+    `also`: names of the template that follow from those of the pattern."""
 
     find: Pattern
     make: Template
     unless: tuple[Refusal, ...] = ()
+    also: Callable[[Bound], Bound] = _nothing
 
     def why_not(self, root: fx.Node, bound: Bound) -> str | None:
         return next(filter(None, (refuses(root, bound) for refuses in self.unless)), None)
@@ -55,7 +63,7 @@ def fuse(gm: fx.GraphModule) -> Notes:
                     with at(node):
                         _first(graph, node, rules, notes)
         for node in list(graph.nodes):
-            if not is_erased(node) and calls(node, *QUANTIZES):
+            if not is_erased(node) and calls(node, torch.ops.qfx.quantize.default):
                 with at(node):
                     inline(graph, node)
     finish(gm, graphs(gm))
@@ -73,13 +81,13 @@ def _first(graph: fx.Graph, node: fx.Node, rules: tuple[Rule, ...], notes: Notes
             if place is not None:
                 notes[place].append(f"no {rule.make.name}: {why_not}")
             continue
-        _apply(graph, node, rule.make, bound)
+        _apply(graph, node, rule.make, bound | rule.also(bound))
         return
 
 
 def _apply(graph: fx.Graph, root: fx.Node, make: Template, bound: Bound) -> None:
     arguments = make.arguments(bound)
-    if make.target is None:
+    if root.target is make.target:
         former, root.args = root.all_input_nodes, arguments
         for node in former:
             erase(graph, node, down_to=set())
@@ -115,7 +123,8 @@ def _is_cast(root: fx.Node, bound: Bound) -> str | None:
 
 
 def _is_turned(root: fx.Node, bound: Bound) -> str | None:
-    return "what reads its codes transforms them" if bound["transform"] else None
+    turned = bound["factor"] is not None or Code(*bound["out_code"]).rotation
+    return "what reads its codes transforms them" if turned else None
 
 
 def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
@@ -126,12 +135,8 @@ def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
     return f"{readers} matmuls read its codes"
 
 
-def _groups_have_no_kernel(root: fx.Node, bound: Bound) -> str | None:
-    return _GROUPS_DYNAMIC.lacking(device(bound["t"]))
-
-
-def _packed_has_no_kernel(root: fx.Node, bound: Bound) -> str | None:
-    return _PACKED_DYNAMIC.lacking(device(bound["t"]))
+def _has_no_kernel(root: fx.Node, bound: Bound) -> str | None:
+    return DYNAMIC.lacking(device(bound["t"]))
 
 
 def _is_inlined(root: fx.Node, bound: Bound) -> str | None:
@@ -150,83 +155,63 @@ def _one_row(y: fx.Node) -> bool:
 
 # --- rules ---
 
-_LINEAR = "dequantize(acc, t[1], None, w_scale, bias, activation, out_dtype)"
-_MM = "int8_mm(t[0], t[2], packed, n)"
-_GROUPS = (
-    "int8_linear_groups(t[0], t[1], t[2], packed, w_scale, w_zero, bias, activation, out_dtype)"
+_LINEAR = "dequantize(acc, t[1], None, weight_scale(weight, n), bias, activation, out_dtype)"
+_MM = "int8_mm(t[0], t[2], weight, n)"
+_QUANTIZE = "quantize(x, code, None, None, None, factor)"  # with scales that follow from x
+_OF_TURNED = "quantize(turned, [bits, symmetric, per_tensor, group, 0], scale, zero_point, seed)"
+_TURNING = template(
+    "quantize(x, [bits, symmetric, per_tensor, group, rotation], scale, zero_point, seed, factor)"
 )
-_PACKED = "lowbit_linear(t[0], t[1], t[2], packed, n, w_bits, w_group, bias, activation, out_dtype)"
-_GROUPS_DYNAMIC = Call(torch.ops.qfx.int8_linear_groups_dynamic.default)
-_PACKED_DYNAMIC = Call(torch.ops.qfx.lowbit_linear_dynamic.default)
+_DYNAMIC = (_is_inlined, _has_no_kernel, _codes_are_shared)
+
+
+def _axes(bound: Bound) -> Bound:
+    """How int8_bmm_dynamic is told of `per_tensor` and of `symmetric`."""
+    axes = PER_TENSOR if bound["per_tensor"] else PER_ROW
+    return {"axes": list(axes), "is_symmetric": bool(bound["symmetric"])}
+
+
 RULES: tuple[tuple[Rule, ...], ...] = (
     (  # the transform of K moves into the pass that quantizes
-        Rule(
-            pattern("quantizes(rotate(to(x, dtype), factor, rotation), *how)"),
-            template("quantizes(x, *how, factor, rotation)"),
-        ),
-        Rule(
-            pattern("quantizes(rotate(x, factor, rotation), *how)"),
-            template("quantizes(x, *how, factor, rotation)"),
-        ),
+        Rule(pattern(_OF_TURNED, turned="rotate(to(x, dtype), factor, rotation, False)"), _TURNING),
+        Rule(pattern(_OF_TURNED, turned="rotate(x, factor, rotation, False)"), _TURNING),
     ),
     (  # nobody else reads the floats of a linear that a static scale makes codes of
         Rule(
             pattern(
-                "quantize_static(y, out_scale, out_zero, bits, symmetric, *transform)",
-                through=(torch.detach,), y=_LINEAR, acc=_MM, t="codes(*how)",
+                "quantize(y, out_code, out_scale, out_zero, None, factor)",
+                through=(torch.detach,), y=_LINEAR, acc=_MM, t="codes(*how)", out_scale="node",
             ),
             template(
-                "int8_linear_requantize(t[0], t[1], t[2], packed, w_scale, bias, activation, "
-                "out_scale, out_zero, bits, symmetric)"
+                "linear_requantize(t[0], t[1], t[2], weight, [n, 8, 0, 0, 0], bias, activation, "
+                "out_scale, out_zero, out_code)"
             ),
             (_products_are_read, _floats_are_read, _is_cast, _is_turned),
         ),
     ),
     (
         Rule(  # one matmul reads the codes, or they are those of one row
-            pattern(_LINEAR, acc=_MM, t="quantize(x, axes, bits, symmetric, *transform)"),
+            pattern(_LINEAR, acc=_MM, t=_QUANTIZE),
             template(
-                "int8_linear_dynamic(x, packed, w_scale, bias, axes, bits, symmetric, activation, "
-                "out_dtype, *transform)"
+                "linear_dynamic(x, weight, [n, 8, 0, 0, 0], bias, code, activation, out_dtype, "
+                "factor)"
             ),
-            (_products_are_read, _is_inlined, _codes_are_shared),
+            (_products_are_read, *_DYNAMIC),
         ),
         Rule(
-            pattern(_GROUPS, t="quantize(x, axes, bits, symmetric, *transform)"),
-            template(
-                "int8_linear_groups_dynamic(x, packed, w_scale, w_zero, bias, axes, 0, bits, "
-                "symmetric, activation, out_dtype, *transform)"
+            pattern(
+                "linear(t[0], t[1], t[2], weight, layout, bias, activation, out_dtype)",
+                t=_QUANTIZE,
             ),
-            (_groups_have_no_kernel, _codes_are_shared),
-        ),
-        Rule(
-            pattern(_GROUPS, t="quantize_groups(x, group, bits, symmetric, *transform)"),
             template(
-                "int8_linear_groups_dynamic(x, packed, w_scale, w_zero, bias, [1], group, bits, "
-                "symmetric, activation, out_dtype, *transform)"
+                "linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)"
             ),
-            (_groups_have_no_kernel, _codes_are_shared),
-        ),
-        Rule(
-            pattern(_PACKED, t="quantize(x, axes, bits, symmetric, *transform)"),
-            template(
-                "lowbit_linear_dynamic(x, packed, n, w_bits, w_group, bias, axes, 0, bits, "
-                "symmetric, activation, out_dtype, *transform)"
-            ),
-            (_packed_has_no_kernel, _codes_are_shared),
-        ),
-        Rule(
-            pattern(_PACKED, t="quantize_groups(x, group, bits, symmetric, *transform)"),
-            template(
-                "lowbit_linear_dynamic(x, packed, n, w_bits, w_group, bias, [1], group, bits, "
-                "symmetric, activation, out_dtype, *transform)"
-            ),
-            (_packed_has_no_kernel, _codes_are_shared),
+            _DYNAMIC,
         ),
         Rule(  # several do, or the scale is static
             pattern(_LINEAR, acc=_MM, t="codes(*how)"),
             template(
-                "int8_linear(t[0], t[1], t[2], packed, w_scale, bias, activation, out_dtype)"
+                "linear(t[0], t[1], t[2], weight, [n, 8, 0, 0, 0], bias, activation, out_dtype)"
             ),
             (_products_are_read,),
         ),
@@ -234,11 +219,12 @@ RULES: tuple[tuple[Rule, ...], ...] = (
             pattern(
                 "dequantize(acc, a[1], None, columns, None, activation, out_dtype)",
                 acc="int8_bmm(a[0], a[2], b[0])",
-                a="quantize(left, axes, bits, symmetric)",
-                b="quantize(right, b_axes, b_bits, b_symmetric)",
+                a="quantize(left, [bits, symmetric, per_tensor, 0, 0])",
+                b="quantize(right, [b_bits, 1, 0, 0, 0])",
             ),
-            template("int8_bmm_dynamic(left, right, axes, bits, symmetric, b_bits, out_dtype)"),
+            template("int8_bmm_dynamic(left, right, axes, bits, is_symmetric, b_bits, out_dtype)"),
             (_products_are_read, _factors_are_shared),
+            _axes,
         ),
     ),
 )  # fmt: skip

@@ -9,9 +9,7 @@ import torch
 from qfx.graph.patterns import Pattern, Template
 
 ops = torch.ops.qfx
-QUANTIZES = (ops.quantize.default, ops.quantize_static.default)
-CODES = (*QUANTIZES, ops.int8_linear_requantize.default)
-QUANTIZE_GROUPS = ops.quantize_groups.default
+CODES = (ops.quantize.default, ops.linear_requantize.default)
 INLINED = "qfx_inlined"  # metadata of aten nodes: which part of which quantization they compute
 OF_MODEL = "qfx_match"  # metadata: the place in the plan of the match that a node computes
 
@@ -24,9 +22,7 @@ class _Calls(dict[str, tuple[Any, ...]]):
 
 
 CALLS = _Calls(
-    quantizes=(*QUANTIZES, QUANTIZE_GROUPS),
     codes=CODES,
-    codes_of_groups=(*CODES, QUANTIZE_GROUPS),
     transposed=(torch.ops.aten.mT,),
     to=(torch.ops.aten.to.dtype, torch.ops.aten.to),
 )

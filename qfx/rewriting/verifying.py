@@ -22,25 +22,21 @@ from qfx.rewriting.notation import INLINED, pattern
 log = logging.getLogger(__name__)
 ops = torch.ops.qfx
 
-_T, _OF_GROUPS = "codes(*how)", "codes_of_groups(*how)"
+_T = "codes(*how)"
 READS_PRODUCTS = (  # what a dequantization of int32 products looks like
     pattern(
-        "dequantize(acc, t[1], None, w_scale, bias, activation, out_dtype)",
-        acc="int8_mm(t[0], t[2], packed, n)", t=_T,
+        "dequantize(acc, t[1], None, weight_scale(weight, n), bias, activation, out_dtype)",
+        acc="int8_mm(t[0], t[2], weight, n)", t=_T,
     ),
     pattern(
         "dequantize(acc, a[1], None, transposed(b[1]), None, activation, out_dtype)",
-        acc="int8_bmm(a[0], a[2], b[0])", a=_T, b="quantize(right, axes, bits, symmetric)",
+        acc="int8_bmm(a[0], a[2], b[0])", a=_T, b="quantize(right, code)",
     ),
 )  # fmt: skip
 READS_CODES = (  # operators that are given codes, their scale and their zero point
-    pattern("int8_linear(t[0], t[1], t[2], *rest)", t=_T),
-    pattern("int8_linear_requantize(t[0], t[1], t[2], *rest)", t=_T),
-    pattern("int8_linear_groups(t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
-    pattern("int8_linear_groups_ste(x, bias, x_step, t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
-    pattern("lowbit_linear(t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
-    pattern("lowbit_linear_ste(x, bias, x_step, t[0], t[1], t[2], *rest)", t=_OF_GROUPS),
-    pattern("int8_linear_ste(x, w, bias, x_step, w_step, t[0], t[1], t[2], *rest)", t=_T),
+    pattern("linear(t[0], t[1], t[2], *rest)", t=_T),
+    pattern("linear_requantize(t[0], t[1], t[2], *rest)", t=_T),
+    pattern("linear_ste(x, w, bias, x_step, w_step, [t[0], t[1], t[2]], *rest)", t=_T),
 )
 PRODUCTS = (ops.int8_mm.default, ops.int8_bmm.default)
 
@@ -104,7 +100,7 @@ def _unread(product: fx.Node) -> Iterator[str]:
 
 def _reads_inlined(node: fx.Node) -> bool:
     """Codes that aten operators make, on a GPU: all three parts of one quantization."""
-    parts = [n.meta[INLINED] for n in node.args if isinstance(n, fx.Node) and INLINED in n.meta]
+    parts = [n.meta[INLINED] for n in node.all_input_nodes if INLINED in n.meta]
     return len(parts) == 3 and parts == [(parts[0][0], i) for i in range(3)]
 
 

@@ -31,15 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class Packed(NamedTuple):
-    """A weight as the kernels read it: `blocks` int8 (pack_weight), `scale` float32 [N], or [N, G]
-    with groups or zero points, `zero_point` int32 [N, G], or all in `blocks` alone (pack_lowbit);
-    `factor` float32 [K] for the activation,
-    `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard (B5).
-    """
+    """A weight as the kernels read it: `weight` int8 (pack_weight); `factor` float32 [K] for the
+    activation, `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard
+    (B5)."""
 
-    blocks: Tensor
-    scale: Tensor | None = None
-    zero_point: Tensor | None = None
+    weight: Tensor
     factor: Tensor | None = None
     columns: Tensor | None = None
     error: Tensor | None = None
@@ -60,8 +56,7 @@ def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
         given = {n: c._replace(device=device).tensor() for n, c in packing.constants().items()}
         if packing.rounding is not None:
             given["codes"] = codes_of(w_nk, packing, packing.rounding)
-        parts = parts_of(w_nk, packing, given, w_nk.shape[1])
-        return Packed(**{n: t.contiguous() if t.dim() == 1 else t for n, t in parts.items()})
+        return Packed(**parts_of(w_nk, packing, given, w_nk.shape[1]))
 
 
 _SHARING = 8  # tensors of one storage and shape that an entry knows by their stamps

@@ -24,7 +24,7 @@ X = torch.randn(2, 5, FEATURES, generator=torch.Generator().manual_seed(0))
 def _int8_calls(function: Any, *args: Any) -> int:
     with torch.autograd.profiler.profile(use_kineto=False) as trace:
         function(*args)
-    return sum(e.count for e in trace.key_averages() if e.key.startswith("qfx::int8_linear"))
+    return sum(e.count for e in trace.key_averages() if e.key.startswith("qfx::linear"))
 
 
 @pytest.mark.parametrize("inner", ["eager", "aot_eager", "inductor"])

@@ -212,7 +212,7 @@ def test_the_plan_is_in_the_log_and_in_the_structured_trace(place: Place, first:
     assert any('"artifact": {"name": "qfx_graph"' in trace for trace in traces)
     for text in (first.stderr, *traces):
         assert "2 of 2 matmuls in int8" in text
-        assert "torch.ops.qfx.int8_linear_ste.default" in text
+        assert "torch.ops.qfx.linear_ste.default" in text
 
 
 # --- what is in the keys ---

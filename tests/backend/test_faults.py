@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
+from qfx.ops.code import Code
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 from tests.conftest import UseCosts, same_bits
 from tests.lib.costs import Prices
@@ -180,14 +181,14 @@ def test_activations_keep_nan(activation: type[nn.Module]) -> None:
 
 @torch.no_grad()
 def test_codes_that_are_handed_on_keep_the_fault() -> None:
-    """(F1) through int8_linear_requantize, whose codes the second linear reads."""
+    """(F1) through linear_requantize, whose codes the second linear reads."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(K, K), nn.Linear(K, N))
     scheme = Scheme(x=STATIC)
     sites = (qfx.SiteRecipe(str(i), 0, n, K, scheme, None, 0.02) for i, n in enumerate((K, N)))
     config = qfx.Config(minimum_gain=0, recipe=qfx.Recipe(tuple(sites)))
     gm, _ = qfx.rewrite(qfx.trace(model, X), config)
-    assert "int8_linear_requantize" in str(gm.graph)
+    assert "linear_requantize" in str(gm.graph)
     _rows(gm(_with(X, (ROW, FEATURE), torch.nan)), gm(_with(X, ROW, 0.0)), X, torch.nan, "F1")
 
 
@@ -226,7 +227,7 @@ def test_a_given_scale_that_is_nan() -> None:
         step.fill_(torch.nan)
         assert module(X).isnan().all()
         step.copy_(before)
-    q, scale, _ = torch.ops.qfx.quantize_static(X, torch.tensor([torch.inf]), None, 8, True)
+    q, scale, _ = torch.ops.qfx.quantize(X, list(Code()), torch.tensor([torch.inf]))
     assert not q.any() and scale.isinf().all()
 
 

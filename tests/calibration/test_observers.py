@@ -19,6 +19,7 @@ from qfx.calibration.observers import (
     step_of,
 )
 from qfx.calibration.record import Activation
+from qfx.ops.code import Code
 from qfx.ops.quantize import code_range
 
 seeds = st.integers(0, 2**32)
@@ -146,7 +147,7 @@ def test_a_range_holds_zero(name: str) -> None:
 def test_steps_are_those_of_the_quantize_operator() -> None:
     x = torch.randn(1, 500)
     for symmetric in (True, False):
-        _, scale, zero = torch.ops.qfx.quantize(x, [0, 1], 8, symmetric)
+        _, scale, zero = torch.ops.qfx.quantize(x, list(Code(8, int(symmetric), per_tensor=1)))
         low, high = x.min().item(), x.max().item()
         mine = step_of(low, high, 8, symmetric)
         assert mine[0] == pytest.approx(scale.item(), rel=1e-6)

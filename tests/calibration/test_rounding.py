@@ -17,6 +17,8 @@ from qfx.calibration import calibrating
 from qfx.cost.chosen import costs_from
 from qfx.cost.model import Costs
 from qfx.ops import REFERENCES as ref
+from qfx.ops.code import code_of
+from qfx.ops.layout import layout_of
 from qfx.ops.packing import Packing
 from qfx.ops.single_tensors import dequantize, quantize
 from qfx.values.config import PRESETS
@@ -73,33 +75,17 @@ def by_hand(
     assert scheme and site.rounding
     turned = ref["rotate"](w / (1 if factor is None else factor), None, turn)
     stored = quantize(turned, scheme.w)
-    packed = ref["pack_weight"](site.rounding.codes, scheme.group)
-    end = (bias, "none", torch.float32)
     zero_point = None if scheme.w.symmetric else stored.zero_point
-    if scheme.w.packed:
-        few = (scheme.w.bits, scheme.w.group)
-        blocks = ref["pack_lowbit"](site.rounding.codes, stored.scale, zero_point, None, *few)
-        end = (len(w), *few, *end)
+    layout = layout_of(scheme.w, scheme.group, len(w))
+    bits, group = layout[1:3]
+    packed = ref["pack_weight"](site.rounding.codes, stored.scale, zero_point, None, bits, group)
+    end = (packed, layout, bias, "none", torch.float32)
     if scheme.x is None:
-        turned_x = ref["rotate"](x, factor, turn)
-        if scheme.w.packed:
-            return ref["lowbit_weight_linear"](turned_x, blocks, *end)
-        return ref["int8_weight_linear"](turned_x, packed, stored.scale[:, 0], *end)
-    if scheme.x.static:
-        zero = None if site.zero_point is None else torch.tensor([site.zero_point]).int()
-        given = (torch.tensor([site.scale]), zero, scheme.x.bits, scheme.x.symmetric)
-        codes = ref["quantize_static"](x, *given, factor, turn)
-    elif scheme.x.group:
-        given_x = (scheme.x.group, scheme.x.bits, scheme.x.symmetric)
-        codes = ref["quantize_groups"](x, *given_x, factor, turn)
-    else:
-        given_x = (list(scheme.x.axes), scheme.x.bits, scheme.x.symmetric)
-        codes = ref["quantize"](x, *given_x, factor, turn)
-    if scheme.w.packed:
-        return ref["lowbit_linear"](*codes, blocks, *end)
-    if scheme.w.grouped or scheme.group:
-        return ref["int8_linear_groups"](*codes, packed, stored.scale, zero_point, *end)
-    return ref["int8_linear"](*codes, packed, stored.scale[:, 0], *end)
+        return ref["linear_float"](ref["rotate"](x, factor, turn), *end)
+    zero = None if site.zero_point is None else torch.tensor([site.zero_point]).int()
+    given = (None if site.scale is None else torch.tensor([site.scale]), zero)
+    codes = ref["quantize"](x, code_of(scheme.x, turn), *given, factor=factor)
+    return ref["linear"](*codes, *end)
 
 
 def test_a_guard_bounds_the_error_of_these_codes() -> None:

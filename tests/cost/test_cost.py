@@ -26,8 +26,8 @@ from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
 from qfx.ops.forms import form_of
+from qfx.ops.header import PANEL
 from qfx.ops.packing import Packing
-from qfx.ops.weight import PANEL
 from qfx.values.disk_cache import DiskCache
 from qfx.weights.cache import pack
 from tests.conftest import on_threads
@@ -423,7 +423,7 @@ def test_weights_come_from_where_those_of_a_model_do(n: int, k: int, matrices: i
 @given(st.integers(0, 300), st.sampled_from(["int8", "groups", "weight_only"]))
 def test_each_copy_is_the_packed_weight(n: int, form: str) -> None:
     scheme = {"int8": ASYMMETRIC, "groups": GROUPS, "weight_only": WEIGHT_ONLY}[form]
-    codes = pack(torch.ones(n, 65), (), Packing(scheme.w)).blocks
+    codes = pack(torch.ones(n, 65), (), Packing(scheme.w)).weight
     with measuring.undisturbed():
         each = measuring.apart(codes)
         assert len({c.data_ptr() for c in each}) == len(each) == measuring.MATRICES

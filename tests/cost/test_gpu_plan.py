@@ -126,12 +126,12 @@ X = torch.ones(64, 512, 64, dtype=torch.bfloat16)
     [
         (Attends(), X, {}, "an attention on cuda, for which int8_attention has no kernel"),
         (*_linear(4, 64, 64), {"guard": 0.1, "minimum_gain": 0},
-         "guard=0.1: int8_linear_guarded has no kernel for cuda"),
+         "guard=0.1: linear_guarded has no kernel for cuda"),
         (*_linear(4, 64, 64), {"scheme": "w8a8-groups", "minimum_gain": 0},
-         "xs8g64_ws8g64_h64: int8_linear_groups on cuda has groups of weights only, not of "
+         "xs8g64_ws8g64_h64: linear on cuda has groups of weights only, not of "
          "activations"),
         (*_linear(4, 64, 64), {"scheme": qfx.Scheme(w=qfx.QSpec(group=96)), "minimum_gain": 0},
-         "xs8r_ws8g96: int8_linear_groups on cuda has groups of multiples of 64"),
+         "xs8r_ws8g96: linear on cuda has groups of multiples of 64"),
         (*_linear(4, 64, 64), {}, "no measured table for a GPU that is not there; run python -m "
          "benchmarks.gpu, or set minimum_gain=0"),
         (Multiplies(), X, {"scheme": "w8a8-asymmetric"}, "a matmul of two activations: no measured "

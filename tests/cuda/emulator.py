@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from qfx.ops.binary import cuda_binary_pack, unpacked_signs
+from qfx.ops.header import header_of
 from qfx.ops.weight import cuda_pack_weight
 from tests.lib.builds import one_process
 from tests.lib.rows import Row
@@ -61,10 +62,20 @@ def run(op: str, *arguments: Any) -> Any:
     return getattr(OPS, op).default(*arguments)
 
 
-def cuda_packed(packed: Tensor) -> Tensor:
+def packed_codes(codes: Tensor, group: int = 0) -> Tensor:
+    """Codes int8 [N, K] as CUDA packs them, whose scales are 1."""
+    return cuda_pack_weight(codes, torch.ones(len(codes)), group=group)
+
+
+def cuda_packed(weight: Tensor) -> Tensor:
     """A weight that is packed for the CPU as CUDA packs it."""
-    n, k, group = packed[16:40].view(torch.int64).tolist()
-    return cuda_pack_weight(REFERENCES["unpack_weight"](packed, n, k), group)
+    said = header_of(weight)
+    if said.bits != 8:
+        return weight
+    layout = (said.n, said.bits, said.group, said.scale_group, said.shift)
+    codes, scale, zero_point, _ = REFERENCES["unpack_weight"](weight, layout, said.k)
+    shift = zero_point if said.shift else None
+    return cuda_pack_weight(codes, scale, shift, group=said.group)
 
 
 def cuda_packed_bits(packed: Tensor) -> Tensor:
@@ -82,6 +93,6 @@ def arguments_of(row: Row) -> tuple[Any, ...]:
     """Those of row.arguments(), weights packed for CUDA."""
     names = [a.name for a in getattr(torch.ops.qfx, row.op).default._schema.arguments]
     given = row.arguments()
-    convert = {"packed": cuda_packed_bits if row.op.startswith("binary") else cuda_packed}
+    convert = {"packed": cuda_packed_bits, "weight": cuda_packed}
     pairs = zip(names, given, strict=False)
     return tuple(convert[name](a) if name in convert else a for name, a in pairs)

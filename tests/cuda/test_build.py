@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import qfx._C as _C
 
+from qfx.ops.layout import Layout
 from qfx.ops.weight import cuda_packed_size
 from tests.cuda import objects as cuda_objects
 
@@ -56,7 +57,7 @@ spec.loader.exec_module(module)
 import qfx
 assert module.cuda_architectures() == ["75", "80", "90a"], module.cuda_architectures()
 assert torch._C._dispatch_has_kernel_for_dispatch_key("qfx::quantize", "CUDA")
-q, scale, zero = torch.ops.qfx.quantize(torch.tensor([[1.0, -2.0]]), [1], 8, True)
+q, scale, zero = torch.ops.qfx.quantize(torch.tensor([[1.0, -2.0]]), [8, 1, 0, 0, 0])
 assert q.tolist() == [[64, -127]]
 print("int8 on the CPU")
 """
@@ -100,7 +101,10 @@ def test_an_extension_with_cuda_kernels_loads_without_cuda() -> None:
 @pytest.mark.parametrize("n", [0, 1, 4, 33])
 @pytest.mark.parametrize("k", [0, 1, 16, 600, 65792])
 @pytest.mark.parametrize("group", [0, 64, 576, 65792, 10**9])
-def test_sizes_of_packed_weights(n: int, k: int, group: int) -> None:
+@pytest.mark.parametrize("of_groups", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_sizes_of_packed_weights(n: int, k: int, group: int, of_groups: bool, shift: int) -> None:
     """What C++ says is what the fake implementation computes."""
     group = group // 64 * 64
-    assert _C.cuda_packed_size(n, k, group) == cuda_packed_size(n, k, group)
+    layout = Layout(n, 8, group, group * of_groups, shift)
+    assert _C.cuda_packed_size(list(layout), k) == cuda_packed_size(layout, k)

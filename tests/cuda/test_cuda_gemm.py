@@ -14,16 +14,17 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from qfx.ops.activations import activate
+from qfx.ops.layout import Layout
 from qfx.ops.weight import cuda_pack_weight
 from tests.conftest import same_bits
 from tests.cuda import emulator as cuda_emulator
-from tests.cuda.emulator import run
+from tests.cuda.emulator import packed_codes, run
 from tests.lib.bounds import STEEPEST, U32, UNIT
 from tests.lib.rows import ROWS, Row
 from tests.ops.test_op_parts import as_tuple
 
 # The one with most rows and a long K is there for how the CPU cuts its work.
-WEIGHT_ONLY = [row for row in ROWS if row.op == "int8_weight_linear" and row.k < 60000]
+WEIGHT_ONLY = [r for r in ROWS if r.op == "linear_float" and r.w_bits == 8 and r.k < 60000]
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +35,10 @@ def emulator() -> None:
 @pytest.mark.parametrize("row", WEIGHT_ONLY, ids=str)
 def test_weight_only_is_within_its_bound(row: Row) -> None:
     """(W1) in the order of (W2); then scale, bias, activation and output type round."""
-    x, packed, scale, bias, activation, dtype = row.arguments()
+    x, weight, layout, bias, activation, dtype = row.arguments()
     got = run(row.op, *cuda_emulator.arguments_of(row))
-    w = REFERENCES["unpack_weight"](packed, row.n, row.k).double()
-    x, scale = x.double(), scale.double()
+    w, scale, *_ = REFERENCES["unpack_weight"](weight, layout, row.k)
+    x, w, scale = x.double(), w.double(), scale.double().t()
     exact = x @ w.t() * scale + (0 if bias is None else bias.double())
     error = (row.k / 2 + 8) * U32 * (x.abs() @ w.abs().t()) * scale
     error = error + U32 * (exact.abs() + error)
@@ -87,7 +88,7 @@ def test_sums_of_codes_are_exact(m: int, k: int, n: int) -> None:
     generator = torch.Generator().manual_seed(m + k + n)
     q, w = extremes(generator, m, k), extremes(generator, n, k)
     zero = extremes(generator, m, 1).int()
-    (got,) = in_two_orders(lambda: run("int8_mm", q, zero, cuda_pack_weight(w), n))
+    (got,) = in_two_orders(lambda: run("int8_mm", q, zero, packed_codes(w), n))
     assert torch.equal(got.double(), (q.double() - zero) @ w.double().t())
 
 
@@ -108,8 +109,8 @@ def test_weight_only_of_few_rows(m: int, k: int, n: int) -> None:
     generator = torch.Generator().manual_seed(m + k + n)
     x, w = torch.randn(m, k, generator=generator), extremes(generator, n, k)
     x[m // 2, k // 2], w[:, k // 2] = torch.inf, 1
-    arguments = (x, cuda_pack_weight(w), torch.ones(n), None, "none", torch.float32)
-    (got,) = in_two_orders(lambda: run("int8_weight_linear", *arguments))
+    arguments = (x, packed_codes(w), list(Layout(n)), None, "none", torch.float32)
+    (got,) = in_two_orders(lambda: run("linear_float", *arguments))
     exact, terms = x.double() @ w.double().t(), x.double().abs() @ w.double().abs().t()
     finite = torch.arange(m) != m // 2
     error = (got.double() - exact).abs()
@@ -117,22 +118,27 @@ def test_weight_only_of_few_rows(m: int, k: int, n: int) -> None:
     assert (got[m // 2] == torch.inf).all()
 
 
-@pytest.mark.parametrize(
-    "m, k, n, group", [(3, 300, 70, 64), (70, 130, 33, 128), (16, 640, 5, 320)]
-)
+@pytest.mark.parametrize("by_group", [True, False])
 @pytest.mark.parametrize("zeros", [True, False])
-def test_groups_of_extremes(m: int, k: int, n: int, group: int, zeros: bool) -> None:
-    generator = torch.Generator().manual_seed(m + k + n)
-    q, w, groups = extremes(generator, m, k), extremes(generator, n, k), -(-k // group)
+@pytest.mark.parametrize(
+    "m, k, n, group",
+    [(3, 300, 70, 64), (70, 130, 33, 128), (16, 640, 5, 320), (3, 300, 70, 0), (1, 0, 4, 64)],
+)
+def test_linears_of_extremes(
+    m: int, k: int, n: int, group: int, zeros: bool, by_group: bool
+) -> None:
+    """(E3), and (E1) where K is whole and there are no zero points."""
+    layout = Layout(n, 8, group, group * by_group, int(zeros))
+    generator, each = torch.Generator().manual_seed(m + k + n), (n, layout.scales(k))
+    q, w = extremes(generator, m, k), extremes(generator, n, k)
     how = (torch.rand(m, 1, generator=generator), extremes(generator, m, 1).int())
-    w_scale = torch.rand(n, 2 * groups, generator=generator)[:, ::2]  # with strides
-    w_zero = extremes(generator, groups, n).int().t() if zeros else None
-    rest = (w_scale, w_zero, None, "none", torch.float32)
-    (got,) = in_two_orders(
-        lambda: run("int8_linear_groups", q, *how, cuda_pack_weight(w, group), *rest)
-    )
-    packed = REFERENCES["pack_weight"](w, group)
-    assert same_bits(got, REFERENCES["int8_linear_groups"](q, *how, packed, *rest))
+    scale = torch.rand(each, generator=generator)
+    zero = extremes(generator, *each).int() if zeros else None
+    rest = (list(layout), torch.rand(n, generator=generator), "relu", torch.float16)
+    weight = cuda_pack_weight(w, scale, zero, group=group)
+    (got,) = in_two_orders(lambda: run("linear", q, *how, weight, *rest))
+    weight = REFERENCES["pack_weight"](w, scale, zero, None, 8, group)
+    assert same_bits(got, REFERENCES["linear"](q, *how, weight, *rest))
 
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -165,13 +171,13 @@ def test_a_row_beyond_float_shows_and_leaves_the_others_alone() -> None:
     scale = torch.rand(20, 1, generator=generator)
     scale[3], scale[11] = 3e38, torch.nan
     linear = (q, scale, extremes(generator, 20, 1).int())
-    rest = (torch.rand(70, generator=generator), None, "none")
-    how = (torch.rand(20, 1, generator=generator) * 1e4, torch.full((20, 1), 5).int(), 7, False)
-    got = in_two_orders(
-        lambda: run("int8_linear_requantize", *linear, cuda_pack_weight(w), *rest, *how)
-    )
-    packed = REFERENCES["pack_weight"](w)
-    expected = REFERENCES["int8_linear_requantize"](*linear, packed, *rest, *how)
+    w_scale = torch.rand(70, generator=generator)
+    to = (torch.rand(20, 1, generator=generator) * 1e4, torch.full((20, 1), 5).int())
+    rest = (list(Layout(70)), None, "none", *to, [7, 0, 0, 0, 0])
+    weight = cuda_pack_weight(w, w_scale)
+    got = in_two_orders(lambda: run("linear_requantize", *linear, weight, *rest))
+    weight = REFERENCES["pack_weight"](w, w_scale)
+    expected = REFERENCES["linear_requantize"](*linear, weight, *rest)
     assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
     assert not got[0][3].any() and got[1][3].isinf() and got[1][11].isnan() and got[0][4].any()
 
@@ -184,14 +190,15 @@ def test_int8_gradients_have_the_bits_of_the_cpu(
     generator = torch.Generator().manual_seed(1)
     x, w, grad = (torch.randn(*s, generator=generator) for s in ((19, 33), (21, 33), (19, 21)))
     cpu = torch.ops.qfx
-    codes = cpu.quantize(x, [1], 8, symmetric)
-    w_codes, w_scale, _ = cpu.quantize(w, [1], 8, True)
-    how = ([1], 8, 8, symmetric, torch.tensor([7]), torch.float32)
+    code = [8, int(symmetric), 0, 0, 0]
+    codes = list(cpu.quantize(x, code))
+    w_codes, w_scale, _ = cpu.quantize(w, [8, 1, 0, 0, 0])
+    how = (list(Layout(21)), [*code, 8, 0], torch.tensor([7]), torch.float32)
 
     def gradients() -> tuple[Tensor, Tensor]:
         a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
-        operands = (a, b, None, None, None, *codes, cpu.pack_weight(w_codes), w_scale.flatten())
-        cpu.int8_linear_ste(*operands, *how).backward(grad)
+        operands = (a, b, None, None, None, codes, cpu.pack_weight(w_codes, w_scale))
+        cpu.linear_ste(*operands, *how).backward(grad)
         assert a.grad is not None and b.grad is not None
         return a.grad, b.grad
 
@@ -201,29 +208,58 @@ def test_int8_gradients_have_the_bits_of_the_cpu(
 
 
 Q, ZERO = torch.ones(5, 8, dtype=torch.int8), torch.zeros(5, 1, dtype=torch.int32)
-PACKED, BITS = torch.zeros(32 + 6 * 16, dtype=torch.int8), torch.zeros(48, dtype=torch.int8)
+WEIGHT, BITS = torch.zeros(152, dtype=torch.int8), torch.zeros(48, dtype=torch.int8)
+X, ONE, ROWS_8 = torch.ones(5, 8), torch.ones(1), [6, 8, 0, 0, 0]
 HOW = (None, "none", torch.float32)
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
-    "k": (lambda: run("int8_mm", Q[:, :7].float(), ZERO, PACKED, 6), "q has dtype Float, expected"),
+    "k": (lambda: run("int8_mm", Q[:, :7].float(), ZERO, WEIGHT, 6), "q has dtype Float, expected"),
     "bytes": (
-        lambda: run("int8_mm", Q, ZERO, PACKED[1:], 6),
-        "the packed weight has 127 bytes, but one for N=6 (n, or the size of w_scale) and K=8 of x",
+        lambda: run("int8_mm", Q, ZERO, WEIGHT[1:], 6),
+        "int8_mm: the packed weight has 151 bytes, but one of the layout [6, 8, 0, 0, 0] for K=8 "
+        "has 152",
     ),
-    "zero": (lambda: run("int8_mm", Q, ZERO[:3], PACKED, 6), "zero_point has 3 elements, expected"),
-    "w_scale": (
-        lambda: run("int8_linear", Q, torch.ones(1), ZERO, PACKED, torch.ones(6, 1), *HOW),
-        "w_scale has shape 6x1, expected 6, one element for each output feature",
+    "zero": (lambda: run("int8_mm", Q, ZERO[:3], WEIGHT, 6), "zero_point has 3 elements, expected"),
+    "layout": (
+        lambda: run("linear", Q, ONE, ZERO, WEIGHT, [6, 8, 0], *HOW),
+        "linear: layout has 3 numbers, expected n, bits, group, scale_group and shift",
     ),
     "bias": (
-        lambda: run("int8_linear", Q, torch.ones(1), ZERO, PACKED, torch.ones(6), Q[0], *HOW[1:]),
+        lambda: run("linear", Q, ONE, ZERO, WEIGHT, ROWS_8, Q[0], *HOW[1:]),
         "bias has dtype Char, expected Float or BFloat16 or Half",
     ),
-    "groups": (
+    "shift": (
+        lambda: run("linear", Q, ONE, ZERO, WEIGHT, [6, 8, 0, 0, 1], *HOW),
+        "the packed weight has 152 bytes, but one of the layout [6, 8, 0, 0, 1] for K=8 has 176",
+    ),
+    "groups_of_x": (
+        lambda: run("linear", Q, torch.ones(5, 2), ZERO, WEIGHT, ROWS_8, *HOW),
+        "scale has 10 elements, expected one for each of the 5 rows or a single one",
+    ),
+    "dynamic_groups_of_x": (
+        lambda: run("linear_dynamic", X, WEIGHT, ROWS_8, None, [8, 1, 0, 64, 0], *HOW[1:]),
+        "linear_dynamic: x has a scale for each 64 elements of K, which has no kernel on CUDA",
+    ),
+    "float_groups": (
+        lambda: run("linear_float", X, WEIGHT, [6, 8, 64, 64, 0], *HOW),
+        "linear_float: the weight has the layout [6, 8, 64, 64, 0], expected [6, 8, 0, 0, 0]",
+    ),
+    "requantize_groups": (
         lambda: run(
-            "int8_linear_groups", Q, torch.ones(1), ZERO, PACKED, torch.ones(6, 1),
-            torch.zeros(6, 2, dtype=torch.int32), *HOW,
+            "linear_requantize", Q, ONE, ZERO, WEIGHT, [6, 8, 64, 0, 0], None, "none", ONE, None,
+            [8, 1, 0, 0, 0],
         ),
-        "w_zero has shape 6x2, expected 6x1",
+        "linear_requantize: the weight has the layout [6, 8, 64, 0, 0], expected [6, 8, 0, 0, 0]",
+    ),
+    "codes": (
+        lambda: run(
+            "linear_ste", X, None, None, None, None, [Q, ONE], WEIGHT, ROWS_8,
+            [8, 1, 0, 0, 0, 8, 0], None, torch.float32,
+        ),
+        "linear_ste: codes has 2 tensors, expected 3: q, scale, zero_point",
+    ),
+    "low_bit": (
+        lambda: run("linear_float", X, WEIGHT, [6, 4, 32, 32, 0], *HOW),
+        "linear_float: qfx::low_bit_linear failed, which serves weights of 4 and 5 bits on CUDA",
     ),
     "batch": (
         lambda: run("int8_bmm", Q[None], ZERO, Q[None, :, :7]),

@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TRITON = Path(sys.prefix) / "triton"  # apart, since PyTorch for CPUs comes without it
 # What is launched, in order, and how many matrices of codes are written.
 EXPECTED = {
-    "w8a8-symmetric": ("triton int8_linear int8_linear triton int8_linear triton", 2),
-    "w8a8-asymmetric": ("triton int8_linear int8_linear triton int8_linear triton", 2),
-    "w8a8": ("triton quantize int8_linear int8_linear triton int8_linear_dynamic triton", 0),
-    "w8": ("triton " + "int8_weight_linear " * 2 + "triton int8_weight_linear triton", 0),
+    "w8a8-symmetric": ("triton linear linear triton linear triton", 2),
+    "w8a8-asymmetric": ("triton linear linear triton linear triton", 2),
+    "w8a8": ("triton quantize linear linear triton linear_dynamic triton", 0),
+    "w8": ("triton linear_float linear_float triton linear_float triton", 0),
 }
 
 

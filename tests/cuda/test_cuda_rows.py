@@ -25,15 +25,18 @@ def small(row: Row) -> Row:
     return replace(row, leading=(5,)) if row.k >= 60000 else row
 
 
-# int8_weight_linear adds up in another order, (W2): tests/cuda/test_cuda_gemm.py has its bound.
-ELSEWHERE = {*WITHOUT_CUDA, "int8_weight_linear"}
+# linear_float adds up in another order, (W2): tests/cuda/test_cuda_gemm.py has its bound.
+ELSEWHERE = {*WITHOUT_CUDA, "linear_float"}
 
 
 def served(row: Row) -> bool:
-    """Groups are of weights there, and of multiples of 64."""
-    grouped = "groups" in row.op or row.op == "pack_weight"
-    other = row.x_groups or (grouped and row.group % CUDA_GROUP_MULTIPLE)
-    return row.op not in ELSEWHERE and not other
+    """Groups are of weights there, and of multiples of 64. Products of weights of few bits are
+    float matmuls: tests/cuda/test_cuda_lowbit.py."""
+    if row.op in ELSEWHERE or row.x_groups:
+        return False
+    if row.w_bits != 8:
+        return row.op in ("pack_weight", "unpack_weight")
+    return row.layout.group % CUDA_GROUP_MULTIPLE == 0
 
 
 CUDA_ROWS = list(dict.fromkeys(small(row) for row in ROWS if served(row)))

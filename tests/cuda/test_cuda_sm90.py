@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from qfx.ops.weight import cuda_pack_weight
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda import objects as cuda_objects
 from tests.lib.rows import ROWS, Row
@@ -148,7 +147,9 @@ ROWS_OF_PRODUCTS = [
     row
     for row in ROWS
     if row.k < 60000
-    and row.op in ("int8_mm", "int8_bmm", "int8_linear", "int8_linear_requantize", "binary_mm",
+    and row.layout.one_scale
+    and not row.x_groups
+    and row.op in ("int8_mm", "int8_bmm", "linear", "linear_requantize", "binary_mm",
                    "binary_linear")
 ]  # fmt: skip
 
@@ -167,7 +168,7 @@ def test_a_forced_kernel_on_another_gpu_is_an_error(monkeypatch: pytest.MonkeyPa
     cuda_emulator.emulate(capability=80)
     codes, zero = torch.ones(1, 16, dtype=torch.int8), torch.zeros(1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match=r"9\.0, but the emulator has 8\.0"):
-        cuda_emulator.run("int8_mm", codes, zero, cuda_pack_weight(codes), 1)
+        cuda_emulator.run("int8_mm", codes, zero, cuda_emulator.packed_codes(codes), 1)
 
 
 def test_the_choice_of_a_kernel(programs: Path) -> None:

@@ -48,7 +48,7 @@ def refused(path: Path, skeleton: nn.Module, **how: Any) -> str:
     linears = [m for m in skeleton.modules() if isinstance(m, qfx.nn.Linear)]
     for linear in linears:
         assert linear.weight.isfinite().all()
-        assert linear.scale is None or bool((linear.scale > 0).all())  # packed ones have signs
+        assert linear.scheme.w.packed or bool((linear.scale > 0).all())  # packed ones have signs
     assert not any(t.is_meta for t in skeleton.parameters())
     return ""
 

@@ -29,18 +29,7 @@ from tests.fuzz.graphs import QUANTIZED, Interpreter, Program
 from tests.fuzz.held import PUT_ON, found
 from tests.lib.bounds import TINY, UNIT, Known
 
-LINEAR = tuple(
-    f"qfx::int8_{name}"
-    for name in (
-        "linear",
-        "linear_dynamic",
-        "linear_groups",
-        "linear_groups_dynamic",
-        "linear_groups_ste",
-        "linear_ste",
-        "weight_linear",
-    )
-)
+LINEAR = tuple(f"qfx::linear{form}" for form in ("", "_dynamic", "_float", "_ste"))
 BMM = ("qfx::int8_bmm", "qfx::int8_bmm_dynamic")
 ATTENTION = ("qfx::int8_attention",)
 

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import _C, dynamo_backend
+from qfx.graph.views import apply
 from qfx.match import matching
+from qfx.ops.packing import Packing
+from qfx.ops.storage import packed_values, values_of
 from qfx.plan import policy
 from qfx.rewriting import canonical, codes
 from qfx.weights import cache
@@ -168,13 +171,16 @@ def test_found_by_random_programs(name: str) -> None:
 
 
 def _scale_too_large(patch: pytest.MonkeyPatch) -> None:
-    """The first scale of every packed weight is 1.5 times too large."""
+    """The scale of the first row of every packed weight is 1.5 times too large."""
     pack = cache.pack
 
-    def wrong(*arguments: Any) -> cache.Packed:
-        packed = pack(*arguments)
-        first = torch.arange(len(packed.scale)) == 0
-        return packed._replace(scale=(packed.scale.t() * torch.where(first, 1.5, 1)).t())
+    def wrong(weight: Tensor, view: Any, packing: Packing) -> cache.Packed:
+        packed, (n, k) = pack(weight, view, packing), apply(view, weight).shape
+        kind = (packing.spec, packing.group)
+        values = values_of(packed.weight, *kind, n, k)
+        scale = values.scale.clone()
+        scale[:1] *= 1.5
+        return packed._replace(weight=packed_values(values._replace(scale=scale), *kind))
 
     patch.setattr(cache, "pack", wrong)
 

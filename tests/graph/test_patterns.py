@@ -16,6 +16,8 @@ CALLS = {
     "mul": (torch.mul,),
     "split": (torch.chunk,),
     "detach": (torch.detach,),
+    "cat": (torch.cat,),
+    "clamp": (torch.ops.aten.clamp.default,),
 }
 
 
@@ -41,6 +43,9 @@ FOUND: list[tuple[Any, str, dict[str, str], dict[str, str]]] = [
     (lambda x, y: torch.add(x, y), "add(*all)", {}, {"all": "(x, y)"}),
     (_halves, "add(mul(t[0], y), t[1])", {"t": "split(x, *how)"},
      {"t": "chunk", "y": "y", "x": "x", "how": "(2,)"}),
+    (lambda x, y: torch.add(x, y), "add(a, b)", {"b": "node"}, {"a": "x", "b": "y"}),
+    (lambda x, y: torch.cat([x, y], 1), "cat([a, b], 1)", {}, {"a": "x", "b": "y"}),
+    (lambda x, y: torch.cat([x, y], 1), "cat(all, axis)", {}, {"all": "[x, y]", "axis": "1"}),
     (_halves, "add(p, t[1])", {"p": "mul(t[0], y)", "t": "split(x, 2)"},
      {"p": "mul", "t": "chunk", "y": "y", "x": "x"}),
 ]  # fmt: skip
@@ -64,6 +69,10 @@ OTHERS: list[tuple[Any, str, dict[str, str], str]] = [
     (lambda x, y: torch.add(x, y), "add(a, b, c, *rest)", {}, "there are 2 arguments, not 3"),
     (_halves, "add(mul(t[1], y), t[0])", {"t": "split(x, 2)"}, "getitem is no t[1]"),
     (_halves, "add(mul(t[0], y), t[1])", {"t": "mul(x, 2)"}, "chunk is no call of mul"),
+    (lambda x, y: torch.add(x, 2), "add(a, b)", {"b": "node"}, "2 is no node, as b is"),
+    (lambda x, y: torch.cat([x, y]), "cat([a, a])", {}, "y is not x, as a is"),
+    (lambda x, y: torch.cat([x, y]), "cat([a])", {}, "there are 2 arguments, not 1"),
+    (lambda x, y: torch.cat(x), "cat([a])", {}, "x is no list"),
 ]
 
 
@@ -93,8 +102,25 @@ def test_a_template_is_made_from_what_the_names_stand_for() -> None:
     node = _last(_halves)
     bound = Pattern("add(mul(t[0], y), t[1])", CALLS, t="split(x, *how)").match(node)
     assert isinstance(bound, dict)
-    made = Template("mul(t[1], y, *how)", CALLS)
+    made = Template("mul(t[1], [y, 3], *how)", CALLS)
     assert made.target is torch.mul
-    part, y, two = made.arguments(bound)
-    assert (part, y.name, two) == (node.args[1], "y", 2)
-    assert Template("add(y, y)", CALLS).target is None  # add is several functions
+    part, some, two = made.arguments(bound)
+    assert (part, two) == (node.args[1], 2)
+    assert [str(each) for each in some] == ["y", "3"]
+
+
+def test_what_a_call_leaves_out_has_the_default_of_its_operator() -> None:
+    """In patterns as in templates, which leave it out again."""
+    clamp = torch.ops.aten.clamp.default
+    wanted = Pattern("clamp(a, low, high)", CALLS)
+    for graph, high in (
+        (_last(lambda x, y: clamp(x, 1)), None),
+        (_last(lambda x, y: clamp(x, 1, 2)), 2),
+    ):
+        bound = wanted.match(graph)
+        assert isinstance(bound, dict) and (bound["low"], bound["high"]) == (1, high)
+    assert Pattern("clamp(a, 1, None)", CALLS).match(_last(lambda x, y: clamp(x, 1)))
+    assert Pattern("clamp(a, *how)", CALLS).match(_last(lambda x, y: clamp(x, 1)))["how"] == (1,)
+    made = Template("clamp(a, low, high)", CALLS)
+    assert made.arguments({"a": 0, "low": None, "high": None}) == (0,)
+    assert made.arguments({"a": 0, "low": None, "high": 2}) == (0, None, 2)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qfx import _C
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.conftest import on_isa
 from tests.lib.strategies import ISAS, POSITIVE, SEEDS
 
@@ -18,8 +20,10 @@ CODES = (-128, -65, -64, 63, 64, 127)
 WEIGHTS = (-128, -65, -64, 64, 65, 127)
 
 
-def exact(q: Tensor, zero: Tensor, w: Tensor) -> Tensor:
-    return (q.double() - zero.double()) @ w.double().t()
+def check_exact(q: Tensor, zero: Tensor, w: Tensor) -> None:
+    n = len(w)
+    found = OPS.int8_mm(q, zero, OPS.pack_weight(w, torch.ones(n)), n)
+    assert torch.equal(found.double(), (q.double() - zero.double()) @ w.double().t())
 
 
 @pytest.mark.parametrize("w_code", WEIGHTS)
@@ -30,7 +34,7 @@ def test_extremes_are_exact(isa: str, code: int, w_code: int) -> None:
         q = torch.full((m, k), code, dtype=torch.int8)
         w = torch.full((33, k), w_code, dtype=torch.int8)
         zero = torch.full((m, 1), -7, dtype=torch.int32)
-        assert torch.equal(OPS.int8_mm(q, zero, OPS.pack_weight(w), 33).double(), exact(q, zero, w))
+        check_exact(q, zero, w)
 
 
 @given(ISAS, POSITIVE, POSITIVE, POSITIVE, st.integers(2, 8), st.integers(2, 8), SEEDS)
@@ -43,7 +47,7 @@ def test_every_pair_of_bits_is_exact(
     w = torch.randint(1 - high, high, (n, k), generator=generator, dtype=torch.int8)
     zero = torch.randint(low, -low, (m, 1), generator=generator, dtype=torch.int32)
     with on_isa(isa):
-        assert torch.equal(OPS.int8_mm(q, zero, OPS.pack_weight(w), n).double(), exact(q, zero, w))
+        check_exact(q, zero, w)
 
 
 @given(ISAS, POSITIVE, POSITIVE, POSITIVE, st.integers(2, 7), SEEDS)
@@ -53,13 +57,12 @@ def test_dynamic_equals_quantize_then_linear(
     """The fused form knows the bits, the other looks at the codes: the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(rows, k, generator=generator) for rows in (m, n))
-    codes, w_scale, _ = OPS.quantize(w, [1], bits, True)
-    packed, w_scale = OPS.pack_weight(codes), w_scale.flatten()
-    tail = (packed, w_scale, None)
+    codes, w_scale, _ = OPS.quantize(w, list(Code(bits)))
+    given, code = (OPS.pack_weight(codes, w_scale), list(Layout(n)), None), [bits, 0, 0, 0, 0]
     with on_isa(isa):
-        q = OPS.quantize(x, [1], bits, False)
-        fused = OPS.int8_linear_dynamic(x, *tail, [1], bits, False, "none", torch.float32)
-        assert torch.equal(OPS.int8_linear(*q, *tail, "none", torch.float32), fused)
+        q = OPS.quantize(x, code)
+        fused = OPS.linear_dynamic(x, *given, code, "none", torch.float32)
+        assert torch.equal(OPS.linear(*q, *given, "none", torch.float32), fused)
 
 
 def test_narrow_codes_have_kernels_of_their_own_where_16_bits_saturate() -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import qfx
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib.strategies import ISAS, SEEDS
 
@@ -62,17 +64,16 @@ def results(m: int, k: int, n: int, seed: int) -> dict[str, Tensor]:
     codes = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8)
     x, w = (torch.randn(rows, k, generator=generator) for rows in (m, n))
     scale, w_scale = torch.rand(m, 1, generator=generator), torch.rand(n, generator=generator)
-    packed, out = OPS.pack_weight(codes), (None, "none", torch.float32)
-    grouped = qfx.quantize(w, qfx.QSpec(symmetric=False, group=64))
+    packed, end = OPS.pack_weight(codes, w_scale), ("none", torch.float32)
+    whole = (packed, list(Layout(n)), None)
+    grouped = OPS.pack_weight(*qfx.quantize(w, qfx.QSpec(symmetric=False, group=64))[:3], group=64)
     return {
         "sums": OPS.int8_mm(q, zero, packed, n),
-        "linear": OPS.int8_linear(q, scale, zero, packed, w_scale, *out),
-        "dynamic": OPS.int8_linear_dynamic(x, packed, w_scale, None, [1], 8, False, *out[1:]),
-        "narrow": OPS.int8_linear_dynamic(x, packed, w_scale, None, [1], 7, True, *out[1:]),
-        "float": OPS.int8_weight_linear(x, packed, w_scale, *out),
-        "groups": OPS.int8_linear_groups(
-            q, scale, zero, OPS.pack_weight(grouped[0], 64), *grouped[1:3], *out
-        ),
+        "linear": OPS.linear(q, scale, zero, *whole, *end),
+        "dynamic": OPS.linear_dynamic(x, *whole, list(Code(symmetric=0)), *end),
+        "narrow": OPS.linear_dynamic(x, *whole, list(Code(7)), *end),
+        "float": OPS.linear_float(x, *whole, *end),
+        "groups": OPS.linear(q, scale, zero, grouped, list(Layout(n, 8, 64, 64, 1)), None, *end),
         "bmm": OPS.int8_bmm(three(q), three(zero), three(codes)),
         "bmm_floats": OPS.int8_bmm_dynamic(three(x), three(w), [1], 8, False, 8, torch.float32),
         "bmm_tensor": OPS.int8_bmm_dynamic(three(x), three(w), [0, 1], 7, True, 7, torch.float32),

@@ -12,8 +12,8 @@ from torch import Tensor, fx
 
 def check_refused(package: str, gm: fx.GraphModule, x: Tensor) -> None:
     """The first call of a package with a bit of `gm`'s first packed weight changed is an error."""
-    blocks = next(b for name, b in gm.named_buffers() if name.endswith("_blocks"))
-    part = bytes(blocks[192:256].view(torch.uint8).tolist())  # behind header and column sums
+    weight = next(b for b in gm.buffers() if b.dtype == torch.int8)
+    part = bytes(weight[384:448].view(torch.uint8).tolist())  # behind header, scales and sums
     run = torch._inductor.aoti_load_package(_damaged(Path(package), part))
     with pytest.raises(RuntimeError, match="its contents are not those that were packed"):
         run(x)

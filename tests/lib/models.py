@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 
 FEATURES = 32
 
@@ -48,7 +50,6 @@ def int8_by_hand(x: Tensor, w_nk: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ w_nk.T + bias by the references, per-token asymmetric activations."""
     from qfx.ops import REFERENCES as ref
 
-    q, scale, _ = ref["quantize"](w_nk.detach(), [1], 8, True)
-    packed = ref["pack_weight"](q)
-    arguments = (packed, scale.reshape(-1), bias, [1], 8, False, "none", x.dtype)
-    return ref["int8_linear_dynamic"](x, *arguments)
+    q, scale, _ = ref["quantize"](w_nk.detach(), list(Code()))
+    given = (ref["pack_weight"](q, scale), list(Layout(len(w_nk))), bias)
+    return ref["linear_dynamic"](x, *given, list(Code(symmetric=0)), "none", x.dtype)

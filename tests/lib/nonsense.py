@@ -43,22 +43,26 @@ def tensor(rng: random.Random) -> Tensor:
     return t
 
 
+def of_rows(codes: Tensor) -> Tensor:
+    return torch.ops.qfx.pack_weight(codes, torch.ones(len(codes)))
+
+
 def few_bits(codes: Tensor) -> Tensor:
     scale = torch.ones(len(codes), -(-codes.shape[1] // 32))
-    return torch.ops.qfx.pack_lowbit(codes, scale, None, None, 4, 32)
+    return torch.ops.qfx.pack_weight(codes, scale, None, None, 4, 32)
 
 
 def packed(rng: random.Random) -> Tensor:
     """A packed weight, damaged."""
-    pack = rng.choice([torch.ops.qfx.pack_weight, torch.ops.qfx.binary_pack, few_bits])
+    pack = rng.choice([of_rows, torch.ops.qfx.binary_pack, few_bits])
     good = pack(torch.ones(rng.randrange(40), rng.randrange(40)).char())
     kind = rng.randrange(4)
     if kind == 0:
         return good[: rng.randrange(good.numel() + 1)]
     if kind == 1:
-        good[rng.randrange(64)] = rng.randrange(-128, 128)
+        good[rng.randrange(128)] = rng.randrange(-128, 128)
     if kind == 2:
-        good[16:32] = torch.randint(-128, 128, (16,), dtype=torch.int8)  # N and K
+        good[16:40] = torch.randint(-128, 128, (24,), dtype=torch.int8)  # N and K
     return torch.cat([good, good])[::2] if kind == 3 else good
 
 
@@ -74,8 +78,12 @@ def value(rng: random.Random, like: Any) -> Any:
         return rng.choice([0, 1, 2, 4, 8, 9, -1, 32, 33, 2**31, 2**62, -(2**63)])
     if isinstance(like, str):
         return rng.choice(STRINGS)
+    if isinstance(like, list) and isinstance(like[0], Tensor):
+        return [tensor(rng) for _ in range(rng.randrange(5))]
     if isinstance(like, list):
-        return [rng.choice([-1, 0, 1, 2, 2**40]) for _ in range(rng.randrange(4))]
+        odd = [rng.choice([-1, 0, 1, 2, 2**40]) for _ in range(rng.randrange(4))]
+        i = rng.randrange(len(like))
+        return odd if rng.random() < 0.5 else [*like[:i], *odd[:1], *like[i + 1 :]]
     return rng.choice(DTYPES)
 
 

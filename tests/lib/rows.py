@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from qfx.ops import REFERENCES
 from qfx.ops.activations import ACTIVATIONS
+from qfx.ops.code import Code
 from qfx.ops.guard import relative_bound
+from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS
 from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_empty
-from qfx.ops.lowbit_packing import MINIMUMS, NONE, ZERO_POINTS
+from qfx.ops.layout import Layout
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int8: "i8"}
@@ -29,8 +31,9 @@ class Row:
     `dtype` is that of x, or else of the bias; int8 makes `dequantize` take codes instead of sums.
     `group`: elements of K that share a scale of the weight, or heads of queries that share keys,
     where the operator knows of groups. `x_groups`: x has a scale for each of these groups too.
-    `w_rows`: and the weight one for each row. `w_bits`: of a weight that is stored in so many, and
-    whose groups have what `shift` says.
+    `w_rows`: and the weight one for each row. `w_bits`: those in which a code of the weight is
+    stored, of fewer than 8 in groups of 32 unless `group` says another; `shift`: what its scales
+    have beside them. `given`: what `quantize` is given, a "scale", a "seed" or nothing.
     """
 
     op: str
@@ -49,8 +52,9 @@ class Row:
     group: int = 0
     x_groups: bool = False
     w_rows: bool = False
-    w_bits: int = 4
+    w_bits: int = 8
     shift: int = NONE
+    given: str = ""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, (*self.leading, self.k, self.n)))
@@ -59,16 +63,34 @@ class Row:
         )
         group = f"-g{self.group}" if self.group else ""
         group += f"{'-of-x' * self.x_groups}{'-w-rows' * self.w_rows}"
-        group += f"-w{self.w_bits}-shift{self.shift}" * ("lowbit" in self.op)
+        weight = f"-w{self.w_bits}" if self.w_bits != 8 else ""
+        weight += f"-shift{self.shift}" if self.shift else ""
         types = f"{SHORT[self.dtype]}-{SHORT[self.out_dtype]}"
         transform = f"{'-factor' * self.factor}{f'-h{self.rotation}' if self.rotation else ''}"
-        bias = "-bias" * self.bias
-        return f"{self.op}-{shape}-{types}-{kind}-{self.activation}{bias}{group}{transform}"
+        bias, given = "-bias" * self.bias, f"-{self.given}" if self.given else ""
+        return (
+            f"{self.op}{given}-{shape}-{types}-{kind}-{self.activation}{bias}{group}{weight}"
+            f"{transform}"
+        )
 
     def arguments(self, seed: int = 0) -> tuple[Any, ...]:
         """Random arguments of the operator, in schema order."""
         generator = torch.Generator().manual_seed(seed)
         return BUILDERS[self.op](self, generator)
+
+    @property
+    def layout(self) -> Layout:
+        """That of its weight."""
+        group = self.group or (32 if self.w_bits != 8 else 0)
+        scale_group = 0 if self.w_rows else group
+        return Layout(self.n, self.w_bits, group, scale_group, int(self.shift != NONE))
+
+    @property
+    def code(self) -> list[int]:
+        """How its x is quantized."""
+        group = self.layout.group if self.x_groups else 0
+        per_tensor = int(self.axes == PER_TENSOR and not group)
+        return list(Code(self.bits, int(self.symmetric), per_tensor, group, self.rotation))
 
 
 def _codes(generator: torch.Generator, *shape: int) -> Tensor:
@@ -79,18 +101,13 @@ def _x(row: Row, g: torch.Generator) -> Tensor:
     return torch.randn(*row.leading, row.k, generator=g).to(row.dtype)
 
 
-def _transform(row: Row, g: torch.Generator) -> tuple[Tensor | None, int]:
-    factor = torch.exp(torch.randn(row.k, generator=g)) if row.factor else None
-    return factor, row.rotation
+def _factor(row: Row, g: torch.Generator) -> Tensor | None:
+    return torch.exp(torch.randn(row.k, generator=g)) if row.factor else None
 
 
 def _bias(row: Row, g: torch.Generator) -> Tensor | None:
     dtype = torch.float32 if row.dtype == torch.int8 else row.dtype
     return torch.randn(row.n, generator=g).to(dtype) if row.bias else None
-
-
-def _packed(row: Row, g: torch.Generator) -> Tensor:
-    return REFERENCES["pack_weight"](_codes(g, row.n, row.k))
 
 
 def _weight(row: Row, g: torch.Generator) -> Tensor:
@@ -129,103 +146,83 @@ def _dequantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (acc, _scales(g, *_scale_shape(row)), zero_point, col_scale, *tail)
 
 
-def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    q = (_codes(g, *row.leading, row.k), _scales(g, *_scale_shape(row)), _zeros(row, g))
-    tail = (_bias(row, g), row.activation, row.out_dtype)
-    return (*q, _packed(row, g), _scales(g, row.n), *tail)
-
-
-def _linear_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    q, scale, zero, _, _, *tail = _linear(row, g)
-    weight = _weight_in_groups(row, g)
-    if row.x_groups:
-        scale = _scales(g, *row.leading, _groups(row))
-        zero = _codes(g, *scale.shape).int() * (not row.symmetric)
-    return (q, scale, zero, *weight, *tail)
-
-
-def _groups(row: Row) -> int:
-    return -(-row.k // row.group) if row.group else min(row.k, 1)
-
-
-def _weight_in_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    packed = REFERENCES["pack_weight"](_codes(g, row.n, row.k), row.group)
-    columns = 1 if row.w_rows else _groups(row)
-    w_scale = _scales(g, row.n, columns)
-    return packed, w_scale, None if row.symmetric else _codes(g, row.n, columns).int()
-
-
-def _linear_groups_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    operands = (_x(row, g), *_weight_in_groups(row, g), _bias(row, g))
-    how = (list(row.axes), row.group if row.x_groups else 0, row.bits, row.symmetric)
-    return (*operands, *how, row.activation, row.out_dtype, *_transform(row, g))
-
-
-def _groups_ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    *operands, bias, _, dtype = _linear_groups(row, g)
-    how = (0 if row.w_rows else row.group, row.bits, row.symmetric, dtype)
-    return (_x(row, g), bias, None, *operands, *how, *_transform(row, g))
-
-
 def _few_bits(row: Row, g: torch.Generator, *shape: int) -> Tensor:
     half = 1 << (row.w_bits - 1)
     return torch.randint(-half, half, shape, generator=g)
 
 
-def _lowbit_parts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """Arguments of pack_lowbit: codes of few bits, scales and minimums of half precision."""
-    group = row.group or 32
-    each = (row.n, -(-row.k // group))
-    scale = _scales(g, *each).bfloat16().float()
+def _parts(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Arguments of pack_weight; of few bits, scales and minimums of half precision."""
+    layout = row.layout
+    each = (row.n, layout.scales(row.k))
+    codes, scale = _few_bits(row, g, row.n, row.k).char(), _scales(g, *each)
+    scale = scale.bfloat16().float() if layout.low_bit else scale
     zero = _few_bits(row, g, *each).int() if row.shift == ZERO_POINTS else None
     minimum = -scale * 8 if row.shift == MINIMUMS else None
-    return _few_bits(row, g, row.n, row.k).char(), scale, zero, minimum, row.w_bits, group
+    return codes, scale, zero, minimum, row.w_bits, layout.group
 
 
-def _lowbit_weight(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    parts = _lowbit_parts(row, g)
-    return REFERENCES["pack_lowbit"](*parts), row.n, *parts[-2:]
+def _packed(row: Row, g: torch.Generator) -> tuple[Tensor, list[int]]:
+    """A packed weight and its layout."""
+    return REFERENCES["pack_weight"](*_parts(row, g)), list(row.layout)
 
 
-def _lowbit_linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    q, scale, zero, _, _, *tail = _linear(row, g)
-    if row.x_groups:
-        scale = _scales(g, *row.leading, -(-row.k // (row.group or 32)))
-        zero = _codes(g, *scale.shape).int() * (not row.symmetric)
-    return (q, scale, zero, *_lowbit_weight(row, g), *tail)
+def _of_rows(row: Row, g: torch.Generator) -> Tensor:
+    """A packed weight with one scale for each row."""
+    return _packed(replace(row, group=0, w_bits=8, shift=NONE), g)[0]
 
 
-def _lowbit_dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    operands = (_x(row, g), *_lowbit_weight(row, g), _bias(row, g))
-    how = (list(row.axes), (row.group or 32) if row.x_groups else 0, row.bits, row.symmetric)
-    return (*operands, *how, row.activation, row.out_dtype, *_transform(row, g))
+def _q(row: Row, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of x with their scales and zero points."""
+    q = _codes(g, *row.leading, row.k)
+    if not row.x_groups:
+        return q, _scales(g, *_scale_shape(row)), _zeros(row, g)
+    scale = _scales(g, *row.leading, -(-row.k // row.layout.group))
+    return q, scale, _codes(g, *scale.shape).int() * (not row.symmetric)
 
 
-def _lowbit_ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    *operands, bias, _, dtype = _lowbit_linear(row, g)
-    how = (row.bits, row.symmetric, dtype)
-    return (_x(row, g), bias, None, *operands, *how, *_transform(row, g))
+def _tail(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    return _bias(row, g), row.activation, row.out_dtype
 
 
-def _lowbit_float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    return (_x(row, g), *_lowbit_weight(row, g), _bias(row, g), row.activation, row.out_dtype)
+def _linear(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    return (*_q(row, g), *_packed(row, g), *_tail(row, g))
 
 
-def _unpack_lowbit(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    packed, n, _, group = _lowbit_weight(row, g)
-    return packed, n, row.k, group
+def _dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    operands, bias = (_x(row, g), *_packed(row, g)), _bias(row, g)
+    return (*operands, bias, row.code, row.activation, row.out_dtype, _factor(row, g))
 
 
-def _quantize_groups(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    return (_x(row, g), row.group or 32, row.bits, row.symmetric, *_transform(row, g))
+def _float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    return (_x(row, g), *_packed(row, g), *_tail(row, g))
+
+
+def _unpack(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    return (*_packed(row, g), row.k)
+
+
+def _cut(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Rows, or columns from the first group or block on, of all but the first third."""
+    layout, dim = row.layout, int(row.symmetric)
+    step = (layout.group or row.rotation or 1) if dim else 1
+    size = row.k if dim else row.n
+    begin = min(-(-size // 3 // step) * step, size)
+    return (*_unpack(row, g), dim, begin, size, 0)
 
 
 def _ste(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    codes = (_codes(g, *row.leading, row.k), _scales(g, *_scale_shape(row)), _zeros(row, g))
     carriers = (_x(row, g), None, _bias(row, g), None, None)
-    how = ([1], row.bits, 8, row.symmetric, None)
-    operands = (*carriers, *codes, _packed(row, g), _scales(g, row.n))
-    return (*operands, *how, row.out_dtype, *_transform(row, g))
+    operands = (*carriers, list(_q(row, g)), *_packed(row, g))
+    return (*operands, [*row.code, 8, 0], None, row.out_dtype, _factor(row, g))
+
+
+def _quantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    if row.given == "scale":
+        return _static(row, g)
+    if row.given == "seed":
+        return (_x(row, g), row.code, None, None, _seed(g), _factor(row, g))
+    return (_x(row, g), row.code, None, None, None, _factor(row, g))
 
 
 def _seed(g: torch.Generator) -> Tensor:
@@ -236,7 +233,7 @@ def _static(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     per_tensor = row.axes == PER_TENSOR
     scale = _scales(g, 1) if per_tensor else _scales(g, *row.leading, 1)
     zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
-    return (_x(row, g), scale, zero_point, row.bits, row.symmetric, *_transform(row, g))
+    return (_x(row, g), row.code, scale, zero_point, None, _factor(row, g))
 
 
 def _matrices(g: torch.Generator, row: Row, rows: int, dtype: torch.dtype) -> Tensor:
@@ -268,7 +265,7 @@ def _requantize(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     *operands, bias, activation, _ = _linear(row, g)
     zero_point = None if row.symmetric else torch.tensor([3], dtype=torch.int32)
     out_scale = _scales(g, 1) * row.k  # some codes saturate, most do not
-    return (*operands, bias, activation, out_scale, zero_point, row.bits, row.symmetric)
+    return (*operands, bias, activation, out_scale, zero_point, row.code)
 
 
 def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
@@ -367,43 +364,22 @@ def _guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     """Some rows have a bound above the guard, and some below, where there are several."""
     x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
     error = torch.tensor([1.01, 0.01])
-    operands = (_packed(row, g), _scales(g, row.n), error, _bias(row, g))
-    how, transform = (list(row.axes), row.bits, row.symmetric), _transform(row, g)
-    guard = _guard(relative_bound(x, error, *how, *transform))
-    return (x, w, *operands, guard, "", *how, row.activation, row.out_dtype, *transform)
-
-
-def _guard(bounds: Tensor) -> float:
-    return max(0.999 * bounds.mean().item(), 1e-3) if len(bounds) else 0.02
-
-
-def _groups_guarded(row: Row, g: torch.Generator) -> tuple[Any, ...]:
-    """The same with groups."""
-    x, w = _x(row, g), torch.randn(row.n, row.k, generator=g).to(row.dtype)
-    error, group = torch.tensor([1.01, 0.01]), row.group if row.x_groups else 0
-    operands = (*_weight_in_groups(row, g), error, _bias(row, g))
-    how, transform = (row.bits, row.symmetric), _transform(row, g)
-    guard = _guard(relative_bound(x, error, row.axes, *how, *transform, group))
-    end = (row.activation, row.out_dtype, *transform)
-    return (x, w, *operands, guard, "", list(row.axes), group, *how, *end)
+    operands, factor = (*_packed(row, g), error, _bias(row, g)), _factor(row, g)
+    bounds = relative_bound(x, error, row.code, factor)
+    guard = max(0.999 * bounds.mean().item(), 1e-3) if len(bounds) else 0.02
+    return (x, w, *operands, guard, "", row.code, row.activation, row.out_dtype, factor)
 
 
 BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
-    "quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, *_transform(r, g)),
-    "rotate": lambda r, g: (_x(r, g), *_transform(r, g), r.symmetric),  # symmetric: back
-    "quantize_static": _static,
-    "quantize_stochastic": lambda r, g: (
-        _x(r, g),
-        _seed(g),
-        list(r.axes),
-        r.bits,
-        _transform(r, g)[0],
-    ),
+    "quantize": _quantize,
+    "rotate": lambda r, g: (_x(r, g), _factor(r, g), r.rotation, r.symmetric),  # symmetric: back
     "fake_quantize": lambda r, g: (_x(r, g), list(r.axes), r.bits, r.symmetric, r.out_dtype),
     "dequantize": _dequantize,
-    "pack_weight": lambda r, g: (_codes(g, r.n, r.k), r.group),
-    "unpack_weight": lambda r, g: (_packed(r, g), r.n, r.k),
-    "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _packed(r, g), r.n),
+    "pack_weight": _parts,
+    "unpack_weight": _unpack,
+    "weight_scale": lambda r, g: (_of_rows(r, g), r.n),
+    "cut_weight": _cut,
+    "int8_mm": lambda r, g: (_codes(g, *r.leading, r.k), _zeros(r, g), _of_rows(r, g), r.n),
     "int8_bmm": _bmm,
     "int8_bmm_dynamic": _bmm_dynamic,
     "int8_attention": _attention,
@@ -414,8 +390,12 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "kv_keys": lambda r, g: _kv_read(r, g, slice(0, 2)),
     "kv_values": lambda r, g: _kv_read(r, g, slice(2, 4)),
     "kv_attention": _kv_attention,
-    "int8_linear_guarded": _guarded,
-    "int8_linear_groups_guarded": _groups_guarded,
+    "linear": _linear,
+    "linear_dynamic": _dynamic,
+    "linear_float": _float,
+    "linear_requantize": _requantize,
+    "linear_ste": _ste,
+    "linear_guarded": _guarded,
     "binary_pack": lambda r, g: (_weight(r, g),),
     "binary_mm": lambda r, g: (_x(r, g), _packed_bits(r, g), r.n),
     "binary_linear": lambda r, g: (
@@ -426,46 +406,40 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
         r.activation,
         r.out_dtype,
     ),
-    "int8_linear": _linear,
-    "quantize_groups": _quantize_groups,
-    "int8_linear_groups": _linear_groups,
-    "int8_linear_groups_ste": _groups_ste,
-    "int8_linear_groups_dynamic": _linear_groups_dynamic,
-    "int8_linear_requantize": _requantize,
-    "int8_weight_linear": lambda r, g: (
-        _x(r, g),
-        _packed(r, g),
-        _scales(g, r.n),
-        _bias(r, g),
-        r.activation,
-        r.out_dtype,
+}
+_OF_ROWS: dict[str, Any] = {}
+_SHIFTED: dict[str, Any] = {"shift": ZERO_POINTS}
+_LOW_BIT: dict[str, Any] = {"w_bits": 4, "group": 32}
+_LAYOUTS = (_OF_ROWS, _SHIFTED, _LOW_BIT)
+# What an operator does in kinds of its own: rows of it are rows of each.
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    **dict.fromkeys(
+        ("pack_weight", "unpack_weight", "linear", "linear_dynamic", "linear_ste"), _LAYOUTS
     ),
-    "pack_lowbit": _lowbit_parts,
-    "unpack_lowbit": _unpack_lowbit,
-    "lowbit_linear": _lowbit_linear,
-    "lowbit_linear_dynamic": _lowbit_dynamic,
-    "lowbit_linear_ste": _lowbit_ste,
-    "lowbit_weight_linear": _lowbit_float,
-    "int8_linear_ste": _ste,
-    "int8_linear_dynamic": lambda r, g: (
-        _x(r, g),
-        _packed(r, g),
-        _scales(g, r.n),
-        _bias(r, g),
-        list(r.axes),
-        r.bits,
-        r.symmetric,
-        r.activation,
-        r.out_dtype,
-        *_transform(r, g),
+    "cut_weight": (_OF_ROWS, _SHIFTED, _LOW_BIT, {**_LOW_BIT, "symmetric": True}),
+    "linear_guarded": (_OF_ROWS, _SHIFTED),
+    "linear_float": (_OF_ROWS, _LOW_BIT),
+    "quantize": (
+        {},
+        {"given": "scale"},
+        {"given": "seed", "symmetric": True},
+        {"group": 32, "x_groups": True},
     ),
 }
-_TRANSFORMED = (
-    "rotate", "quantize", "quantize_static", "int8_linear_dynamic",
-    "int8_linear_ste", "int8_linear_guarded", "quantize_groups", "int8_linear_groups_dynamic",
-    "int8_linear_groups_ste", "int8_linear_groups_guarded", "lowbit_linear_dynamic",
-    "lowbit_linear_ste",
-)  # fmt: skip
+
+
+def _each(ops: Iterable[str], **fields: Any) -> list[Row]:
+    """Rows of all kinds of these operators, as long as there are such: rounding at random is for
+    symmetric codes and no rotation, and groups have no scale for all rows."""
+    found = [{**fields, **kind, "op": op} for op in ops for kind in VARIANTS.get(op, ({},))]
+    return [Row(**made) for made in found if _is_one(made)]
+
+
+def _is_one(fields: dict[str, Any]) -> bool:
+    return not (fields.get("given") == "seed" and fields.get("rotation"))
+
+
+_TRANSFORMED = ("rotate", "quantize", "linear_dynamic", "linear_ste", "linear_guarded")
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
@@ -479,67 +453,58 @@ _SHAPES = (
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
 )
 _ARRANGING = (
-    "int8_mm", "int8_linear", "int8_linear_dynamic", "int8_linear_groups", "int8_linear_requantize",
-    "int8_linear_ste", "int8_linear_guarded", "int8_linear_groups_dynamic",
-    "int8_linear_groups_guarded", "binary_mm", "binary_linear",
+    "int8_mm", "linear", "linear_dynamic", "linear_requantize", "linear_ste", "linear_guarded",
+    "binary_mm", "binary_linear",
 )  # fmt: skip
-_QUANTIZED = (
-    "quantize", "quantize_static", "quantize_stochastic", "fake_quantize", "int8_linear_dynamic",
-    "int8_bmm_dynamic", "int8_linear_guarded", "int8_linear_groups_dynamic",
-    "int8_linear_groups_guarded", "lowbit_linear_dynamic",
-)  # fmt: skip
-_ROWWISE = (
-    *_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "int8_linear", "int8_linear_groups",
-    "lowbit_linear",
-)  # fmt: skip
-_FLOAT_OUT = (
-    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
-    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear", "lowbit_linear",
-    "lowbit_linear_dynamic", "lowbit_weight_linear",
-)  # fmt: skip
+_QUANTIZED = ("quantize", "fake_quantize", "linear_dynamic", "int8_bmm_dynamic", "linear_guarded")
+_ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "linear")
+_FLOAT_OUT = ("dequantize", "linear", "linear_dynamic", "linear_float", "binary_linear")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Enough work in every operator, weight packing included, to be shared among threads.
 THREADED = [
-    *(Row(op, leading=(300,), k=130, n=600) for op in BUILDERS),
-    *(Row(op, leading=(300,), k=130, n=600, axes=PER_TENSOR) for op in _ROWWISE),
+    *_each(BUILDERS, leading=(300,), k=130, n=600),
+    *_each(_ROWWISE, leading=(300,), k=130, n=600, axes=PER_TENSOR),
     *(Row(op, leading=(30, 64), k=64, n=64) for op in ("int8_bmm", "int8_bmm_dynamic")),
     *(
         Row(op, leading=(2, 4, 40), k=64, n=600)
         for op in ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention")
     ),
-    *(Row(op, leading=(300,), k=128, n=600, factor=True, rotation=64) for op in _TRANSFORMED),
-    Row("quantize_stochastic", leading=(300,), k=600, factor=True),
+    *_each(_TRANSFORMED, leading=(300,), k=128, n=600, factor=True, rotation=64),
+    Row("quantize", leading=(300,), k=600, given="seed", symmetric=True, factor=True),
     # and looking for the range of all rows
-    *(Row(op, leading=(300,), k=600, n=40, axes=PER_TENSOR) for op in _QUANTIZED),
+    *_each(_QUANTIZED, leading=(300,), k=600, n=40, axes=PER_TENSOR),
 ]
-ROWS = [Row(op, **shape) for op in BUILDERS for shape in _SHAPES]  # type: ignore[arg-type]
+ROWS = [row for shape in _SHAPES for row in _each(BUILDERS, **shape)]
 ROWS += THREADED
 ROWS += [  # more rows than are arranged at a time
-    Row(op, leading=(500,), k=60000, n=2, group=4096) for op in _ARRANGING
+    Row(op, leading=(500,), k=60000, n=2) for op in _ARRANGING
 ]
 ROWS += [
-    Row(op, leading=(500,), k=60000, n=2, group=128, shift=shift)
-    for op in ("lowbit_linear", "lowbit_linear_dynamic")
+    Row(op, leading=(500,), k=60000, n=2, group=4096, shift=ZERO_POINTS)
+    for op in ("linear", "linear_dynamic", "linear_guarded")
+]
+ROWS += [
+    Row(op, leading=(500,), k=60000, n=2, group=128, w_bits=4, shift=shift)
+    for op in ("linear", "linear_dynamic")
     for shift in (NONE, MINIMUMS)
 ]
 ROWS += [
-    Row(op, leading=(500,), k=60000, n=2, axes=PER_TENSOR)
-    for op in ("int8_linear", "int8_linear_dynamic")
+    Row(op, leading=(500,), k=60000, n=2, axes=PER_TENSOR) for op in ("linear", "linear_dynamic")
 ]
 ROWS += [
-    Row(op, dtype=dtype, axes=axes, symmetric=symmetric, bits=bits)
-    for op in _QUANTIZED
+    row
     for dtype in _TYPES
     for axes in (PER_ROW, PER_TENSOR)
     for symmetric, bits in ((True, 8), (False, 4), (True, 2))
+    for row in _each(_QUANTIZED, dtype=dtype, axes=axes, symmetric=symmetric, bits=bits)
 ]
 ROWS += [
     Row(op, dtype=dtype, axes=axes, symmetric=symmetric)
     for op, types in (
         ("int8_mm", (torch.float32,)),
         ("int8_bmm", (torch.float32,)),
-        ("int8_linear", _TYPES),
-        ("int8_linear_requantize", (torch.float32,)),
+        ("linear", _TYPES),
+        ("linear_requantize", (torch.float32,)),
         ("dequantize", (*_TYPES, torch.int8)),
     )
     for dtype in types
@@ -547,17 +512,20 @@ ROWS += [
     for symmetric in (True, False)
 ]
 ROWS += [
-    Row(op, leading=(m,), k=k, n=n, symmetric=symmetric, group=group, bias=False, **more)  # type: ignore[arg-type]
+    Row(op, (m,), k, n, symmetric=symmetric, group=group, bias=False,
+        shift=NONE if symmetric else ZERO_POINTS, **more)  # type: ignore[arg-type]
     for op, more in (
         ("pack_weight", {}),
-        ("quantize_groups", {}),
-        ("int8_linear_groups", {}),
-        ("int8_linear_groups", {"x_groups": True}),
-        ("int8_linear_groups", {"x_groups": True, "w_rows": True}),
-        ("int8_linear_groups_dynamic", {}),
-        ("int8_linear_groups_dynamic", {"x_groups": True, "bits": 5}),
-        ("int8_linear_groups_guarded", {}),
-        ("int8_linear_groups_guarded", {"x_groups": True, "w_rows": True}),
+        ("pack_weight", {"w_rows": True}),
+        ("unpack_weight", {}),
+        ("quantize", {"x_groups": True}),
+        ("linear", {}),
+        ("linear", {"x_groups": True}),
+        ("linear", {"x_groups": True, "w_rows": True}),
+        ("linear_dynamic", {}),
+        ("linear_dynamic", {"x_groups": True, "bits": 5}),
+        ("linear_guarded", {}),
+        ("linear_guarded", {"x_groups": True, "w_rows": True}),
     )
     # whole and short last groups, several in a block of K or one in several, tails of N
     for m, k, n, group in (
@@ -577,21 +545,24 @@ ROWS += [
         (9, 200, 40, 96),
     )
     for symmetric in (True, False)
-]
+]  # fmt: skip
 ROWS += [
-    Row(op, k=70, group=32, w_bits=bits, shift=shift)
-    for op in ("pack_lowbit", "unpack_lowbit")
-    for bits in (4, 5)
-    for shift in (NONE, ZERO_POINTS, MINIMUMS)
-]
+    Row(op, k=k, n=n, group=group, w_bits=bits, shift=shift, symmetric=columns)
+    for op in ("pack_weight", "unpack_weight", "cut_weight")
+    for k, n, group in ((70, 33, 32), (200, 100, 64))
+    for bits, shifts in ((8, (NONE, ZERO_POINTS)), (4, (NONE, ZERO_POINTS, MINIMUMS)),
+                         (5, (NONE, ZERO_POINTS, MINIMUMS)))
+    for shift in shifts
+    for columns in ((False, True) if op == "cut_weight" else (False,))
+]  # fmt: skip
 ROWS += [
     Row(op, (m,), k, n, symmetric=m % 2 == 0, group=group, w_bits=bits, shift=shift, **more)  # type: ignore[arg-type]
     for op, more in (
-        ("lowbit_linear", {}),
-        ("lowbit_linear", {"x_groups": True}),
-        ("lowbit_linear_dynamic", {"bits": 5}),
-        ("lowbit_linear_dynamic", {"x_groups": True, "bias": False}),
-        ("lowbit_weight_linear", {}),
+        ("linear", {}),
+        ("linear", {"x_groups": True}),
+        ("linear_dynamic", {"bits": 5}),
+        ("linear_dynamic", {"x_groups": True, "bias": False}),
+        ("linear_float", {}),
     )
     for bits in (4, 5)
     for shift in (NONE, ZERO_POINTS, MINIMUMS)
@@ -611,11 +582,11 @@ ROWS += [
     )
 ]
 ROWS += [
-    Row(op, out_dtype=dtype, activation=activation, bias=bias)
-    for op in _FLOAT_OUT
+    row
     for dtype in _TYPES
     for activation in ACTIVATIONS
     for bias in (True, False)
+    for row in _each(_FLOAT_OUT, out_dtype=dtype, activation=activation, bias=bias)
 ]
 ROWS += [
     Row(op, leading=leading, k=k, n=n, symmetric=symmetric)
@@ -676,8 +647,7 @@ ROWS += [
     for dtype in (_TYPES[(k // 2 + n) % 3], torch.float32)
 ]
 ROWS += [
-    Row(op, leading, k, symmetric=symmetric, factor=factor, rotation=rotation)
-    for op in _TRANSFORMED
+    row
     for leading, k, rotation in (
         ((5,), 19, 0),
         ((2, 3), 48, 16),
@@ -687,15 +657,19 @@ ROWS += [
     )
     for symmetric in (True, False)
     for factor in (True, False)
+    for row in _each(
+        _TRANSFORMED, leading=leading, k=k, symmetric=symmetric, factor=factor, rotation=rotation
+    )
 ]
 ROWS += [
-    Row(op, k=64, dtype=dtype, axes=axes, factor=True, rotation=64)
+    row
     for op in _TRANSFORMED
     for dtype in _TYPES
     for axes in ((PER_ROW, PER_TENSOR) if op in _QUANTIZED else (PER_ROW,))
+    for row in _each([op], k=64, dtype=dtype, axes=axes, factor=True, rotation=64)
 ]
 ROWS += [
-    Row("quantize_stochastic", leading, k, dtype=dtype, axes=axes, factor=True)
+    Row("quantize", leading, k, dtype=dtype, axes=axes, given="seed", symmetric=True, factor=True)
     for leading, k in (((5,), 19), ((2, 3), 600), ((0,), 64), ((4,), 0))
     for dtype in _TYPES
     for axes in (PER_ROW, PER_TENSOR)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import qfx
+from qfx.ops.code import Code
 from qfx.ops.quantize import code_range
 
 TILE_EDGES = [a + b for a in (4, 12, 16, 32, 64, 128) for b in (-1, 0, 1)]
@@ -22,6 +23,9 @@ SEEDS = st.integers(0, 2**31 - 1)
 ISAS = st.sampled_from(_C.isas())
 BITS = st.integers(2, 8)
 AXES = st.sampled_from([[1], [0, 1]])
+FLAG = st.integers(0, 1)
+OF_ROWS = st.tuples(BITS, FLAG).map(lambda drawn: Code(*drawn))
+CODES = st.tuples(BITS, FLAG, FLAG).map(lambda drawn: Code(*drawn))  # of rows, or of a tensor
 FINITE = (
     "normal", "wide", "equal", "zero", "zero_rows", "one_sided", "denormal", "huge", "largest",
     "powers", "outlier",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,28 +21,28 @@ from torch import Tensor
 
 import qfx  # noqa: F401
 from qfx.host.operators import has_kernel
-from qfx.ops.lowbit_packing import MINIMUMS, ZERO_POINTS
+from qfx.ops.header import MINIMUMS, ZERO_POINTS
 from tests.cuda import emulator
-from tests.lib.rows import BUILDERS, Row
+from tests.lib.rows import BUILDERS, VARIANTS, Row
 
 FEW, MANY = 7, 2**40
 ADDRESSES = 1 << 30  # that a call may map beyond what the process has
 Stretch = Callable[[int], Tensor]
+Slot = tuple[int, ...]  # the place of an argument, or of a tensor in a list of them
 ABSENT = (torch.ones(1), torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int64))
 
 
 def rows(op: str) -> list[Row]:
-    grouped = Row(op, k=128, group=64, factor=True, rotation=16)
-    return [
-        Row(op),
-        Row(op, leading=(2, 3, 4), symmetric=True, k=16),
-        *(
-            [Row(op, k=128, group=64, x_groups=True, shift=shift) for shift in (0, ZERO_POINTS)]
-            if "lowbit" in op
-            else [grouped]
-        ),
-        Row(op, k=128, group=64, factor=True, symmetric=True, shift=MINIMUMS),
-    ]
+    kinds = VARIANTS.get(op, ({},))
+    found = [Row(op, **kind) for kind in kinds]
+    found.append(Row(op, leading=(2, 3, 4), symmetric=True, k=16))
+    found.append(Row(op, k=128, group=64, factor=True, rotation=16))
+    if any(kind.get("w_bits") for kind in kinds):
+        found.append(Row(op, k=128, group=64, w_bits=4, x_groups=True, shift=ZERO_POINTS))
+        found.append(
+            Row(op, k=128, group=64, w_bits=4, factor=True, symmetric=True, shift=MINIMUMS)
+        )
+    return found
 
 
 def stretches(t: Tensor) -> list[Stretch]:
@@ -73,30 +73,47 @@ def wrong(argument: Any) -> list[Any]:
     if isinstance(argument, str):
         return ["softmax"]
     if isinstance(argument, list):
-        return [[7]]
+        return [argument[:-1]] if isinstance(argument[0], Tensor) else [[7]]
     return [torch.int64] if isinstance(argument, torch.dtype) else [torch.zeros(3, 1, 2)]
+
+
+def slots(arguments: tuple[Any, ...]) -> list[Slot]:
+    """Where tensors are, or could be."""
+    found: list[Slot] = []
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, Tensor) or argument is None:
+            found.append((i,))
+        elif isinstance(argument, list) and isinstance(argument[0], Tensor):
+            found += [(i, j) for j in range(len(argument))]
+    return found
+
+
+def with_one(arguments: Sequence[Any], slot: Slot, value: Any) -> list[Any]:
+    """The arguments with another value in a slot."""
+    i, *inner = slot
+    new = with_one(arguments[i], tuple(inner), value) if inner else value
+    return [*arguments[:i], new, *arguments[i + 1 :]]
 
 
 def calls(arguments: tuple[Any, ...]) -> Iterator[tuple[str, bool, Callable[[int], list[Any]]]]:
     """What is stretched, whether something else is wrong too, and the arguments by their size."""
-    operands = [i for i, a in enumerate(arguments) if isinstance(a, Tensor) or a is None]
-    for i in operands:
-        given = [arguments[i]] if arguments[i] is not None else ABSENT
-        for t in given:
+    for slot in slots(arguments):
+        i, held = slot[0], arguments[slot[0]]
+        held = held[slot[1]] if len(slot) == 2 else held
+        for t in [held] if held is not None else ABSENT:
             for s, stretch in enumerate(stretches(t)):
 
-                def alone(n: int, i: int = i, stretch: Stretch = stretch) -> list[Any]:
-                    return [*arguments[:i], stretch(n), *arguments[i + 1 :]]
+                def alone(n: int, slot: Slot = slot, stretch: Stretch = stretch) -> list[Any]:
+                    return with_one(arguments, slot, stretch(n))
 
-                yield f"{i} stretched by {s}", False, alone
+                yield f"{slot} stretched by {s}", False, alone
                 for j, other in enumerate(arguments):
                     for w, bad in enumerate(wrong(other) if j != i else ()):
 
                         def both(n: int, j: int = j, bad: Any = bad, alone: Any = alone) -> Any:
-                            made = alone(n)
-                            return [*made[:j], bad, *made[j + 1 :]]
+                            return with_one(alone(n), (j,), bad)
 
-                        yield f"{i} stretched by {s} beside wrong {w} of {j}", True, both
+                        yield f"{slot} stretched by {s} beside wrong {w} of {j}", True, both
 
 
 def said(op: Callable[..., Any], arguments: list[Any]) -> str:
@@ -126,6 +143,8 @@ def check(library: str, share: float, rng: random.Random) -> int:
         if not has_kernel(f"{library}::{name}", "CPU"):
             continue  # the emulator has none where CUDA has none
         for row in rows(name):
+            if library != "qfx" and row.w_bits != 8:
+                continue  # there Python multiplies (qfx/ops/lowbit_cuda.py)
             arguments = row.arguments() if library == "qfx" else emulator.arguments_of(row)
             for what, other, stretched in calls(arguments):
                 if other and rng.random() > share:

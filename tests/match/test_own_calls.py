@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import qfx
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from qfx.pipeline import Context, run_passes
 from qfx.report.html import page
 from tests.lib.costs import FIXED_COSTS
@@ -16,10 +18,13 @@ from tests.lib.costs import FIXED_COSTS
 COARSE = qfx.Scheme(x=qfx.QSpec(bits=5), w=qfx.QSpec(bits=4))
 ops = torch.ops.qfx
 W = torch.randn(16, 64)
-CODES, SCALE, _ = ops.quantize(W, [1], 8, True)
-PACKED, BITS = ops.pack_weight(CODES), ops.binary_pack(W)
+CODES, SCALE, _ = ops.quantize(W, list(Code()))
+PACKED, BITS = ops.pack_weight(CODES, SCALE), ops.binary_pack(W)
+ONES, ZERO = torch.ones(16, 2), torch.zeros(16, 2, dtype=torch.int32)
+IN_GROUPS = ops.pack_weight(CODES, ONES, ZERO, None, 8, 32)
+FIVE = ops.pack_weight(CODES // 16, ONES[:, :1], None, None, 5, 64)
 ROWS, BATCH = torch.randn(4, 64), torch.randn(2, 4, 64)
-DYNAMIC = (None, [1], 7, False, "none", torch.float32)
+END = ("none", torch.float32)
 
 
 GROUPS_OF_W = qfx.Scheme(
@@ -63,12 +68,20 @@ OWN: dict[str, tuple[Any, Tensor, list[tuple[str, str, str]]]] = {
     "BinaryLinear": (qfx.prepare_binary(_linears(), ROWS), ROWS, [
         ("0", "4x64x16", "binary"), ("2", "4x16x8", "binary")]),
     "functional": (lambda x: qfx.nn.functional.linear(x, W), ROWS, [("", "4x64x16", "xs8r_ws8r")]),
-    "dynamic": (lambda x: ops.int8_linear_dynamic(x, PACKED, SCALE.reshape(-1), *DYNAMIC), ROWS,
-                [("", "4x64x16", "xa7r_ws8r")]),
+    "dynamic": (
+        lambda x: ops.linear_dynamic(x, PACKED, list(Layout(16)), None, list(Code(7, 0)), *END),
+        ROWS, [("", "4x64x16", "xa7r_ws8r")]),
     "static": (
-        lambda x: ops.int8_linear(*ops.quantize_static(x, SCALE[:1, 0], None, 8, True), PACKED,
-                                  SCALE.reshape(-1), None, "none", torch.float32),
+        lambda x: ops.linear(*ops.quantize(x, list(Code()), SCALE[:1, 0]), PACKED,
+                             list(Layout(16)), None, *END),
         ROWS, [("", "4x64x16", "xs8T_ws8r")]),
+    "stochastic, groups, zero points": (
+        lambda x: ops.linear(*ops.quantize(x, list(Code()), seed=torch.tensor([1])), IN_GROUPS,
+                             list(Layout(16, 8, 32, 32, 1)), None, *END),
+        ROWS, [("", "4x64x16", "xs8r_wa8g32")]),
+    "float, five bits": (
+        lambda x: ops.linear_float(x, FIVE, list(Layout(16, 5, 64, 64)), None, *END),
+        ROWS, [("", "4x64x16", "ws5p64")]),
     "codes": (
         lambda x: ops.int8_mm(x.to(torch.int8), torch.zeros(4, dtype=torch.int32), PACKED, 16),
         ROWS, [("", "4x64x16", "x?_ws8r")]),

@@ -175,9 +175,8 @@ CALIBRATING = (
     ),
     Mutant(
         "the bound of a guarded site is that of the nearest codes",
-        old='return Stored({"blocks": blocks, "scale": scale}, triple)',
-        new='return Stored({"blocks": blocks, "scale": scale}, '
-        "ops.quantize.default(w_nk, axes, spec.bits, True, *turned))",
+        old="triple[1], shift, None, 8, group), triple)",
+        new="triple[1], shift, None, 8, group), ops.quantize.default(w_nk, list(code)))",
         tests=("test_a_guard_bounds_the_error_of_these_codes",),
     ),
     Mutant(

@@ -161,7 +161,7 @@ KEEPING = (
     ),
     Mutant(
         "a packed weight's contents are not looked at",
-        old='return sum == contents ? ""',
+        old='return sum == contents.sum ? ""',
         new='return true ? ""',
         tests=("test_any_changed_byte_of_a_packed_weight_is_noticed[op_errors]",),
     ),

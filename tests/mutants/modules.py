@@ -13,8 +13,8 @@ MODULES = (
     ),
     Mutant(
         "a module's factor is forgotten without a rotation",
-        old='    elif values["factor"] is not None or values["rotation"]:',
-        new='    elif values["rotation"]:',
+        old='    elif values["factor"] is not None or how.scheme.rotation:',
+        new="    elif how.scheme.rotation:",
         tests=("test_a_factor_without_a_rotation_counts_in_every_form",),
     ),
     Mutant(
@@ -37,14 +37,14 @@ MODULES = (
     ),
     Mutant(
         "a copied module forgets its groups",
-        old="parts = storage_of(scheme.w, scheme.group).pack(values, scheme.w, scheme.group)",
-        new="parts = storage_of(scheme.w, 0).pack(values, scheme.w, 0)",
+        old="packed_values(values, self.scheme.w, self.scheme.group)",
+        new="packed_values(values, self.scheme.w, 0)",
         tests=("test_copies_give_the_same_bits",),
     ),
     Mutant(
         "a functional linear quantizes its weight per row, whatever its axes",
-        old="list(scheme.w.axes), scheme.w.bits, True)",
-        new="[1], scheme.w.bits, True)",
+        old="w_q, w_scale, _ = ops.quantize(weight.detach(), code_of(scheme.w))",
+        new="w_q, w_scale, _ = ops.quantize(weight.detach(), code_of(QSpec(scheme.w.bits)))",
         tests=("test_a_functional_linear_is_that_of_its_codes",),
     ),
     Mutant(

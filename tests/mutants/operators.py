@@ -10,15 +10,15 @@ OPERATORS = (
         old="return (-qmax if symmetric else -qmax - 1), qmax",
         new="return -qmax - 1, qmax",
         tests=(
-            "test_kernel_equals_reference[quantize_static]",
-            "test_inlined_quantize_static_is_quantize_static",
+            "test_quantize_by_a_scale_equals_its_reference",
+            "test_inlined_quantize_by_a_scale_is_quantize",
         ),
     ),
     Mutant(
         "the reference of a static scale keeps faulty rows",
         old="q, zero = torch.where(finite, q, 0), torch.where(finite, zero, 0)",
         new="zero = torch.where(finite, zero, 0)",
-        tests=("test_quantize_static_equals_its_reference",),
+        tests=("test_quantize_by_a_scale_equals_its_reference",),
     ),
     Mutant(
         "a fake result has the type of its input",
@@ -70,14 +70,14 @@ OPERATORS = (
     ),
     Mutant(
         "the int8 backward quantizes the weight per row, whatever its axes",
-        old="q, scale, _ = ops.quantize(w, list(ctx.w_axes), ctx.w_bits, True)",
-        new="q, scale, _ = ops.quantize(w, [1], ctx.w_bits, True)",
+        old="code = list(Code(ctx.w_bits, per_tensor=ctx.w_per_tensor))",
+        new="code = list(Code(ctx.w_bits))",
         tests=("test_int8_backward_is_within_a_rounding_step",),
     ),
     Mutant(
         "the backward quantizes the weight per row, whatever its axes",
-        old="return ops.fake_quantize(w, list(ctx.w_axes), ctx.w_bits, True, dtype)",
-        new="return ops.fake_quantize(w, [1], ctx.w_bits, True, dtype)",
+        old="axes = [0, 1] if ctx.w_per_tensor else [1]",
+        new="axes = [1]",
         tests=("test_gradients_equal_the_oracle[gradients]",),
     ),
     Mutant(
@@ -94,7 +94,7 @@ OPERATORS = (
     ),
     Mutant(
         "the gradient of x stays in the rotated space",
-        old="        dx = ops.rotate(dx, saved.factor, ctx.rotation, True)\n",
+        old="        dx = ops.rotate(dx, saved.factor, ctx.code.rotation, True)\n",
         new="        dx = dx.float()\n",
         tests=("test_gradients_equal_the_oracle[gradients]",),
     ),

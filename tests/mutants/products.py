@@ -107,8 +107,8 @@ MATMULS = (
     ),
     Mutant(
         "a batched product reads b transposed",
-        old="size.n, size.k, b.row_stride, b.column_stride,\n         packed);",
-        new="size.n, size.k, b.column_stride, b.row_stride,\n         packed);",
+        old="size.n, size.k, b.row_stride, b.column_stride}, {}, packed);",
+        new="size.n, size.k, b.column_stride, b.row_stride}, {}, packed);",
         tests=("test_batched_product_is_exact",),
     ),
     Mutant(
@@ -131,8 +131,8 @@ MATMULS = (
     ),
     Mutant(
         "float activations lose what is beyond the first chunk",
-        old="to.data = out + first * w.n * to.element();",
-        new="to.data = out;",
+        old="part.data += first * w.shape().n * to.element();",
+        new="part.data += 0;",
         tests=("test_weight_only_of_more_rows_than_are_widened_at_a_time",),
     ),
     Mutant(
@@ -143,8 +143,8 @@ MATMULS = (
     ),
     Mutant(
         "the guard lets rows with a NaN run in int8",
-        old="above[m] = !(bound_of(bound, row, x.columns, scales[m]) <= guard);",
-        new="above[m] = bound_of(bound, row, x.columns, scales[m]) > guard;",
+        old="above[m] = !(bound_of(bound, row, x.columns, sizes[m]) <= guard);",
+        new="above[m] = bound_of(bound, row, x.columns, sizes[m]) > guard;",
         tests=("test_faulty_rows_are_those_of_float",),
     ),
     Mutant(

@@ -25,8 +25,8 @@ PROGRAMS = (
     ),
     Mutant(
         "rows of one kind of weight are those of another",
-        old="return a.w.narrow == b.w.narrow;",
-        new="(void)a, (void)b;\n      return true;",
+        old="a.whole.narrow == b.whole.narrow;",
+        new="true;",
         tests=("test_they_give_the_bits_of_several",),
     ),
     Mutant(
@@ -94,6 +94,12 @@ PROGRAMS = (
         old="    if any(e.written_since(source, each) for each in read):\n        raise Outside\n",
         new="",
         tests=("test_codes_are_of_what_was_there",),
+    ),
+    Mutant(
+        "codes of a given scale are made of another",
+        old='if how["scale"] is not None or how["seed"] is not None:',
+        new='if how["seed"] is not None:',
+        tests=("test_codes_of_given_scales_and_of_chance_are_pytorchs",),
     ),
     Mutant(
         "what PyTorch writes to is the program's own",

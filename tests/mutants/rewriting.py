@@ -31,14 +31,14 @@ REWRITING = (
     ),
     Mutant(
         "activations have 8 bits, whatever their scheme says",
-        old='"bits": spec.bits, "symmetric"',
-        new='"bits": 8, "symmetric"',
+        old="return list(Code(spec.bits, int(spec.symmetric), per_tensor, spec.group, rotation))",
+        new="return list(Code(8, int(spec.symmetric), per_tensor, spec.group, rotation))",
         tests=("test_activations_are_quantized_as_the_scheme_says",),
     ),
     Mutant(
         "a weight per column is quantized per row in the backward",
-        old="axes = PER_TENSOR if scheme.w.axes == PER_COLUMN else scheme.w.axes\n",
-        new="axes = (1,)\n",
+        old="w.bits, int(w.axes in (PER_TENSOR, PER_COLUMN))]",
+        new="w.bits, 0]",
         tests=("test_the_gradient_of_x_is_that_of_the_packed_weight",),
     ),
     Mutant(
@@ -91,14 +91,14 @@ REWRITING = (
     ),
     Mutant(
         "per-tensor weights do not share one scale",
-        old="axes = list(PER_TENSOR if spec.axes == PER_COLUMN else spec.axes)",
-        new="axes = list(PER_TENSOR if spec.axes == PER_COLUMN else (1,))",
+        old="per_tensor = spec.axes in (PER_TENSOR, PER_COLUMN)  # (R2)",
+        new="per_tensor = spec.axes == PER_COLUMN",
         tests=("test_codes_are_those_of_the_transformed_weight",),
     ),
     Mutant(
         "weights per column share no scale",
-        old="axes = list(PER_TENSOR if spec.axes == PER_COLUMN else spec.axes)",
-        new="axes = list((1,) if spec.axes == PER_COLUMN else spec.axes)",
+        old="per_tensor = spec.axes in (PER_TENSOR, PER_COLUMN)  # (R2)",
+        new="per_tensor = spec.axes == PER_TENSOR",
         tests=("test_codes_are_those_of_the_transformed_weight",),
     ),
     Mutant(
@@ -109,14 +109,14 @@ REWRITING = (
     ),
     Mutant(
         "the groups of a weight are symmetric although it is not",
-        old="triple = ops.quantize.default(rows, [1], spec.bits, spec.symmetric)",
-        new="triple = ops.quantize.default(rows, [1], spec.bits, True)",
+        old="triple = ops.quantize.default(rows, list(Code(spec.bits, int(spec.symmetric))))",
+        new="triple = ops.quantize.default(rows, list(Code(spec.bits)))",
         tests=("test_codes_are_those_of_the_transformed_weight",),
     ),
     Mutant(
         "a packed weight has 8 bits, whatever its scheme says",
-        old="triple = ops.quantize.default(w_nk, axes, spec.bits, True, *turned)",
-        new="triple = ops.quantize.default(w_nk, axes, 8, True, *turned)",
+        old="code = Code(spec.bits, int(spec.symmetric), int(per_tensor), 0, rotation)",
+        new="code = Code(8, int(spec.symmetric), int(per_tensor), 0, rotation)",
         tests=("test_codes_are_those_of_the_transformed_weight",),
     ),
     Mutant(
@@ -127,7 +127,7 @@ REWRITING = (
     ),
     Mutant(
         "a static quantization that rotates is fused",
-        old='return "what reads its codes transforms them" if bound["transform"] else None',
+        old='return "what reads its codes transforms them" if turned else None',
         new="return None",
         tests=("test_what_is_done_to_floats_between_is_done",),
     ),
@@ -153,7 +153,7 @@ REWRITING = (
         "on a GPU a static scale of zero divides",
         old="used = aten.clamp_min.default(scale, SMALLEST_SCALE)",
         new="used = scale",
-        tests=("test_inlined_quantize_static_is_quantize_static",),
+        tests=("test_inlined_quantize_by_a_scale_is_quantize",),
     ),
     Mutant(
         "the parts of packed weights are counted by weights",

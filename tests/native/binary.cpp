@@ -87,7 +87,7 @@ class BinaryTest {
     const std::vector<float> x = numbers(Numbers::kPlain, m * k),
                              w = numbers(Numbers::kTiny, n * k);
     std::vector<int8_t> packed(static_cast<size_t>(packed_bits_size(n, k)));
-    uint8_t* blocks = reinterpret_cast<uint8_t*>(packed.data()) + sizeof(PackedHeader);
+    uint8_t* blocks = reinterpret_cast<uint8_t*>(packed.data()) + kBitsHeader;
     const int64_t groups = (k + kBitGroup - 1) / kBitGroup;
     std::vector<uint8_t> bits(static_cast<size_t>(groups * kBitGroupBytes));
     for (int64_t i = 0; i < n; ++i) {

@@ -2,6 +2,7 @@
 #include "cpu/core/threads.h"
 #include "cpu/gemm/pack_floats.h"
 #include "cpu/gemm/product.h"
+#include "cpu/gemm/weight.h"
 #include "cpu/kernels/selfcheck.h"
 #include "harness.h"
 
@@ -87,19 +88,18 @@ class GemmTest {
     const StridedFloats weight = {x.data(), Dtype::kFloat32, 70, 300, 300, 1};
     cpu::test_threads = 1;
     PackMemory memory;
-    const PackedFloats packed = pack_floats(kernels_, weight, {8, true, false}, memory);
+    const PackedWeight packed = pack_floats(kernels_, weight, {8, true, false}, memory);
     cpu::test_threads = 5;
     for (int64_t serial : {int64_t{0}, int64_t{1} << 40}) {
       const WithTuning set(kernels_, {.serial_steps = serial});
       floats_.begin("team for a product of which " + std::to_string(serial) + " steps are nothing");
       std::vector<float> scales(90), out(90 * 70);
       const int64_t before = cpu::test_forks, expected = serial == 0;
-      const FloatRows from(kernels_, packed.weight, {x.data(), Dtype::kFloat32, 90, 300},
-                           {8, true, false}, nullptr, scales.data());
-      const FloatOutput to = {packed.scale, nullptr, Activation::kNone, Dtype::kFloat32,
+      const FloatRows from(kernels_, packed, {x.data(), Dtype::kFloat32, 90, 300}, {8, true, false},
+                           nullptr, scales.data());
+      const FloatOutput to = {nullptr, Activation::kNone, Dtype::kFloat32,
                               reinterpret_cast<char*>(out.data())};
-      gemm(from, packed.weight,
-           FloatSink(kernels_, packed.weight, from.rows, to, scales.data(), 1, 0));
+      gemm(from, packed, FloatSink(kernels_, packed, from.rows, to, scales.data(), 1, 0));
       const int64_t found = cpu::test_forks - before;
       floats_.same(&found, &expected, 1);
     }
@@ -161,9 +161,9 @@ class GemmTest {
   static PackedCopy packed_copy(const Kernels& kernels, const StridedFloats& w, int bits) {
     const int64_t padded_n = round_up(w.n, kPanel);
     PackMemory memory;
-    const PackedFloats p = pack_floats(kernels, w, {bits, true, false}, memory);
-    return {{p.weight.blocks, p.weight.blocks + padded_n * padded_k(w.k)},
-            {p.weight.colsum, p.weight.colsum + padded_n},
+    const PackedWeight p = pack_floats(kernels, w, {bits, true, false}, memory);
+    return {{p.blocks, p.blocks + padded_n * padded_k(w.k)},
+            {p.colsum, p.colsum + padded_n},
             {p.scale, p.scale + w.n}};
   }
 
@@ -171,10 +171,11 @@ class GemmTest {
                int64_t stride_k, Place place) {
     sums_.begin(text_of(p.m, p.n, p.k) + ", operands " + name_of(place));
     int8_t* packed = packed_.get<int8_t>(packed_size(p.n, p.k), place);
-    pack(w_.copy(codes, place), p.n, p.k, stride_n, stride_k, packed);
-    PackedWeight w = {};
-    const std::string fault = open_packed(packed, packed_size(p.n, p.k), &w);
+    pack({w_.copy(codes, place), p.n, p.k, stride_n, stride_k}, {}, packed);
+    Weight opened = {};
+    const std::string fault = open_weight(packed, packed_size(p.n, p.k), &opened);
     if (!fault.empty()) throw Failure("a packed weight is refused: " + fault);
+    const PackedWeight& w = opened.whole;
     std::vector<int8_t> unpacked(p.w.size());
     unpack(w, unpacked.data());
     sums_.same(unpacked.data(), p.w.data(), p.n * p.k);
@@ -192,22 +193,21 @@ class GemmTest {
                                const StridedFloats& w, const CodeSpec& spec) {
     floats_.begin(text_of(m, w.n, w.k));
     PackMemory memory;
-    const PackedFloats packed = pack_floats(kernels, w, {spec.bits, true, false}, memory);
+    const PackedWeight packed = pack_floats(kernels, w, {spec.bits, true, false}, memory);
     const FloatMatrix matrix = {q_.copy(x, Place::kBeforeGuard), w.dtype, m, w.k};
     TensorCode shared = {};
     std::vector<float> scales(static_cast<size_t>(m + 1));
     if (spec.per_tensor) shared = choose_tensor_code(kernels, matrix, spec, scales.data());
-    const FloatRows from(kernels, packed.weight, matrix, spec, spec.per_tensor ? &shared : nullptr,
+    const FloatRows from(kernels, packed, matrix, spec, spec.per_tensor ? &shared : nullptr,
                          scales.data());
     float* out = out_.get<float>(m * w.n, Place::kBeforeGuard);
     const std::vector<float> bias(static_cast<size_t>(w.n), 0.25f);
     const bool has_bias = (m + w.k) % 2 == 0;  // each activation with and without
-    const FloatOutput to = {packed.scale, has_bias ? bias.data() : nullptr,
+    const FloatOutput to = {has_bias ? bias.data() : nullptr,
                             static_cast<Activation>((m + w.n + w.k) % 5), Dtype::kFloat32,
                             reinterpret_cast<char*>(out)};
-    gemm(from, packed.weight,
-         FloatSink(kernels, packed.weight, from.rows, to, scales.data(), spec.per_tensor ? 0 : 1,
-                   0));
+    gemm(from, packed,
+         FloatSink(kernels, packed, from.rows, to, scales.data(), spec.per_tensor ? 0 : 1, 0));
     return {out, out + m * w.n};
   }
 

@@ -5,6 +5,7 @@
 
 #include "cpu/core/threads.h"
 #include "cpu/gemm/group_product.h"
+#include "cpu/gemm/weight.h"
 #include "cpu/kernels/tables/sums.h"
 #include "harness.h"
 
@@ -133,17 +134,18 @@ class LinearTest {
   explicit LinearTest(const Kernels& kernels)
       : kernels_(kernels), subject_(std::string("linear_groups__") + kernels.isa) {}
 
-  // Scales as rows [n][g], which are copied, or columns, which are read where they lie.
-  void run(const Linear& l, bool with_zero, bool by_column, Place place) {
-    const int64_t size = packed_size(l.n, l.k, l.group);
+  void run(const Linear& l, bool with_zero, Place place) {
+    const PackedKind kind = {l.group, l.group > 0, with_zero};
+    const int64_t size = packed_size(l.n, l.k, kind);
     int8_t* packed = packed_.get<int8_t>(size, place);
-    pack(w_.copy(l.w, place), l.n, l.k, l.k, 1, packed, l.group);
-    PackedWeight w = {};
-    const std::string fault = open_packed(packed, size, &w);
+    const bool some = !l.w_scale.empty();
+    pack({w_.copy(l.w, place), l.n, l.k, l.k, 1, some ? scale_.copy(l.w_scale, place) : nullptr,
+          some ? zero_.copy(l.w_zero, place) : nullptr},
+         kind, packed);
+    Weight opened = {};
+    const std::string fault = open_weight(packed, size, &opened);
     if (!fault.empty()) throw Failure("a packed weight is refused: " + fault);
-    const GroupedWeight weight = {w, values(l, l.w_scale, by_column, scale_, place),
-                                  with_zero ? values(l, l.w_zero, by_column, zero_, place)
-                                            : GroupValues<int32_t>{nullptr, 0, 0}};
+    const PackedWeight& w = opened.whole;
     const int8_t* q = q_.copy(l.q, place);
     const int64_t step_g = l.row_groups == 1 ? 0 : 1;
     const RowValues<int32_t> zeros = {zeros_.copy(l.zero_points, place), l.row_groups, step_g};
@@ -154,11 +156,12 @@ class LinearTest {
                      " K=" + std::to_string(l.k) + " group " + std::to_string(l.group) + ", " +
                      std::to_string(threads) + " threads, operands " + name_of(place));
       float* out = out_.get<float>(l.m * l.n, place);
-      const FloatOutput to = {nullptr, bias_.copy(l.bias, place), Activation::kNone,
-                              Dtype::kFloat32, reinterpret_cast<char*>(out)};
+      const FloatOutput to = {bias_.copy(l.bias, place), Activation::kNone, Dtype::kFloat32,
+                              reinterpret_cast<char*>(out)};
       const Format& format = format_of_codes(kernels_, w, q, l.m);
       const GroupedCodes rows(format, w, q, scales, zeros, l.m, with_zero);
-      grouped_linear(kernels_, rows, weight, to, 0);
+      const GroupedLinear all[] = {{w, to}};
+      grouped_linears(kernels_, rows, all, 0);
       subject_.same(out, l.expected.data(), l.m * l.n);
     }
   }
@@ -166,16 +169,6 @@ class LinearTest {
   void passed() const { subject_.passed(); }
 
  private:
-  template <typename T>
-  static GroupValues<T> values(const Linear& l, const std::vector<T>& rows, bool by_column,
-                               Pages& pages, Place place) {
-    const int64_t groups = l.n == 0 ? 0 : static_cast<int64_t>(rows.size()) / l.n;
-    if (!by_column) return {pages.copy(rows, place), groups, 1};
-    std::vector<T> columns(rows.size());
-    for (int64_t i = 0; i < l.n * groups; ++i) columns[i % groups * l.n + i / groups] = rows[i];
-    return {pages.copy(columns, place), 1, l.n};
-  }
-
   const Kernels& kernels_;
   Subject subject_;
   Pages q_, w_, packed_, zeros_, scale_, zero_, row_scale_, bias_, out_;
@@ -198,15 +191,14 @@ void check_groups(const Kernels& kernels) {
     for (int kind = 0; kind < kOperandKinds; ++kind) {
       for (bool with_zero : {false, true}) {
         const Linear l(limits_of(static_cast<Operands>(kind)), m, n, k, group, with_zero);
-        linear.run(l, with_zero, false, Place::kBeforeGuard);
-        linear.run(l, with_zero, true, Place::kBehindGuard);
+        for (Place place : kPlaces) linear.run(l, with_zero, place);
       }
     }
   }
   for (const Tuning& tuning : kTunings) {
     const WithTuning set(kernels, tuning);
     for (const auto& [m, n, k, group] : kShapes) {
-      linear.run(Linear(limits_of(Operands::kWide), m, n, k, group, true), true, false,
+      linear.run(Linear(limits_of(Operands::kWide), m, n, k, group, true), true,
                  Place::kBeforeGuard);
     }
   }

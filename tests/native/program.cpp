@@ -34,10 +34,10 @@ Sequence said(Operation operation, std::initializer_list<Sequence> parts) {
   return words;
 }
 
-// Slots: 0 its own, 1 and 2 floats [3, 16], 3 indices [3], 4 a weight [16, 16], 5 its scales, then
+// Slots: 0 its own, 1 and 2 floats [3, 16], 3 indices [3], 4 a weight [16, 16], 5 unused, then
 // the keys and values of a cache of 2 heads and 16 tokens of 8 features, with their scales.
 struct Slots {
-  Sequence bytes = {1024, 192, 192, 24, packed_size(16, 16, 0), 64, 256, 128, 256, 128};
+  Sequence bytes = {1024, 192, 192, 24, packed_size(16, 16), 64, 256, 128, 256, 128};
   Pages pages[9];
   Sequence addresses = {0};
 
@@ -48,7 +48,7 @@ struct Slots {
       addresses.push_back(reinterpret_cast<int64_t>(data));
     }
     const std::vector<int8_t> codes(256, 1);
-    pack(codes.data(), 16, 16, 16, 1, reinterpret_cast<int8_t*>(addresses[4]));
+    pack({codes.data(), 16, 16, 16, 1}, {}, reinterpret_cast<int8_t*>(addresses[4]));
   }
 };
 
@@ -59,25 +59,15 @@ std::vector<Sequence> programs() {
                             operand(8, {1, 2, 16, 8}, Element::kByte), operand(9, {1, 2, 16, 1})};
   const Sequence k = operand(1, {1, 2, kRows, 8}), v = operand(2, {1, 2, kRows, 8});
   const Sequence quantized = {0, 8, 1, 0, 0, 0}, none = {0, 0};
-  const Sequence weight = operand(4, {packed_size(16, 16, 0)}, Element::kByte);
-  const Sequence scales = operand(5, {16});
+  const Sequence weight = operand(4, {packed_size(16, 16)}, Element::kByte);
   return {
       said(Operation::kCopy, {a, b}),
       said(Operation::kUnary, {{5}, a, b}),
       said(Operation::kBinary, {{2}, a, b, operand(0, {kRows, kColumns})}),
       said(Operation::kMean, {operand(0, {kRows, 1}), b}),
       said(Operation::kEmbedding, {a, places, operand(0, {kWords, kColumns})}),
-      said(Operation::kLinear, {a,
-                                quantized,
-                                {2},
-                                b,
-                                none,
-                                weight,
-                                scales,
-                                operand(0, {kRows, kColumns}),
-                                none,
-                                weight,
-                                scales}),
+      said(Operation::kLinear,
+           {a, quantized, {2}, b, none, weight, operand(0, {kRows, kColumns}), none, weight}),
       said(Operation::kKvWrite, {cache[0], cache[1], cache[2], cache[3], k, v, places}),
       said(Operation::kKvAttention,
            {cache[0], cache[1], cache[2], cache[3], k, v, {0, 0, 9, 0, 0}}),

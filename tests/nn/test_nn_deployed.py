@@ -155,8 +155,8 @@ def test_round_trips_of_the_state(row: str, tmp_path: Path) -> None:
 # What an exported model may call: the shift of x, its codes, and the product.
 OF_X = {
     "aten._assert_tensor_metadata.default", "aten.to.dtype", "aten.add.Tensor",
-    "qfx.quantize_static.default", str(getitem),
-    "qfx.int8_linear.default", "qfx.int8_linear_dynamic.default", "qfx.binary_linear.default",
+    "qfx.quantize.default", str(getitem),
+    "qfx.linear.default", "qfx.linear_dynamic.default", "qfx.binary_linear.default",
 }  # fmt: skip
 
 

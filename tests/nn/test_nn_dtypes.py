@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.nn import functional as QF
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 
 K, N = 64, 24
 X = torch.randn(5, 3, K, generator=torch.Generator().manual_seed(0))
@@ -127,9 +129,9 @@ def test_inductor_follows_autocast() -> None:
 def test_operators_return_the_type_that_they_are_told() -> None:
     """Autocast knows nothing of them."""
     module = MODULES["w8a8"](linear())
-    how = ([1], 8, True, "none", torch.float32)
+    how: Any = list(Layout(module.out_features)), module.bias, list(Code()), "none", torch.float32
     with autocast(torch.bfloat16):
-        y = torch.ops.qfx.int8_linear_dynamic(X, module.packed, module.scale, module.bias, *how)
+        y = torch.ops.qfx.linear_dynamic(X, module.packed, *how)
     assert y.dtype == torch.float32 and torch.equal(y, module(X))
 
 

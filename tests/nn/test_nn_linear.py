@@ -21,8 +21,8 @@ from torch.autograd import forward_ad
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 import qfx
-from qfx.nn.frozen import weight_values
 from qfx.ops import REFERENCES, registry
+from qfx.ops.code import code_of
 from qfx.ops.rotation import transformed_weight
 from qfx.ops.single_tensors import sqnr
 from tests.lib.strategies import POSITIVE, SEEDS, SIZES
@@ -109,20 +109,21 @@ def x_values(module: qfx.nn.Linear) -> Tensor:
     turned = REFERENCES["rotate"](X, module.factor, scheme.block(k))
     if scheme.x is None:
         return turned.double()
-    how = (scheme.x.bits, scheme.x.symmetric)
-    if scheme.x.static:
-        codes = REFERENCES["quantize_static"](turned, module.x_scale, module.x_zero_point, *how)
-    elif scheme.x.group:
-        q, *each = REFERENCES["quantize_groups"](turned, scheme.x.group, *how)
-        codes = (q, *(v.repeat_interleave(scheme.x.group, -1)[..., :k] for v in each))
-    else:
-        codes = REFERENCES["quantize"](turned, scheme.x.axes, *how)
-    return (codes[0].double() - codes[2]) * codes[1].double()
+    static = (module.x_scale, module.x_zero_point)
+    q, *each = REFERENCES["quantize"](turned, code_of(scheme.x), *static)
+    scale, zero = (v.repeat_interleave(scheme.x.group or k, -1)[..., :k] for v in each)
+    return (q.double() - zero) * scale.double()
 
 
 def w_values(module: qfx.nn.Linear) -> Tensor:
-    """w'^, in float64."""
-    return weight_values(module._values, module.scheme).double()
+    """w'^, in float64. (Q5) (Q14)"""
+    codes, *each = module._values
+    group = module.scheme.w.group or K
+    scale, zero, minimum = (
+        0 if v is None else v.reshape(N, -1).double().repeat_interleave(group, 1)[:, :K]
+        for v in each
+    )
+    return (codes.double() - zero) * scale + minimum
 
 
 @BY_ROWS
@@ -220,6 +221,18 @@ def _by_torch(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
 def _by_safetensors(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     save_file(state, folder / "state.safetensors")
     return load_file(folder / "state.safetensors")
+
+
+@BY_ROWS
+def test_the_numbers_of_the_weight_are_those_that_are_saved(row: str) -> None:
+    """Made of the packed weight, beside which no buffer holds them."""
+    module = made(row)
+    state, held = module.state_dict(), dict(module.named_buffers())
+    assert torch.equal(module.scale, state["scale"].float())
+    zero = state.get("zero_point")
+    assert (module.zero_point is None) == (zero is None) == scheme_of(row).w.symmetric
+    assert module.zero_point is None or torch.equal(module.zero_point, zero)  # type: ignore
+    assert "packed" in held and not {"codes", "scale", "zero_point", "minimum"} & {*held}
 
 
 @BY_ROWS
@@ -418,7 +431,7 @@ def test_memory_falls(dtype: torch.dtype) -> None:
                   for m in (model[0], model[2])]  # fmt: skip
     assert qfx.quantize_(model) is model
     padded_n = 256 + 64  # N is padded to 32
-    assert held(model) <= K * 256 + 256 * 64 + biases + 8 * padded_n + 2 * 64
+    assert held(model) <= K * 256 + 256 * 64 + biases + 8 * padded_n + 2 * 128
     assert all(reference.expired() for reference in references)
     assert outputs(model, X.to(dtype)).dtype == dtype
 

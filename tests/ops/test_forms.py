@@ -1,4 +1,5 @@
-"""The table of forms and that of storages: every scheme has a row, and what a row says is true."""
+"""The table of forms, and the storage of weights: every scheme has a row, and what a row says is
+true."""
 
 from __future__ import annotations
 
@@ -14,9 +15,26 @@ import qfx
 from qfx import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.cost.kinds import KINDS
 from qfx.host.operators import schema
-from qfx.ops.forms import FORMS, Call, form_of, why_no_gradient, why_not_guarded
+from qfx.ops.code import Code
+from qfx.ops.forms import (
+    DYNAMIC,
+    FLOAT,
+    FORMS,
+    GUARDED,
+    LINEAR,
+    QUANTIZE,
+    REQUANTIZE,
+    STE,
+    Call,
+    form_of,
+    of_scheme,
+    ste_code,
+    why_no_gradient,
+    why_not_guarded,
+)
+from qfx.ops.layout import Layout, layout_of
 from qfx.ops.packing import Packing, parts_of
-from qfx.ops.storage import STORAGES, storage_of
+from qfx.ops.storage import packed_values, scale_shape, stored_bytes, values_of
 from tests.lib.strategies import PACKED
 
 GROUPS = st.sampled_from([0, 32, 64, 128])
@@ -45,40 +63,52 @@ SCHEMES = st.tuples(INPUTS, WEIGHTS).filter(lambda xw: _legal(*xw)).map(lambda x
 @given(SCHEMES)
 def test_one_row_serves_a_scheme(scheme: Scheme) -> None:
     assert [form for form in FORMS if form.serves(scheme)] == [form_of(scheme)]
-    assert storage_of(scheme.w, scheme.group) is form_of(scheme).storage
+    layout, form = Layout(*layout_of(scheme.w, scheme.group, 1)), form_of(scheme)
+    assert form.gemm == (layout.one_scale and scheme.x is not None)
+    assert form.low_bit == layout.low_bit == scheme.w.packed
 
 
 @given(SCHEMES, st.integers(1, 40), st.integers(1, 300))
-def test_a_storage_gives_back_what_it_packs(scheme: Scheme, n: int, k: int) -> None:
+def test_a_packed_weight_gives_back_what_it_holds(scheme: Scheme, n: int, k: int) -> None:
     """Codes in their range, scales of the shape that is said, all as it went in."""
     spec, group = scheme.w, scheme.group
-    storage = storage_of(spec, group)
     w = torch.randn(n, k, generator=torch.Generator().manual_seed(n * k))
-    parts = parts_of(w, Packing(spec, group=group), {}, k)
-    values = storage.unpack(parts, spec, n, k)
-    assert values.scale.shape == storage.scales(spec, n, k)
+    weight = parts_of(w, Packing(spec, group=group), {}, k)["weight"]
+    assert len(weight) == stored_bytes(spec, group, n, k)
+    values = values_of(weight, spec, group, n, k)
+    assert values.scale.shape == scale_shape(spec, group, n, k)
     assert (values.zero_point is None) == spec.symmetric
     assert values.codes.dtype == torch.int8
     assert values.codes.int().abs().max() <= 2 ** (spec.bits - 1)
-    again = storage.pack(values, spec, group)
-    assert {*again} == {*storage.parts(spec)}
-    assert all(torch.equal(again[name], parts[name]) for name in again)
+    assert torch.equal(packed_values(values, spec, group), weight)
 
 
-def _calls() -> list[tuple[str, Call]]:
-    each = [(f, f.name) for f in FORMS]
-    named = [(f"{n}.{part}", getattr(f, part)) for f, n in each
-             for part in ("fused", "dynamic", "trained", "guarded")]  # fmt: skip
-    return [(name, call) for name, call in named if call is not None]
+@given(SCHEMES, st.integers(1, 40))
+def test_a_scheme_gives_operators_their_arguments(scheme: Scheme, n: int) -> None:
+    """A layout with n rows; of quantized activations a code, and one with the numbers of w."""
+    given = of_scheme(scheme, n, 16)
+    assert given["layout"] == layout_of(scheme.w, scheme.group, n)
+    assert ("code" in given) == form_of(scheme).codes
+    if scheme.x is not None:
+        code, x = Code(*given["code"]), scheme.x
+        assert (code.bits, code.symmetric, code.group) == (x.bits, x.symmetric, x.group)
+        assert (code.per_tensor, code.rotation) == (x.axes == PER_TENSOR and not x.group, 16)
+        whole = scheme.w.axes in (PER_TENSOR, PER_COLUMN)
+        assert ste_code(scheme, 16) == [*code, scheme.w.bits, whole]
 
 
-@pytest.mark.parametrize(("name", "call"), _calls())
-def test_arguments_are_in_the_order_of_the_schema(name: str, call: Call) -> None:
+@pytest.mark.parametrize("call", [QUANTIZE, LINEAR, DYNAMIC, FLOAT, STE, GUARDED, REQUANTIZE],
+                         ids=lambda call: call.name)  # fmt: skip
+def test_arguments_are_in_the_order_of_the_schema(call: Call) -> None:
+    """The last that need not be given are left out where they are None."""
     wanted = [argument.name for argument in schema(call.operator).arguments]
     given: dict[str, Any] = {argument: argument for argument in wanted}
     assert list(call.arguments(given)) == wanted
-    plain = [a for a in wanted if a not in ("factor", "rotation")]
-    assert list(call.arguments({**given, "factor": None, "rotation": 0})) == plain
+    for last in range(call.required, len(wanted)):
+        some = {**given, **dict.fromkeys(wanted[last:])}
+        assert list(call.arguments(some)) == wanted[:last]
+    if "scale" in wanted[call.required :]:  # those before the last that is given stay
+        assert call.arguments({**given, "scale": None})[wanted.index("scale")] is None
     assert call.name == str(schema(call.operator).name).removeprefix("qfx::")
 
 
@@ -91,7 +121,7 @@ def test_activations_are_quantized_as_the_scheme_says(bits: int, axes: tuple[int
     config = qfx.Config(scheme=Scheme(x=spec), minimum_gain=0)
     gm, _ = qfx.rewrite(qfx.trace(model, x), config, canonical=True)
     (call,) = gm.graph.find_nodes(op="call_function", target=torch.ops.qfx.quantize.default)
-    assert call.args[1:] == (list(axes), bits, False)
+    assert call.args[1:] == ([bits, 0, int(axes == PER_TENSOR), 0, 0],)
     model.weight.data = torch.eye(8, 64)  # the first features of x^
     values = qfx.nn.Linear.from_float(model, Scheme(x=spec, w=QSpec(axes=PER_TENSOR)))(x)
     wanted = qfx.dequantize(qfx.quantize(x, spec))[:, :8]
@@ -115,9 +145,9 @@ def test_a_factor_without_a_rotation_counts_in_every_form(scheme: Scheme) -> Non
 @given(SCHEMES)
 def test_reasons_are_there_where_operators_are_not(scheme: Scheme) -> None:
     form = form_of(scheme)
-    assert (why_no_gradient(scheme, False) is None) == (form.trained is not None)
+    assert (why_no_gradient(scheme, False) is None) == form.gradient
     assert (why_no_gradient(scheme, True) is None) == form.trains_weight
-    assert (why_not_guarded(scheme) is None) == (form.guarded is not None)
+    assert (why_not_guarded(scheme) is None) == form.guards
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w8", "w8a8-groups", "w4a8", "w4"])
@@ -139,6 +169,5 @@ def test_the_cost_of_every_form_is_measured() -> None:
 
 
 def test_rows_are_told_apart_by_name() -> None:
-    for table in (FORMS, STORAGES):
-        names = [row.name for row in table]  # type: ignore[attr-defined]
-        assert len(set(names)) == len(names)
+    names = [row.name for row in FORMS]
+    assert len(set(names)) == len(names)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import qfx
+from qfx.ops.code import Code
 from qfx.ops.quantize import code_range
 from qfx.ops.quantize import quantize as definition
 from tests.conftest import same_bits
@@ -53,7 +54,8 @@ def test_each_part_is_quantized_by_the_definition(
     assert same_bits(x, before)
     assert quantized.codes.shape == x.shape and values.dtype == torch.float32
     parts = [
-        definition(part.reshape(1, -1), [1], spec.bits, spec.symmetric) for part in sharing(x, spec)
+        definition(part.reshape(1, -1), Code(spec.bits, spec.symmetric))
+        for part in sharing(x, spec)
     ]
     scales, zeros = quantized.scale.flatten(), quantized.zero_point.flatten()
     shared = spec.axes == qfx.PER_TENSOR

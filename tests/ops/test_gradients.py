@@ -1,4 +1,4 @@
-"""Gradients of int8_linear_ste against a straight-through oracle in float64. (T1) (T2)"""
+"""Gradients of linear_ste against a straight-through oracle in float64. (T1) (T2)"""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import qfx.ops  # noqa: F401  (registers the operators)
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from qfx.ops.quantize import code_range
 from qfx.ops.rotation import transformed_weight
-from tests.lib.strategies import AXES, BITS, LAYOUTS, SEEDS, SIZES, strided
+from tests.lib.strategies import BITS, FLAG, LAYOUTS, SEEDS, SIZES, strided
 from tests.ops.test_op_rotate import matrix_of
 
 ops = torch.ops.qfx
@@ -30,13 +31,18 @@ class Problem(NamedTuple):
     bias: Tensor | None
     x_step: Tensor | None
     w_step: Tensor | None
-    bits: int
-    w_bits: int
-    axes: list[int]
-    w_axes: list[int]
-    symmetric: bool
+    code: Code = Code(symmetric=0)  # with the rotation
+    w_code: Code = Code()
     factor: Tensor | None = None
-    rotation: int = 0
+
+    @property
+    def rotation(self) -> int:
+        return self.code.rotation
+
+    @property
+    def limits(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of the codes of x and of w."""
+        return code_range(*self.code[:2]), code_range(*self.w_code[:2])
 
     def leaves(self) -> dict[str, Tensor]:
         return {n: t for n in LEAVES if isinstance(t := getattr(self, n), Tensor)}
@@ -54,22 +60,18 @@ def transformed(p: Problem) -> tuple[Tensor, Tensor]:
 
 def codes(p: Problem) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(q, scale, zero_point) of both operands."""
-    x, w = transformed(p)
-    if p.x_step is None:
-        qx = ops.quantize(x, p.axes, p.bits, p.symmetric)
-    else:
-        qx = ops.quantize_static(x, p.x_step.detach(), None, p.bits, p.symmetric)
-    if p.w_step is None:
-        return qx, ops.quantize(w, p.w_axes, p.w_bits, True)
-    return qx, ops.quantize_static(w, p.w_step.detach(), None, p.w_bits, True)
+    steps = (None if step is None else step.detach() for step in (p.x_step, p.w_step))
+    pairs = zip(transformed(p), (p.code._replace(rotation=0), p.w_code), steps, strict=True)
+    qx, qw = (ops.quantize(v, code, step) for v, code, step in pairs)
+    return qx, qw
 
 
 def forward(p: Problem, *, frozen: bool = False, seed: Tensor | None = None) -> Tensor:
-    qx, (wq, w_scale, _) = codes(p)
-    packed, w_scale = ops.pack_weight(wq), w_scale.reshape(-1).expand(p.w.shape[0])
-    how = (p.w_axes, p.bits, p.w_bits, p.symmetric, seed, p.x.dtype)
+    (qx, (wq, w_scale, _)), n = codes(p), p.w.shape[0]
+    weight = (ops.pack_weight(wq, w_scale), Layout(n))
+    code = [*p.code, p.w_code.bits, p.w_code.per_tensor]
     carriers = (p.x, None if frozen else p.w, p.bias, p.x_step, p.w_step)
-    return ops.int8_linear_ste(*carriers, *qx, packed, w_scale, *how, p.factor, p.rotation)
+    return ops.linear_ste(*carriers, list(qx), *weight, code, seed, p.x.dtype, p.factor)
 
 
 def _round(v: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def oracle(p: Problem, grad: Tensor) -> tuple[dict[str, Tensor], dict[str, Tenso
     """Gradients in float64 of every leaf, and of the sums of absolute terms behind them."""
     leaves = {n: t.detach().double().requires_grad_() for n, t in p.leaves().items()}
     qx, qw = codes(p)
-    limits = code_range(p.bits, p.symmetric), code_range(p.w_bits, True)
+    limits = p.limits
     m, k, n = sizes_of(p)
     f = torch.ones(k).double() if p.factor is None else p.factor.double()
     r = matrix_of(p.rotation, k)
@@ -130,10 +132,10 @@ def problems(draw: st.DrawFn) -> Problem:
     steps = [None, torch.rand(1, generator=g) + 0.05, torch.rand(n, 1, generator=g) + 0.05]
     w_step = draw(st.sampled_from(steps))
     made = Problem(
-        x, w, bias, x_step, w_step, draw(BITS), draw(BITS), draw(AXES), draw(AXES),
-        draw(st.booleans()),
+        x, w, bias, x_step, w_step,
+        Code(draw(BITS), draw(FLAG), draw(FLAG), 0, rotation),
+        Code(draw(BITS), 1, draw(FLAG)),
         torch.rand(k, generator=g) + 0.5 if draw(st.booleans()) else None,
-        rotation,
     )  # fmt: skip
     assume(not _near_a_limit(made))
     return made
@@ -142,10 +144,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def _near_a_limit(p: Problem) -> bool:
     """Whether float32 and float64 may disagree on what is clipped."""
     x, w = transformed(p)
-    pairs = (
-        (x, p.x_step, code_range(p.bits, p.symmetric)),
-        (w, p.w_step, code_range(p.w_bits, True)),
-    )
+    pairs = zip((x, w), (p.x_step, p.w_step), p.limits, strict=True)
     return any(
         bool((((v / step) - limit).abs() < 1e-4 * abs(limit)).any())
         for v, step, limits in pairs
@@ -234,7 +233,7 @@ def test_int8_backward_is_unbiased_and_reproducible() -> None:
     """The mean over seeds is the float gradient, z < 5 for each element; one seed, one result."""
     g = torch.Generator().manual_seed(0)
     x, w = torch.randn(6, 20, generator=g), torch.randn(5, 20, generator=g)
-    p = Problem(x, w, None, None, None, 8, 8, [1], [1], False)
+    p = Problem(x, w, None, None, None)
     grad = torch.randn(6, 5, generator=g)
     runs = [
         gradients(p, grad, lambda q, s=s: forward(q, seed=torch.tensor([s]))) for s in range(600)
@@ -253,7 +252,7 @@ def test_the_two_int8_products_round_apart() -> None:
     """Where x is w and the gradient its own transpose, the same bits would give the same result."""
     g = torch.Generator().manual_seed(0)
     x, grad = torch.randn(6, 20, generator=g), torch.randn(6, 6, generator=g)
-    p, grad = Problem(x, x.clone(), None, None, None, 8, 8, [1], [1], True), grad + grad.t()
+    p, grad = Problem(x, x.clone(), None, None, None, Code()), grad + grad.t()
     got = gradients(p, grad, lambda q: forward(q, seed=torch.tensor([0])))
     expected, _ = oracle(p, grad)
     assert torch.equal(expected["x"], expected["w"]) and not torch.equal(got["x"], got["w"])
@@ -262,7 +261,7 @@ def test_the_two_int8_products_round_apart() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_have_the_type_of_their_tensors(dtype: torch.dtype) -> None:
     x, w, bias = torch.randn(3, 8), torch.randn(4, 8), torch.randn(4)
-    p = Problem(*(t.to(dtype) for t in (x, w, bias)), None, None, 8, 8, [1], [1], False)  # type: ignore[arg-type]
+    p = Problem(*(t.to(dtype) for t in (x, w, bias)), None, None)  # type: ignore[arg-type]
     got = gradients(p, torch.ones(3, 4, dtype=dtype))
     assert {d.dtype for d in got.values()} == {dtype}
     expected = torch.ones(3, 4, dtype=torch.float64) @ p.w.double()
@@ -272,15 +271,13 @@ def test_gradients_have_the_type_of_their_tensors(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["x", "w", "bias"])
 def test_only_what_is_asked_for(name: str) -> None:
-    p = Problem(
-        torch.randn(3, 8), torch.randn(4, 8), torch.randn(4), None, None, 8, 8, [1], [1], True
-    )
+    p = Problem(torch.randn(3, 8), torch.randn(4, 8), torch.randn(4), None, None, Code())
     leaf = getattr(p, name).requires_grad_()
     assert torch.autograd.grad(forward(p).sum(), leaf)[0].shape == leaf.shape
 
 
 def test_the_caller_gradient_is_not_changed() -> None:
-    p = Problem(torch.randn(3, 8), torch.randn(4, 8), None, None, None, 8, 8, [1], [0, 1], False)
+    p = Problem(torch.randn(3, 8), torch.randn(4, 8), None, None, None, w_code=Code(per_tensor=1))
     grad = torch.randn(3, 4)
     before = grad.clone()
     gradients(p, grad)
@@ -290,7 +287,7 @@ def test_the_caller_gradient_is_not_changed() -> None:
 def test_saved_activations_are_int8() -> None:
     """What autograd keeps of x: its codes, a quarter of float32, and 8 bytes a row."""
     x, w = torch.randn(64, 256), torch.randn(32, 256, requires_grad=True)
-    p = Problem(x, w, None, None, None, 8, 8, [1], [1], False)
+    p = Problem(x, w, None, None, None)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         forward(p)
@@ -298,25 +295,37 @@ def test_saved_activations_are_int8() -> None:
     assert sum(sizes) == 64 * 256 + 64 * 8
 
 
+@pytest.mark.parametrize("with_step, kept_bytes", [(False, 0), (True, 64 * 256 * 5 + 64 * 8 + 4)])
+def test_what_a_frozen_weight_keeps_of_x(with_step: bool, kept_bytes: int) -> None:
+    """Nothing, but for a step: x, its codes with 8 bytes a row, and the step itself."""
+    x, w = torch.randn(64, 256, requires_grad=True), torch.randn(32, 256)
+    step = torch.tensor([0.02]) if with_step else None
+    p, kept = Problem(x, w, None, step, None, Code()), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        forward(p, frozen=True)
+    weight = len(ops.pack_weight(torch.ones(32, 256).char(), torch.ones(32)))
+    sizes = [t.numel() * t.element_size() for t in kept]
+    assert weight in sizes and sum(sizes) - weight == kept_bytes
+
+
+def test_a_weight_that_trains_has_one_scale_for_each_row() -> None:
+    x, w = torch.randn(3, 64), torch.randn(4, 64, requires_grad=True)
+    codes, zeros = list(ops.quantize(x, Code())), torch.ones(4, 1).int()
+    weight = ops.pack_weight(torch.ones(4, 64).char(), torch.ones(4, 1), zeros)
+    how = (codes, weight, Layout(4, shift=1), [*Code(), 8, 0], None, torch.float32)
+    with pytest.raises(ValueError, match=r"the weight has the layout \[4, 8, 0, 0, 1\]; a weight"):
+        ops.linear_ste(x, w, None, None, None, *how)
+
+
 def test_second_derivatives_are_an_error() -> None:
-    p = Problem(
-        torch.randn(3, 8, requires_grad=True),
-        torch.randn(4, 8),
-        None,
-        None,
-        None,
-        8,
-        8,
-        [1],
-        [1],
-        True,
-    )
-    with pytest.raises(NotImplementedError, match="int8_linear_ste has no second derivative"):
+    x = torch.randn(3, 8, requires_grad=True)
+    p = Problem(x, torch.randn(4, 8), None, None, None, Code())
+    with pytest.raises(NotImplementedError, match="linear_ste has no second derivative"):
         torch.autograd.grad(forward(p).square().sum(), p.x, create_graph=True)
 
 
 def test_tangents_are_an_error() -> None:
-    p = Problem(torch.randn(3, 8), torch.randn(4, 8), None, None, None, 8, 8, [1], [1], True)
+    p = Problem(torch.randn(3, 8), torch.randn(4, 8), None, None, None, Code())
     with pytest.raises(NotImplementedError, match="argument 0 carries a forward-mode tangent"):
         torch.func.jvp(lambda x: forward(p._replace(x=x)), (p.x,), (torch.ones_like(p.x),))
 
@@ -326,7 +335,7 @@ def test_a_step_moves_with_its_finite_difference() -> None:
     g = torch.Generator().manual_seed(1)
     x, w = torch.randn(40, 24, generator=g), torch.randn(8, 24, generator=g)
     steps = torch.tensor([0.013]), torch.full((8, 1), 0.02)
-    p = Problem(x, w, None, *steps, 8, 8, [1], [1], True)
+    p = Problem(x, w, None, *steps, Code())
     frozen_x, frozen_w = codes(p)
     grad = torch.randn(40, 8, generator=g)
     got = gradients(p, grad)

@@ -16,10 +16,11 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from qfx import _C
 from qfx.ops.activations import ACTIVATIONS, activate
+from qfx.ops.code import Code
 from qfx.ops.guard import relative_bound
 from qfx.ops.guard_counts import GuardCount, taken
+from qfx.ops.layout import Layout, layout_of
 from qfx.ops.packing import Packing
 from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
 from qfx.weights.cache import pack
@@ -28,6 +29,7 @@ from tests.lib.models import FEATURES, Block, compiled
 from tests.lib.strategies import BITS, ISAS, SEEDS, filled
 
 ops = torch.ops.qfx
+FLOAT32 = ("none", torch.float32)
 # Nothing over- or underflows in the epilogue with these.
 K, LIMIT = 256, 0.025  # uniform rows have bounds near 0.011, those with an outlier 0.035
 FILLS = ("normal", "wide", "equal", "zero", "zero_rows", "one_sided", "powers", "outlier")
@@ -64,15 +66,10 @@ def test_no_row_is_further_off_than_its_bound(
     scales = None if given is None else torch.tensor(given)
     by = packed.factor if scales is None else scales
     assert packed.error is not None
-    how, transform = (list(axes), bits, symmetric), (by, block)
-    before = _C.isa()
-    try:
-        _C.set_isa(isa)
-        operands = (x, packed.blocks, packed.scale, None)
-        y = ops.int8_linear_dynamic(*operands, *how, "none", torch.float32, *transform)
-    finally:
-        _C.set_isa(before)
-    assert (_error(x, w, y) <= relative_bound(x, packed.error, *how, *transform)).all()
+    code = Code(bits, int(symmetric), int(axes == PER_TENSOR), 0, block)
+    with on_isa(isa):
+        y = ops.linear_dynamic(x, packed.weight, Layout(n), None, code, *FLOAT32, by)
+    assert (_error(x, w, y) <= relative_bound(x, packed.error, code, by)).all()
 
 
 @given(
@@ -94,14 +91,13 @@ def test_no_row_with_groups_is_further_off_than_its_bound(
     given = _column_factor(k, generator) if factor else None
     spec = QSpec(bits=w_bits, symmetric=w_symmetric, group=group if w_group else 0)
     packed = pack(w, (), Packing(spec, given, block, guarded=True, group=group))
-    transform = (None if given is None else torch.tensor(given), block)
+    factor = None if given is None else torch.tensor(given)
     assert packed.error is not None
-    x_group = group if x_group else 0
-    weight = (packed.blocks, packed.scale, packed.zero_point)
-    how = (None, [1], x_group, bits, symmetric, "none", torch.float32)
+    weight = (packed.weight, layout_of(spec, group, n))
+    code = Code(bits, int(symmetric), 0, group if x_group else 0, block)
     with on_isa(isa):
-        y = ops.int8_linear_groups_dynamic(x, *weight, *how, *transform)
-    bound = relative_bound(x, packed.error, [1], bits, symmetric, *transform, x_group)
+        y = ops.linear_dynamic(x, *weight, None, code, *FLOAT32, factor)
+    bound = relative_bound(x, packed.error, code, factor)
     assert (_error(x, w, y) <= bound).all()
 
 
@@ -128,16 +124,15 @@ def test_the_bound_is_not_vacuous() -> None:
     w = torch.ones(1, k)
     packed = pack(w, (), Packing(QSpec(), guarded=True))
     assert packed.error is not None
-    how = ([1], 8, True)
-    y = ops.int8_linear_dynamic(x, packed.blocks, packed.scale, None, *how, "none", torch.float32)
-    bound = relative_bound(x, packed.error, *how)
+    y = ops.linear_dynamic(x, packed.weight, Layout(1), None, Code(), *FLOAT32)
+    bound = relative_bound(x, packed.error, Code())
     assert 0.5 * bound < _error(x, w, y) <= bound
 
 
 def test_alpha_and_beta_without_a_factor_are_those_of_the_codes() -> None:
     """alpha <= 1 + r and beta = r + 2^-16, r the greatest relative error of a row of codes."""
     w = torch.randn(20, 128)
-    (q, scale, _), error = ops.quantize(w, [1], 8, True), _packed(w).error
+    (q, scale, _), error = ops.quantize(w, Code()), _packed(w).error
     codes = q.double() * scale.double()
     r = ((w - codes).norm(dim=1) / w.double().norm(dim=1)).max()
     assert error is not None and error[0] <= 1 + r
@@ -150,10 +145,10 @@ def _packed(w: Tensor) -> Any:
 
 def _guarded(x: Tensor, w: Tensor, guard: float, site: str = "", **other: Any) -> Tensor:
     packed = _packed(w)
-    how = {"axes": [1], "bits": 8, "symmetric": False, "activation": "none"}
+    how = {"code": Code(symmetric=0), "activation": "none"}
     how |= {"bias": None, "out_dtype": x.dtype, **other}
-    operands = (x, w, packed.blocks, packed.scale, packed.error)
-    return ops.int8_linear_guarded(*operands, guard=guard, site=site, **how)
+    operands = (x, w, packed.weight, Layout(len(w)), packed.error)
+    return ops.linear_guarded(*operands, guard=guard, site=site, **how)
 
 
 def _weight() -> Tensor:
@@ -180,8 +175,8 @@ def test_rows_above_are_float_and_rows_below_int8(
     bias = bias if biased else None
     packed = _packed(w)
     y = _guarded(x, w, LIMIT, bias=bias, activation=activation)
-    how = (bias, [1], 8, False, activation, dtype)
-    int8 = ops.int8_linear_dynamic(x, packed.blocks, packed.scale, *how)
+    how = (bias, Code(symmetric=0), activation, dtype)
+    int8 = ops.linear_dynamic(x, packed.weight, Layout(30), *how)
     assert same_bits(y[~bad], int8[~bad])
     assert same_bits(y[bad], activate(activation, F.linear(x[bad], w, bias)))
     assert not torch.equal(y[bad], int8[bad])
@@ -315,7 +310,7 @@ def test_plan_says_guarded_and_graphs_without_a_guard_are_as_before() -> None:
     guarded, plan = qfx.rewrite(qfx.trace(model, x), qfx.Config(minimum_gain=0, guard=LIMIT))
     int8 = [entry for entry in plan.entries if entry.scheme]
     assert len(int8) == 7 and all(e.reason.endswith("; guarded") for e in int8)
-    assert str(guarded.graph).count("int8_linear_guarded") == 7
+    assert str(guarded.graph).count("linear_guarded") == 7
 
 
 PACKED = QSpec(bits=4, group=64, packed=True)
@@ -367,10 +362,10 @@ def test_a_dynamic_recipe_with_a_factor_and_rotation_is_guarded() -> None:
     (x, _), model = _outliers(), nn.Sequential(nn.Linear(K, 30, bias=False))
     factor = _column_factor(K, torch.Generator().manual_seed(0))
     site = qfx.SiteRecipe("0", 0, 30, K, Scheme(rotation=16), factor=factor)
-    w, transform = model[0].weight.detach(), (torch.tensor(factor), 16)
+    w = model[0].weight.detach()
     error = pack(w, (), Packing(QSpec(), factor, 16, guarded=True)).error
     assert error is not None
-    bounds = relative_bound(x, error, [1], 8, True, *transform)
+    bounds = relative_bound(x, error, Code(rotation=16), torch.tensor(factor))
     guard = bounds.mean().item()
     config = qfx.Config(recipe=qfx.Recipe((site,)), guard=guard)
     graph, plan = qfx.rewrite(qfx.trace(model, x), config)
@@ -437,8 +432,8 @@ def test_a_wrong_guard_is_an_error_sentence(value: Any) -> None:
 def test_bad_arguments_of_the_operator(changed: dict[str, Any], message: str) -> None:
     w = torch.randn(6, 8)
     packed = _packed(w)
-    arguments = {"x": torch.randn(5, 8), "w": w, "packed": packed.blocks, "w_scale": packed.scale}
-    arguments |= {"error": packed.error, "bias": None, "guard": 0.1, "site": "", "axes": [1]}
-    arguments |= {"bits": 8, "symmetric": True, "activation": "none", "out_dtype": torch.float32}
-    with pytest.raises(RuntimeError, match=f"int8_linear_guarded: {message}"):
-        ops.int8_linear_guarded(**{**arguments, **changed})
+    arguments = {"x": torch.randn(5, 8), "w": w, "weight": packed.weight, "layout": Layout(6)}
+    arguments |= {"error": packed.error, "bias": None, "guard": 0.1, "site": "", "code": Code()}
+    arguments |= {"activation": "none", "out_dtype": torch.float32}
+    with pytest.raises(RuntimeError, match=f"linear_guarded: {message}"):
+        ops.linear_guarded(**{**arguments, **changed})

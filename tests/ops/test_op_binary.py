@@ -181,7 +181,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "bias_length": (lambda: linear(bias=torch.ones(5)), "bias has shape 5, expected 6"),
     "activation": (lambda: linear(activation="softmax"), "unknown activation 'softmax'"),
     "int8_weight": (
-        lambda: linear(ops.pack_weight(torch.ones(6, 8, dtype=torch.int8))),
+        lambda: linear(ops.pack_weight(torch.ones(6, 8, dtype=torch.int8), torch.ones(6))),
         "it does not start with the magic bytes QFXB that binary_pack writes",
     ),
     "version": (lambda: linear(damaged(4, 9)), "layout 1 version 9, this build reads layout 1"),

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import qfx  # noqa: F401
 from qfx.ops import REFERENCES
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib.strategies import (
     AXES,
@@ -35,6 +37,10 @@ from tests.lib.strategies import (
 ops = torch.ops.qfx
 BATCHES = st.sampled_from([(), (1,), (3,), (2, 3), (0,), (2, 0, 3), (2, 1, 2)])
 THREADS = st.sampled_from([1, 2])
+
+
+def _code(axes: list[int], bits: int, symmetric: bool) -> Code:
+    return Code(bits, int(symmetric), int(axes == [0, 1]))
 
 
 def count_of(batch: tuple[int, ...]) -> int:
@@ -112,8 +118,8 @@ def test_all_forms_give_the_same_bits(
     how = (axes, bits, symmetric, b_bits, out)
     with on_isa(isa), on_threads(threads):
         fused = ops.int8_bmm_dynamic(a, b, *how)
-        a_q, a_scale, a_zero = ops.quantize(a, axes, bits, symmetric)
-        b_q, b_scale, _ = ops.quantize(b, [1], b_bits, True)
+        a_q, a_scale, a_zero = ops.quantize(a, _code(axes, bits, symmetric))
+        b_q, b_scale, _ = ops.quantize(b, Code(b_bits))
         acc = ops.int8_bmm(a_q, a_zero, b_q)
         composed = ops.dequantize(acc, a_scale, None, b_scale.mT, None, "none", out)
     assert same_bits(fused, REFERENCES["int8_bmm_dynamic"](a, b, *how))
@@ -141,15 +147,16 @@ def test_where_the_operands_lie_changes_nothing(layout: str, axes: list[int]) ->
 def test_each_matrix_is_by_itself(
     data: st.DataObject, m: int, k: int, n: int, symmetric: bool, isa: str
 ) -> None:
-    """A batch is its matrices, one after another; one matrix is int8_linear_dynamic."""
+    """A batch is its matrices, one after another; one matrix is linear_dynamic."""
     a = data.draw(batches((3,), m, k, FINITE + FAULTY))
     b = data.draw(batches((3,), n, k, FINITE + FAULTY))
     with on_isa(isa):
         y = ops.int8_bmm_dynamic(a, b, [1], 8, symmetric, 8, torch.float32)
         for i in range(3):
-            b_q, b_scale, _ = ops.quantize(b[i], [1], 8, True)
-            linear = (ops.pack_weight(b_q), b_scale.reshape(n), None, [1], 8, symmetric, "none")
-            assert same_bits(y[i], ops.int8_linear_dynamic(a[i], *linear, torch.float32))
+            b_q, b_scale, _ = ops.quantize(b[i], Code())
+            code, end = Code(8, int(symmetric)), ("none", torch.float32)
+            linear = (ops.pack_weight(b_q, b_scale), Layout(n), None, code, *end)
+            assert same_bits(y[i], ops.linear_dynamic(a[i], *linear))
 
 
 @given(
@@ -187,9 +194,9 @@ def test_a_priori_bound(
     a = data.draw(batches(batch, m, k, ("normal", "wide", "one_sided", "outlier")))
     b = data.draw(batches(batch, n, k, ("normal", "zero_rows", "one_sided", "outlier")))
     y = ops.int8_bmm_dynamic(a, b, axes, bits, symmetric, b_bits, torch.float32).double()
-    e_a = step_error(ops.quantize(a, axes, bits, symmetric)[1], bits, symmetric)
+    e_a = step_error(ops.quantize(a, _code(axes, bits, symmetric))[1], bits, symmetric)
     e_a = e_a.expand(*batch, m, 1)
-    e_b = step_error(ops.quantize(b, [1], b_bits, True)[1], b_bits, True).mT
+    e_b = step_error(ops.quantize(b, Code(b_bits))[1], b_bits, True).mT
     size_a, size_b = a.double().abs().sum(-1, keepdim=True), b.double().abs().sum(-1)[..., None, :]
     bound = size_a * e_b + size_b * e_a + k * e_a * e_b
     exact = a.double() @ b.double().mT

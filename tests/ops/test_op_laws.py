@@ -9,12 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx.ops import REFERENCES
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.conftest import THREADS, on_isa, on_threads, same_bits
 from tests.lib.rows import ACTIVATIONS, THREADED, Row, results
 from tests.lib.strategies import (
-    AXES,
-    BITS,
+    CODES,
     DTYPES,
     FAULTY,
     FINITE,
@@ -30,6 +30,12 @@ from tests.lib.strategies import (
 )  # fmt: skip
 
 ops = torch.ops.qfx
+FLOAT32 = ("none", torch.float32)
+
+
+def of_rows(codes: Tensor) -> Tensor:
+    """A packed weight whose scales are 1."""
+    return ops.pack_weight(codes, torch.ones(len(codes)))
 
 
 # --- the integer product ---
@@ -41,7 +47,7 @@ def test_integer_product_is_exact(data: st.DataObject, m: int, k: int, n: int, i
     q, w = data.draw(codes(m, k)), data.draw(codes(n, k))
     zero_point = data.draw(codes(m, 1)).int()
     with on_isa(isa):
-        acc = ops.int8_mm(q, zero_point, ops.pack_weight(w), n)
+        acc = ops.int8_mm(q, zero_point, of_rows(w), n)
     assert torch.equal(acc.long(), (q.long() - zero_point) @ w.long().t())
 
 
@@ -55,16 +61,8 @@ def test_longest_k_does_not_overflow(m: int, isa: str, code: int, zero: int) -> 
     zero_point = torch.full((m, 1), -1 - zero, dtype=torch.int32)
     w = torch.full((n, k), -128, dtype=torch.int8)
     with on_isa(isa):
-        acc = ops.int8_mm(q, zero_point, ops.pack_weight(w), n)
+        acc = ops.int8_mm(q, zero_point, of_rows(w), n)
     assert (acc == k * (code + 1 + zero) * -128).all()
-
-
-@given(st.data(), SIZES, SIZES)
-def test_unpack_is_the_inverse_of_pack(data: st.DataObject, n: int, k: int) -> None:
-    w = data.draw(codes(n, k))
-    packed = ops.pack_weight(w)
-    assert torch.equal(packed, REFERENCES["pack_weight"](w))
-    assert torch.equal(ops.unpack_weight(packed, n, k), w)
 
 
 @given(st.data(), POSITIVE, POSITIVE, POSITIVE, SEEDS)
@@ -76,9 +74,8 @@ def test_permuting_k_changes_nothing(
     order = torch.randperm(k, generator=torch.Generator().manual_seed(seed))
 
     def run(x: Tensor, w: Tensor) -> Tensor:
-        scale = torch.full((n,), 0.01)
-        how = ([1], 8, False, "none", torch.float32)
-        return ops.int8_linear_dynamic(x, ops.pack_weight(w), scale, None, *how)
+        weight = ops.pack_weight(w, torch.full((n,), 0.01))
+        return ops.linear_dynamic(x, weight, Layout(n), None, Code(symmetric=0), *FLOAT32)
 
     assert torch.equal(run(x, w), run(x[:, order], w[:, order]))
 
@@ -88,7 +85,7 @@ def test_packed_weights_may_lie_anywhere(
     data: st.DataObject, m: int, k: int, n: int, offset: int, layout: str, isa: str
 ) -> None:
     """At an unaligned address, or with gaps, as a slice of a file mapped into memory may."""
-    q, packed = data.draw(codes(m, k)), ops.pack_weight(data.draw(codes(n, k)))
+    q, packed = data.draw(codes(m, k)), of_rows(data.draw(codes(n, k)))
     zero_point = torch.zeros(1, dtype=torch.int32)
     unaligned = torch.cat([torch.zeros(offset, dtype=torch.int8), packed])[offset:]
     gaps = torch.stack([packed, packed], 1)[:, 0]
@@ -96,25 +93,23 @@ def test_packed_weights_may_lie_anywhere(
         first = ops.int8_mm(strided(q, layout), zero_point, packed, n)
         for other in (unaligned, gaps):
             assert torch.equal(ops.int8_mm(strided(q, layout), zero_point, other, n), first)
-    assert torch.equal(ops.unpack_weight(unaligned, n, k), ops.unpack_weight(packed, n, k))
+    both = (ops.unpack_weight(each, Layout(n), k) for each in (unaligned, packed))
+    assert all(map(torch.equal, *both))
 
 
 # --- the quantized linear ---
 
 
-@given(matrices(), POSITIVE, BITS, st.booleans(), AXES, SEEDS)
-def test_a_priori_bound(
-    x: Tensor, n: int, bits: int, symmetric: bool, axes: list[int], seed: int
-) -> None:
+@given(matrices(), POSITIVE, CODES, SEEDS)
+def test_a_priori_bound(x: Tensor, n: int, code: Code, seed: int) -> None:
     """(B2), in float64 from the data; the last term is the rounding of (E1)."""
     assume(x.numel() == 0 or float(x.abs().amax()) < 1e30)
     k = x.shape[1]
     w = torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
-    w_q, w_scale, _ = ops.quantize(w, [1], 8, True)
-    packed = ops.pack_weight(w_q)
-    how = (None, axes, bits, symmetric, "none", torch.float32)
-    y = ops.int8_linear_dynamic(x, packed, w_scale.reshape(-1), *how).double()
-    e_x = step_error(ops.quantize(x, axes, bits, symmetric)[1], bits, symmetric)
+    w_q, w_scale, _ = ops.quantize(w, Code())
+    weight = ops.pack_weight(w_q, w_scale)
+    y = ops.linear_dynamic(x, weight, Layout(n), None, code, *FLOAT32).double()
+    e_x = step_error(ops.quantize(x, code)[1], *code[:2])
     e_x = e_x.expand(x.shape[0], 1)
     e_w = step_error(w_scale, 8, True).reshape(1, n)
     size_x, size_w = x.double().abs().sum(1, keepdim=True), w.double().abs().sum(1)
@@ -124,29 +119,27 @@ def test_a_priori_bound(
 
 
 @given(
-    st.data(), matrices(fills=FINITE + FAULTY), SIZES, DTYPES, DTYPES, AXES, BITS, st.booleans(),
-    ISAS, st.sampled_from(tuple(ACTIVATIONS)), st.booleans(), st.sampled_from([1, 2]), LAYOUTS,
+    st.data(), matrices(fills=FINITE + FAULTY), SIZES, DTYPES, DTYPES, CODES, ISAS,
+    st.sampled_from(tuple(ACTIVATIONS)), st.booleans(), st.sampled_from([1, 2]), LAYOUTS,
 )  # fmt: skip
 def test_fused_forms_give_the_same_bits(
-    data: st.DataObject, x: Tensor, n: int, dtype: torch.dtype, out: torch.dtype, axes: list[int],
-    bits: int, symmetric: bool, isa: str, activation: str, with_bias: bool, threads: int,
-    layout: str,
+    data: st.DataObject, x: Tensor, n: int, dtype: torch.dtype, out: torch.dtype, code: Code,
+    isa: str, activation: str, with_bias: bool, threads: int, layout: str,
 ) -> None:  # fmt: skip
-    """int8_linear_dynamic == int8_linear(quantize) == dequantize(int8_mm(quantize)), on every
+    """linear_dynamic == linear(quantize) == dequantize(int8_mm(quantize), weight_scale), on every
     instruction set and thread count, from any memory layout."""
     x, w = strided(x.to(dtype), layout), data.draw(codes(n, x.shape[1]))
-    packed, w_scale = ops.pack_weight(w), torch.linspace(0.001, 0.02, n)
+    weight = ops.pack_weight(w, torch.linspace(0.001, 0.02, n))
     bias = torch.linspace(-2, 2, n) if with_bias else None
     epilogue = (bias, activation, out)
 
     def three_forms() -> list[Tensor]:
-        q, scale, zero_point = ops.quantize(x, axes, bits, symmetric)
-        acc = ops.int8_mm(q, zero_point, packed, n)
-        how = (bias, axes, bits, symmetric, activation, out)
+        q, scale, zero_point = ops.quantize(x, code)
+        acc = ops.int8_mm(q, zero_point, weight, n)
         return [
-            ops.int8_linear_dynamic(x, packed, w_scale, *how),
-            ops.int8_linear(q, scale, zero_point, packed, w_scale, *epilogue),
-            ops.dequantize(acc, scale, None, w_scale, *epilogue),
+            ops.linear_dynamic(x, weight, Layout(n), bias, code, activation, out),
+            ops.linear(q, scale, zero_point, weight, Layout(n), *epilogue),
+            ops.dequantize(acc, scale, None, ops.weight_scale(weight, n), *epilogue),
         ]
 
     with on_isa(isa), on_threads(threads):
@@ -184,9 +177,8 @@ def _same_but_for_float_rows(shared: Tensor, alone: Tensor, x: Tensor, w: Tensor
 def test_leading_axes_are_rows(data: st.DataObject, isa: str, seed: int) -> None:
     shape = data.draw(st.lists(st.integers(0, 4), min_size=0, max_size=4))
     x = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(seed))
-    packed, scale = ops.pack_weight(torch.ones(5, 7, dtype=torch.int8)), torch.ones(5)
-    how = (None, [1], 8, False, "none", torch.float32)
+    how = (of_rows(torch.ones(5, 7).char()), Layout(5), None, Code(symmetric=0), *FLOAT32)
     with on_isa(isa):
-        y = ops.int8_linear_dynamic(x, packed, scale, *how)
-        flat = ops.int8_linear_dynamic(x.reshape(x.numel() // 7, 7), packed, scale, *how)
+        y = ops.linear_dynamic(x, *how)
+        flat = ops.linear_dynamic(x.reshape(x.numel() // 7, 7), *how)
     assert torch.equal(y, flat.reshape(*shape, 5))

@@ -10,6 +10,8 @@ import sys
 import pytest
 import torch
 
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.lib.rows import Row
 from tests.ops.test_op_parts import OPS
 
@@ -70,7 +72,7 @@ def test_sizes_without_elements_end() -> None:
 
 HUGE = 2**46
 WIDE, TALL = torch.zeros(1, 8).expand(HUGE, 8), torch.empty(HUGE, 0)
-NONE = torch.ops.qfx.pack_weight(torch.zeros(33, 0, dtype=torch.int8))
+NONE = torch.ops.qfx.pack_weight(torch.zeros(33, 0, dtype=torch.int8), torch.ones(33))
 TOO_LARGE = {
     "an output": (
         lambda: torch.ops.qfx.int8_mm(TALL.char(), torch.zeros(1, 1).int(), NONE, 33),
@@ -78,22 +80,23 @@ TOO_LARGE = {
         f"{HUGE}x33 and dtype Int",
     ),
     "one of several": (
-        lambda: torch.ops.qfx.quantize(TALL, [1], 8, True),
+        lambda: torch.ops.qfx.quantize(TALL, Code()),
         f"quantize: out of memory. It asked for {4 * HUGE} bytes, a tensor of shape {HUGE}x1 and",
     ),
-    "a packed weight": (
-        lambda: torch.ops.qfx.pack_weight(TALL.char()),
-        f"pack_weight: out of memory. It asked for {4 * HUGE + 64} bytes, a tensor of shape",
+    "scales of a weight": (
+        lambda: torch.ops.qfx.pack_weight(TALL.char(), torch.ones(1).expand(HUGE)),
+        f"pack_weight: out of memory. It asked for {4 * HUGE} bytes, a tensor of shape",
     ),
     "a contiguous operand": (
         lambda: torch.ops.qfx.rotate(WIDE, None, 0),
         f"rotate: out of memory. It asked for {32 * HUGE} bytes, a tensor of shape {HUGE}x8 and",
     ),
-    "what a thread works in": (
-        lambda: torch.ops.qfx.int8_linear_dynamic(
-            TALL, NONE, torch.ones(33), None, [1], 8, True, "none", torch.float32
+    "an output of floats": (
+        lambda: torch.ops.qfx.linear_dynamic(
+            TALL, NONE, Layout(33), None, Code(), "none", torch.float32
         ),
-        f"int8_linear_dynamic: out of memory. It asked for {4 * HUGE} bytes, which it works in",
+        f"linear_dynamic: out of memory. It asked for {4 * 33 * HUGE} bytes, a tensor of shape "
+        f"{HUGE}x33 and dtype Float",
     ),
     "more than there are addresses": (
         lambda: torch.ops.qfx.binary_mm(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qfx.ops import FAKES, REFERENCES
 from qfx.ops.activations import ACTIVATIONS, activate
+from qfx.ops.former import NAMES as FORMER
 from qfx.ops.heads import matched
 from qfx.ops.registry import NO_GRADIENT
 from tests.conftest import on_isa, same_bits
@@ -22,26 +23,20 @@ from tests.cuda import emulator as cuda_emulator
 from tests.lib import bounds
 from tests.lib.rows import ROWS, Row, results
 
+PYTHONS = ("low_bit_linear", "low_bit_pack", "low_bit_unpack", *FORMER)  # defined there alone
 OPS = sorted(
-    schema.name.removeprefix("qfx::")
-    for schema in torch._C._jit_get_all_schemas()
-    if schema.name.startswith("qfx::")
+    {
+        schema.name.removeprefix("qfx::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("qfx::")
+    }
+    - {*PYTHONS}
 )
-FLOAT_OUT = (
-    "dequantize", "int8_linear", "int8_linear_dynamic", "int8_linear_groups",
-    "int8_linear_groups_dynamic", "int8_weight_linear", "binary_linear", "lowbit_linear",
-    "lowbit_linear_dynamic", "lowbit_weight_linear",
-)  # fmt: skip
-INTEGERS_OUT = ("binary_pack", "binary_mm", "pack_lowbit")  # autograd takes these for constants
-QUANTIZING = (
-    "quantize",
-    "quantize_groups",
-    "quantize_static",
-    "quantize_stochastic",
-    "fake_quantize",
-)
+FLOAT_OUT = ("dequantize", "linear", "linear_dynamic", "linear_float", "binary_linear")
+INTEGERS_OUT = ("binary_pack", "binary_mm", "pack_weight")  # autograd takes these for constants
 WITHOUT_GRADIENT = (
-    *QUANTIZING,
+    "quantize",
+    "fake_quantize",
     "int8_attention",
     "attention_decode",
     "attention_append",
@@ -49,9 +44,8 @@ WITHOUT_GRADIENT = (
     "kv_values",
     "kv_attention",
     "int8_bmm_dynamic",
-    "int8_linear_requantize",
-    "int8_linear_guarded",
-    "int8_linear_groups_guarded",
+    "linear_requantize",
+    "linear_guarded",
     *FLOAT_OUT,
 )
 # Operators without CUDA kernels, and why.
@@ -64,25 +58,8 @@ WITHOUT_CUDA = {
         ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention"),
         "codes lie as the CPU's loops read them, 16 keys side by side; on CUDA a cache stays float",
     ),
-    **dict.fromkeys(
-        ("quantize_groups", "int8_linear_groups_dynamic"),
-        "groups of activations stay float on CUDA, whose product has groups of weights only",
-    ),
-    **dict.fromkeys(
-        ("int8_linear_guarded", "int8_linear_groups_guarded"),
-        "the guard falls back by row, which the host would have to wait for",
-    ),
-    **dict.fromkeys(
-        (
-            "pack_lowbit",
-            "unpack_lowbit",
-            "lowbit_linear",
-            "lowbit_linear_dynamic",
-            "lowbit_linear_ste",
-            "lowbit_weight_linear",
-        ),
-        "there Python multiplies the values of 4- and 5-bit weights (qfx/ops/lowbit_cuda.py)",
-    ),
+    "cut_weight": "weights are cut on the CPU, before they move to a GPU",
+    "linear_guarded": "the guard falls back by row, which the host would have to wait for",
 }
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 

@@ -9,16 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qfx.ops import REFERENCES
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from qfx.ops.quantize import SMALLEST_SCALE, code_range
 from tests.conftest import on_isa, same_bits
 from tests.lib.strategies import (
-    AXES,
     BITS,
+    CODES,
     DTYPES,
     FAULTY,
     FINITE,
     ISAS,
     LARGEST,
+    OF_ROWS,
     POSITIVE,
     SEEDS,
     matrices,
@@ -26,6 +29,7 @@ from tests.lib.strategies import (
 )  # fmt: skip
 
 ops = torch.ops.qfx
+SYMMETRIC = CODES.map(lambda code: code._replace(symmetric=1))
 
 
 def dequantized(q: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
@@ -33,21 +37,19 @@ def dequantized(q: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return ops.dequantize(q, scale, zero_point, None, None, "none", torch.float32)
 
 
-@given(matrices(fills=FINITE + FAULTY), DTYPES, AXES, BITS, st.booleans(), ISAS)
-def test_quantize_equals_its_reference(
-    x: Tensor, dtype: torch.dtype, axes: list[int], bits: int, symmetric: bool, isa: str
-) -> None:
+@given(matrices(fills=FINITE + FAULTY), DTYPES, CODES, ISAS)
+def test_quantize_equals_its_reference(x: Tensor, dtype: torch.dtype, code: Code, isa: str) -> None:
     """(Q1)-(Q4) bit for bit, overflow to infinity in half types included."""
     x = x.to(dtype)
     with on_isa(isa):
-        got = ops.quantize(x, axes, bits, symmetric)
-    expected = REFERENCES["quantize"](x, axes, bits, symmetric)
+        got = ops.quantize(x, code)
+    expected = REFERENCES["quantize"](x, code)
     assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-9, 0.01, 3.0, 1e30, torch.inf, torch.nan])
 @pytest.mark.parametrize("bits", [8, 3])
-def test_quantize_static_equals_its_reference(bits: int, scale: float, isa: str) -> None:
+def test_quantize_by_a_scale_equals_its_reference(bits: int, scale: float, isa: str) -> None:
     """(Q6) bit for bit, however far x is beyond the scale, and whatever the zero point."""
     powers = torch.ldexp(torch.ones(268), torch.arange(-140, 128))
     rows = torch.cat([powers, -powers, 0.7 * powers, -0.7 * powers]).reshape(-1, 67)
@@ -55,20 +57,20 @@ def test_quantize_static_equals_its_reference(bits: int, scale: float, isa: str)
     for zero in (None, -300, -128, -4, -1, 0, 1, 3, 127, 300):
         zero_point = None if zero is None else torch.tensor([zero], dtype=torch.int32)
         for x in (rows, rows.bfloat16()):
-            arguments = (x, torch.tensor([scale]), zero_point, bits, zero is None)
-            got = ops.quantize_static(*arguments)
-            expected = REFERENCES["quantize_static"](*arguments)
+            arguments = (x, Code(bits, int(zero is None)), torch.tensor([scale]), zero_point)
+            got = ops.quantize(*arguments)
+            expected = REFERENCES["quantize"](*arguments)
             assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("symmetric", [1, 0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_half_precision_input(dtype: torch.dtype, symmetric: bool, isa: str) -> None:
+def test_every_half_precision_input(dtype: torch.dtype, symmetric: int, isa: str) -> None:
     """All 65536 bit patterns, NaN and infinities in rows of their own kind. (Q3) (Q4)"""
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     x = patterns.view(dtype).reshape(-1, 32)
-    got = ops.quantize(x, [1], 8, symmetric)
-    expected = REFERENCES["quantize"](x, [1], 8, symmetric)
+    got = ops.quantize(x, Code(8, symmetric))
+    expected = REFERENCES["quantize"](x, Code(8, symmetric))
     assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
 
 
@@ -84,33 +86,33 @@ def test_results_round_to_the_nearest(out_dtype: torch.dtype, isa: str) -> None:
     assert same_bits(ops.dequantize(*arguments), REFERENCES["dequantize"](*arguments))
 
 
-@given(matrices(), AXES, BITS, st.booleans())
-def test_round_trip_error(x: Tensor, axes: list[int], bits: int, symmetric: bool) -> None:
+@given(matrices(), CODES)
+def test_round_trip_error(x: Tensor, code: Code) -> None:
     """(B1), and x^ overflows only for x within half a step of the largest float."""
-    q, scale, zero_point = ops.quantize(x, axes, bits, symmetric)
-    back, bound = dequantized(q, scale, zero_point), step_error(scale, bits, symmetric)
+    q, scale, zero_point = ops.quantize(x, code)
+    back, bound = dequantized(q, scale, zero_point), step_error(scale, *code[:2])
     error = (back.double() - x.double()).abs()
     near_the_largest = x.double().abs() + bound > LARGEST
     assert ((error <= bound) | (back.isinf() & near_the_largest)).all()
 
 
-@given(matrices(), BITS, st.booleans())
-def test_zero_is_exact(x: Tensor, bits: int, symmetric: bool) -> None:
+@given(matrices(), CODES)
+def test_zero_is_exact(x: Tensor, code: Code) -> None:
     x = torch.cat([x, torch.zeros(x.shape[0], 1)], 1)
-    assert (dequantized(*ops.quantize(x, [1], bits, symmetric))[:, -1] == 0).all()
+    assert (dequantized(*ops.quantize(x, code))[:, -1] == 0).all()
 
 
-@given(matrices(), AXES, BITS)
-def test_quantizing_twice_changes_no_code(x: Tensor, axes: list[int], bits: int) -> None:
+@given(matrices(), SYMMETRIC)
+def test_quantizing_twice_changes_no_code(x: Tensor, code: Code) -> None:
     """Symmetric codes are a fixed point: the largest keeps its place, so the scale returns.
 
     Denormal groups are left out: where the smallest scale (Q1) holds, the largest code is not qmax.
     So are groups where x^ overflows.
     """
-    q, scale, zero_point = ops.quantize(x, axes, bits, True)
+    q, scale, zero_point = ops.quantize(x, code)
     back = dequantized(q, scale, zero_point)
     assume(bool((scale > SMALLEST_SCALE * 128).all()) and bool(back.isfinite().all()))
-    again, _, _ = ops.quantize(back, axes, bits, True)
+    again, _, _ = ops.quantize(back, code)
     assert torch.equal(again, q)
 
 
@@ -121,68 +123,64 @@ def test_asymmetric_rows_that_use_all_codes_are_fixed_points(x: Tensor, bits: in
     Rounding of the zero point may leave an end unused; then n - 1 steps make a smaller scale.
     """
     qmin, qmax = code_range(bits, False)
-    q, scale, zero_point = ops.quantize(x, [1], bits, False)
+    q, scale, zero_point = ops.quantize(x, Code(bits, 0))
     back = dequantized(q, scale, zero_point)
     full = (q == qmin).any(1) & (q == qmax).any(1) & back.isfinite().all(1)
     full &= scale[:, 0] > SMALLEST_SCALE * 256
-    again, _, zero_again = ops.quantize(back, [1], bits, False)
+    again, _, zero_again = ops.quantize(back, Code(bits, 0))
     assert torch.equal(again[full], q[full])
     assert torch.equal(zero_again[full], zero_point[full])
 
 
-@given(matrices(), AXES, BITS, st.booleans())
-def test_a_second_round_trip_is_bounded_by_the_first(
-    x: Tensor, axes: list[int], bits: int, symmetric: bool
-) -> None:
+@given(matrices(), CODES)
+def test_a_second_round_trip_is_bounded_by_the_first(x: Tensor, code: Code) -> None:
     """Quantizing x^ moves it by (B1) of its own scale, which is no larger than the first one but
     for roundings of (Q2) and (Q5), 8 half-ulps."""
-    q, scale, zero_point = ops.quantize(x, axes, bits, symmetric)
+    q, scale, zero_point = ops.quantize(x, code)
     back = dequantized(q, scale, zero_point)
     assume(bool(back.isfinite().all()))
-    again = ops.quantize(back, axes, bits, symmetric)
+    again = ops.quantize(back, code)
     assert (again[1] <= scale.double() * (1 + 8 * 2.0**-24)).all()
     twice = dequantized(*again)
     assume(bool(twice.isfinite().all()))
-    assert ((twice.double() - back).abs() <= step_error(again[1], bits, symmetric)).all()
+    assert ((twice.double() - back).abs() <= step_error(again[1], *code[:2])).all()
 
 
-@given(matrices(), BITS, st.booleans(), st.integers(-10, 10))
-def test_powers_of_two_scale_the_scale_only(
-    x: Tensor, bits: int, symmetric: bool, power: int
-) -> None:
+@given(matrices(), OF_ROWS, st.integers(-10, 10))
+def test_powers_of_two_scale_the_scale_only(x: Tensor, code: Code, power: int) -> None:
     big = x.abs().amax() if x.numel() else torch.tensor(0.0)
     small = x.abs()[x != 0].amin() if (x != 0).any() else torch.tensor(1.0)
     assume(float(big) < 2.0**100 and float(small) > 2.0**-90)
-    q, scale, zero_point = ops.quantize(x, [1], bits, symmetric)
-    q2, scale2, zero_point2 = ops.quantize(x * 2.0**power, [1], bits, symmetric)
+    q, scale, zero_point = ops.quantize(x, code)
+    q2, scale2, zero_point2 = ops.quantize(x * 2.0**power, code)
     assert torch.equal(q, q2) and torch.equal(zero_point, zero_point2)
     moved = scale > SMALLEST_SCALE
     assert torch.equal(scale2[moved], scale[moved] * 2.0**power)
 
 
-@given(matrices(rows=POSITIVE, fills=FINITE + FAULTY), BITS, st.booleans(), SEEDS)
-def test_rows_are_independent(x: Tensor, bits: int, symmetric: bool, seed: int) -> None:
+@given(matrices(rows=POSITIVE, fills=FINITE + FAULTY), OF_ROWS, SEEDS)
+def test_rows_are_independent(x: Tensor, code: Code, seed: int) -> None:
     row = seed % x.shape[0]
-    alone = ops.quantize(x[row : row + 1], [1], bits, symmetric)
-    together = ops.quantize(x, [1], bits, symmetric)
+    alone = ops.quantize(x[row : row + 1], code)
+    together = ops.quantize(x, code)
     assert all(same_bits(a, t[row : row + 1]) for a, t in zip(alone, together, strict=True))
 
 
-@given(matrices(), st.integers(2, 7), st.booleans())
-def test_more_bits_never_raise_the_bound(x: Tensor, bits: int, symmetric: bool) -> None:
+@given(matrices(), st.integers(2, 7), st.integers(0, 1))
+def test_more_bits_never_raise_the_bound(x: Tensor, bits: int, symmetric: int) -> None:
     """Of groups above the smallest scale."""
-    scale = ops.quantize(x, [1], bits, symmetric)[1]
-    coarse = step_error(scale, bits, symmetric)
-    fine = step_error(ops.quantize(x, [1], bits + 1, symmetric)[1], bits + 1, symmetric)
+    scale = ops.quantize(x, Code(bits, symmetric))[1]
+    coarse = step_error(scale, bits, bool(symmetric))
+    fine = step_error(ops.quantize(x, Code(bits + 1, symmetric))[1], bits + 1, bool(symmetric))
     assert (fine <= coarse)[scale > SMALLEST_SCALE].all()
 
 
 BAD = st.sampled_from([torch.nan, torch.inf, -torch.inf])
 
 
-@given(matrices(rows=POSITIVE), BAD, DTYPES, AXES, BITS, st.booleans(), ISAS)
+@given(matrices(rows=POSITIVE), BAD, DTYPES, CODES, ISAS)
 def test_nan_and_infinity_stay_in_their_rows(
-    x: Tensor, bad: float, dtype: torch.dtype, axes: list[int], bits: int, symmetric: bool, isa: str
+    x: Tensor, bad: float, dtype: torch.dtype, code: Code, isa: str
 ) -> None:
     """(Q4) through a whole linear: NaN in the row of the fault, and in all others the same bits as
     if that one were zero, also where they share a scale."""
@@ -191,26 +189,25 @@ def test_nan_and_infinity_stay_in_their_rows(
     row = m // 2
     faulty, clean = x.to(dtype).clone(), x.to(dtype).clone()
     faulty[row, k // 2], clean[row] = bad, 0
-    packed, scale = ops.pack_weight(torch.ones(5, k, dtype=torch.int8)), torch.ones(5)
-    how = (None, axes, bits, symmetric, "none", torch.float32)
+    weight = ops.pack_weight(torch.ones(5, k, dtype=torch.int8), torch.ones(5))
+    how = (weight, Layout(5), None, code, "none", torch.float32)
     with on_isa(isa):
-        y, expected = (ops.int8_linear_dynamic(v, packed, scale, *how) for v in (faulty, clean))
+        y, expected = (ops.linear_dynamic(v, *how) for v in (faulty, clean))
     others = torch.arange(m) != row
     assert y[row].isnan().all() and same_bits(y[others], expected[others])
 
 
-@given(matrices(rows=POSITIVE), BAD, AXES, BITS, st.booleans(), ISAS)
-def test_codes_of_rows_with_a_fault(
-    x: Tensor, bad: float, axes: list[int], bits: int, symmetric: bool, isa: str
-) -> None:
+@given(matrices(rows=POSITIVE), BAD, CODES, ISAS)
+def test_codes_of_rows_with_a_fault(x: Tensor, bad: float, code: Code, isa: str) -> None:
     """(Q4): all zero, and a scale that is the fault; all rows may have one."""
     assume(x.shape[1] > 0)
     x = x.clone()
     x[::2, -1] = bad
+    axes = [0, 1] if code.per_tensor else [1]
     with on_isa(isa):
-        q, scale, zero_point = ops.quantize(x, axes, bits, symmetric)
-        values = ops.fake_quantize(x, axes, bits, symmetric, torch.float32)
+        q, scale, zero_point = ops.quantize(x, code)
+        values = ops.fake_quantize(x, axes, code.bits, bool(code.symmetric), torch.float32)
     assert not q[::2].any() and not zero_point[::2].any()
     assert same_bits(scale[::2], torch.full_like(scale[::2], abs(bad)))
     assert values[::2].isnan().all() and scale[1::2].isfinite().all()
-    assert axes == [1] or len(scale[1::2].unique()) <= 1
+    assert not code.per_tensor or len(scale[1::2].unique()) <= 1

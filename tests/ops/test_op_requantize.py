@@ -1,4 +1,4 @@
-"""int8_linear_requantize and int8_weight_linear beyond the table: faults, chains, errors bounds."""
+"""linear_requantize and linear_float beyond the table: faults, chains, errors bounds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.conftest import on_isa, same_bits
 from tests.lib.strategies import DTYPES, FAULTY, FINITE, ISAS, POSITIVE, SEEDS, codes, filled
 
@@ -15,23 +17,23 @@ OPS = torch.ops.qfx
 
 
 def _codes_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return OPS.quantize(x, [1], 8, False)
+    return OPS.quantize(x, Code(symmetric=0))
 
 
 @given(ISAS, POSITIVE, POSITIVE, POSITIVE, st.booleans(), st.sampled_from(FAULTY + FINITE), SEEDS)
-def test_equals_linear_then_quantize_static(
+def test_equals_linear_then_quantize(
     isa: str, m: int, k: int, n: int, symmetric: bool, fill: str, seed: int
 ) -> None:
     """The same bits as the two operators, faulty rows included."""
     generator = torch.Generator().manual_seed(seed)
     x, w = filled(fill, m, k, generator), torch.randn(n, k, generator=generator)
-    w_codes, w_scale, _ = OPS.quantize(w, [1], 8, True)
-    linear = (*_codes_of(x), OPS.pack_weight(w_codes), w_scale.flatten(), None, "none")
-    how = (torch.rand(m, 1, generator=generator) + 0.01, None, 8, symmetric)
+    w_codes, w_scale, _ = OPS.quantize(w, Code())
+    linear = (*_codes_of(x), OPS.pack_weight(w_codes, w_scale), Layout(n), None, "none")
+    given, code = (torch.rand(m, 1, generator=generator) + 0.01, None), Code(8, int(symmetric))
     with on_isa(isa):
-        y = OPS.int8_linear(*linear, torch.float32)
-        expected = OPS.quantize_static(y, *how)
-        found = OPS.int8_linear_requantize(*linear, *how)
+        y = OPS.linear(*linear, torch.float32)
+        expected = OPS.quantize(y, code, *given)
+        found = OPS.linear_requantize(*linear, *given, code)
     assert all(same_bits(f, e) for f, e in zip(found, expected, strict=True))
 
 
@@ -40,10 +42,10 @@ def test_an_infinite_row_shows_and_leaves_the_others_alone(isa: str) -> None:
     q = torch.ones(3, 4, dtype=torch.int8)
     scale = torch.tensor([[1.0], [3e38], [2.0]])
     zero = torch.zeros(3, 1, dtype=torch.int32)
-    packed = OPS.pack_weight(torch.ones(40, 4, dtype=torch.int8))
-    linear = (q, scale, zero, packed, torch.ones(40), None, "none")
-    how = (torch.tensor([0.5]), None, 8, True)
-    out, row_scale, row_zero = OPS.int8_linear_requantize(*linear, *how)
+    weight = OPS.pack_weight(torch.ones(40, 4, dtype=torch.int8), torch.ones(40))
+    linear = (q, scale, zero, weight, Layout(40), None, "none")
+    how = (torch.tensor([0.5]), None, Code())
+    out, row_scale, row_zero = OPS.linear_requantize(*linear, *how)
     assert row_scale.flatten().tolist() == [0.5, torch.inf, 0.5]
     assert out[:, 0].tolist() == [8, 0, 16] and not out[1].any() and not row_zero.any()
 
@@ -58,8 +60,8 @@ def test_weight_only_is_within_its_bound(
     w = data.draw(codes(n, k))
     w_scale = torch.rand(n, generator=generator)
     with on_isa(isa):
-        packed = OPS.pack_weight(w)
-        y = OPS.int8_weight_linear(x, packed, w_scale, None, "none", torch.float32)
+        weight = OPS.pack_weight(w, w_scale)
+        y = OPS.linear_float(x, weight, Layout(n), None, "none", torch.float32)
     terms, scale = (x.double().abs() @ w.double().abs().t()), w_scale.double()
     error = (y.double() - x.double() @ w.double().t() * scale).abs()
     assert (error <= (k / 2 + 8) * 2.0**-24 * terms * scale + 2.0**-140).all()
@@ -68,10 +70,10 @@ def test_weight_only_is_within_its_bound(
 def test_weight_only_of_more_rows_than_are_widened_at_a_time() -> None:
     """2^22 floats: rows behind them are those that they are alone."""
     m, k = 2**16 + 7, 64
-    x, packed = torch.randn(m, k), OPS.pack_weight(torch.ones(3, k, dtype=torch.int8))
-    how = (packed, torch.ones(3), None, "none", torch.float32)
-    y = OPS.int8_weight_linear(x, *how)
-    parts = [OPS.int8_weight_linear(part, *how) for part in (x[: 2**16], x[2**16 :])]
+    weight = OPS.pack_weight(torch.ones(3, k, dtype=torch.int8), torch.ones(3))
+    x, how = torch.randn(m, k), (weight, Layout(3), None, "none", torch.float32)
+    y = OPS.linear_float(x, *how)
+    parts = [OPS.linear_float(part, *how) for part in (x[: 2**16], x[2**16 :])]
     assert same_bits(y, torch.cat(parts))
 
 
@@ -81,18 +83,21 @@ CALLS = {
         {"out_zero_point": torch.zeros(1)},
         "zero_point has dtype Float, expected Int",
     ),
-    "bits": ({"bits": 9}, "bits=9 is outside 2..8"),
+    "bits": ({"out_code": Code(9)}, "bits=9 is outside 2..8"),
+    "groups": (
+        {"layout": Layout(6, group=64, scale_group=64)},
+        "the weight has groups, zero points or few bits, expected one scale a row",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_error_sentence(name: str) -> None:
     changed, phrase = CALLS[name]
-    q, packed = torch.ones(3, 8, dtype=torch.int8), OPS.pack_weight(torch.ones(6, 8).char())
-    zero = torch.zeros(3, 1, dtype=torch.int32)
-    arguments = {"out_scale": torch.ones(1), "out_zero_point": None, "bits": 8, **changed}
+    arguments = {"out_scale": torch.ones(1), "out_zero_point": None, "out_code": Code()}
+    arguments |= {"layout": Layout(6), **changed}
+    codes, group = torch.ones(6, 128).char(), arguments["layout"].group
+    weight = OPS.pack_weight(codes, torch.ones(6, 2 if group else 1), group=group)
+    q = (torch.ones(3, 128).char(), torch.ones(3, 1), torch.zeros(3, 1).int())
     with pytest.raises(RuntimeError, match=phrase):
-        OPS.int8_linear_requantize(
-            q, torch.ones(3, 1), zero, packed, torch.ones(6), None, "none",
-            symmetric=True, **arguments,
-        )  # fmt: skip
+        OPS.linear_requantize(*q, weight, bias=None, activation="none", **arguments)

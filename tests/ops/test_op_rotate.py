@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qfx.ops import REFERENCES
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.conftest import on_isa, same_bits
 from tests.lib.strategies import (
-    AXES,
-    BITS,
+    CODES,
     DTYPES,
     FAULTY,
     FINITE,
@@ -84,26 +85,25 @@ def test_rotation_is_orthogonal_and_spreads_a_constant(rotation: int) -> None:
                        torch.full((rotation,), 3.0))  # fmt: skip
 
 
-@given(problems(FINITE + FAULTY), DTYPES, AXES, BITS, st.booleans(), ISAS)
+@given(problems(FINITE + FAULTY), DTYPES, CODES, ISAS)
 def test_quantize_quantizes_the_rotated(
-    problem: tuple[Tensor, Tensor | None, int], dtype: torch.dtype, axes: list[int], bits: int,
-    symmetric: bool, isa: str,
-) -> None:  # fmt: skip
+    problem: tuple[Tensor, Tensor | None, int], dtype: torch.dtype, code: Code, isa: str
+) -> None:
     """The same bits in one step and in two, for dynamic and given scales, and in a linear."""
     x, factor, rotation = problem
-    x, transform = x.to(dtype), (factor, rotation)
+    x = x.to(dtype)
     weight = torch.randint(-128, 128, (33, x.shape[1]), dtype=torch.int8)
-    packed, w_scale = ops.pack_weight(weight), torch.linspace(0.001, 0.02, 33)
-    how = (None, axes, bits, symmetric, "none", torch.float32)
-    static = (torch.tensor([0.05]), torch.tensor([3], dtype=torch.int32), bits, symmetric)
+    packed = ops.pack_weight(weight, torch.linspace(0.001, 0.02, 33))
+    static = (torch.tensor([0.05]), torch.tensor([3], dtype=torch.int32))
+    turning, end = code._replace(rotation=rotation), ("none", torch.float32)
     with on_isa(isa):
-        y = ops.rotate(x.float(), *transform)
+        y = ops.rotate(x.float(), factor, rotation)
         pairs = [
-            *zip(ops.quantize(x, *how[1:4], *transform), ops.quantize(y, *how[1:4]), strict=True),
-            *zip(ops.quantize_static(x, *static, *transform), ops.quantize_static(y, *static),
+            *zip(ops.quantize(x, turning, factor=factor), ops.quantize(y, code), strict=True),
+            *zip(ops.quantize(x, turning, *static, factor=factor), ops.quantize(y, code, *static),
                  strict=True),
-            (ops.int8_linear_dynamic(x, packed, w_scale, *how, *transform),
-             ops.int8_linear_dynamic(y, packed, w_scale, *how)),
+            (ops.linear_dynamic(x, packed, Layout(33), None, turning, *end, factor),
+             ops.linear_dynamic(y, packed, Layout(33), None, code, *end)),
         ]  # fmt: skip
     assert all(same_bits(a, b) for a, b in pairs)
 
@@ -115,9 +115,9 @@ def test_nan_and_infinity_stay_in_their_rows(rotation: int, bad: float, isa: str
     x = torch.randn(5, 192, generator=torch.Generator().manual_seed(0))
     faulty = x.clone()
     faulty[2, 70] = bad
-    packed = ops.pack_weight(torch.ones(3, 192, dtype=torch.int8))
-    how = (torch.ones(3), None, [1], 8, True, "none", torch.float32, None, rotation)
-    y, clean = (ops.int8_linear_dynamic(v, packed, *how) for v in (faulty, x))
+    weight = ops.pack_weight(torch.ones(3, 192, dtype=torch.int8), torch.ones(3))
+    how = (weight, Layout(3), None, Code(rotation=rotation), "none", torch.float32)
+    y, clean = (ops.linear_dynamic(v, *how) for v in (faulty, x))
     others = torch.arange(5) != 2
     assert y[2].isnan().all() and same_bits(y[others], clean[others])
 

@@ -18,12 +18,13 @@ from torch import Tensor
 
 import qfx  # noqa: F401
 from qfx.ops import REFERENCES
+from qfx.ops.code import Code
+from qfx.ops.philox import ROUNDS, philox, random_bits
 from qfx.ops.quantize import code_range
-from qfx.ops.stochastic import ROUNDS, philox, random_bits
 from tests.conftest import on_isa, on_threads, same_bits
 from tests.lib.strategies import (
-    AXES,
     BITS,
+    CODES,
     DTYPES,
     FAULTY,
     FINITE,
@@ -34,6 +35,7 @@ from tests.lib.strategies import (
 )
 
 ops = torch.ops.qfx
+SYMMETRIC = CODES.map(lambda code: code._replace(symmetric=1))
 WIDE_SEEDS = st.integers(-(2**63), 2**63 - 1)
 MAX_Z = 5
 
@@ -42,9 +44,16 @@ def seed_of(value: int) -> Tensor:
     return torch.tensor([value])
 
 
+def stochastic(
+    x: Tensor, seed: Tensor, code: Code | None = None, factor: Tensor | None = None
+) -> Any:
+    """Codes, scale and zero point of x, rounded at random."""
+    return ops.quantize(x, code or Code(), None, None, seed, factor)
+
+
 def codes_of(x: Tensor, seeds: range) -> Tensor:
     """Codes of x under each seed: int64 [seeds, ...]."""
-    rounded = [ops.quantize_stochastic(x, seed_of(s), [1], 8)[0] for s in seeds]
+    rounded = [stochastic(x, seed_of(s))[0] for s in seeds]
     return torch.stack(rounded).long()
 
 
@@ -55,22 +64,19 @@ def largest_z(sums: Tensor, variances: Tensor) -> float:
 # --- the codes ---
 
 
-@given(
-    matrices(fills=FINITE + FAULTY), DTYPES, AXES, BITS, WIDE_SEEDS, ISAS, LAYOUTS, st.booleans()
-)
+@given(matrices(fills=FINITE + FAULTY), DTYPES, SYMMETRIC, WIDE_SEEDS, ISAS, LAYOUTS, st.booleans())
 def test_equals_its_reference(
-    x: Tensor, dtype: torch.dtype, axes: list[int], bits: int, seed: int, isa: str, layout: str,
-    scaled: bool,
-) -> None:  # fmt: skip
+    x: Tensor, dtype: torch.dtype, code: Code, seed: int, isa: str, layout: str, scaled: bool
+) -> None:
     """(Q7) and (R1) bit for bit; NaN and infinity as in (Q4)."""
     x = strided(x.to(dtype), layout)
     factor = torch.linspace(0.3, 2, x.shape[-1]) if scaled else None
-    given_all = (x, seed_of(seed), axes, bits, factor)
+    given_all = (x, code, None, None, seed_of(seed), factor)
     with on_isa(isa):
-        got = ops.quantize_stochastic(*given_all)
-    expected = REFERENCES["quantize_stochastic"](*given_all)
+        got = ops.quantize(*given_all)
+    expected = REFERENCES["quantize"](*given_all)
     assert all(same_bits(g, e) for g, e in zip(got, expected, strict=True))
-    deterministic = ops.quantize(x, axes, bits, True, factor)[1:]
+    deterministic = ops.quantize(x, code, factor=factor)[1:]
     assert all(same_bits(g, e) for g, e in zip(got[1:], deterministic, strict=True))
 
 
@@ -81,7 +87,7 @@ def test_every_random_bit_counts(seed: int, below: int, isa: str) -> None:
     u = random_bits(seed_of(seed), 5000).double() * 2**-16 + 2**-17
     x = (1 - u - below * 2**-16).float()[None]
     x[0, ::777] = 127  # makes the scale 1
-    q = ops.quantize_stochastic(x, seed_of(seed), [1], 8)[0]
+    q = stochastic(x, seed_of(seed))[0]
     assert torch.equal(q, torch.where(x == 127, 127, 1 - below).to(torch.int8))
 
 
@@ -91,20 +97,18 @@ def test_leading_axes_and_threads_change_nothing(
 ) -> None:
     x = torch.randn(4, 25, rows, columns, generator=torch.Generator().manual_seed(1))
     with on_isa(isa), on_threads(threads):
-        q = ops.quantize_stochastic(x, seed_of(seed), [1], 8)[0]
+        q = stochastic(x, seed_of(seed))[0]
     with on_isa("ref"), on_threads(1):
-        flat = ops.quantize_stochastic(x.reshape(-1, columns), seed_of(seed), [1], 8)[0]
+        flat = stochastic(x.reshape(-1, columns), seed_of(seed))[0]
     assert torch.equal(q, flat.reshape(q.shape))
 
 
-@given(matrices(), AXES, BITS, WIDE_SEEDS, ISAS)
-def test_codes_are_next_to_the_value(
-    x: Tensor, axes: list[int], bits: int, seed: int, isa: str
-) -> None:
+@given(matrices(), SYMMETRIC, WIDE_SEEDS, ISAS)
+def test_codes_are_next_to_the_value(x: Tensor, code: Code, seed: int, isa: str) -> None:
     """Less than a step away, but for the roundings of x * inv and of the sum: 4 half-ulps."""
-    qmax = code_range(bits, True)[1]
+    qmax = code_range(code.bits, True)[1]
     with on_isa(isa):
-        q, scale, zero_point = ops.quantize_stochastic(x, seed_of(seed), axes, bits)
+        q, scale, zero_point = stochastic(x, seed_of(seed), code)
     assert not zero_point.any() and (q.abs() <= qmax).all()
     assert ((q - x.double() / scale.double()).abs() <= 1 + qmax * 2.0**-22).all()
 
@@ -114,7 +118,7 @@ def test_integers_stay_themselves(bits: int, seed: int, isa: str) -> None:
     qmin, qmax = code_range(bits, True)
     x = torch.arange(qmin, qmax + 1).repeat(9).float()[None] * 0.25
     with on_isa(isa):
-        q, scale, _ = ops.quantize_stochastic(x, seed_of(seed), [1], bits)
+        q, scale, _ = stochastic(x, seed_of(seed), Code(bits))
     assert torch.equal(q * scale, x)
 
 
@@ -213,26 +217,35 @@ def test_philox_gives_the_published_answers(
 
 # --- bad arguments ---
 
-X, SEED = torch.ones(3, 4), torch.tensor([1])
+X, SEED = torch.ones(3, 32), torch.tensor([1])
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "seed_count": (
-        lambda: ops.quantize_stochastic(X, torch.tensor([1, 2]), [1], 8),
-        "quantize_stochastic: seed has shape 2, expected a single element",
+        lambda: stochastic(X, torch.tensor([1, 2])),
+        "quantize: seed has shape 2, expected a single element",
     ),
-    "seed_type": (
-        lambda: ops.quantize_stochastic(X, SEED.int(), [1], 8),
-        "seed has dtype Int, expected Long",
-    ),
+    "seed_type": (lambda: stochastic(X, SEED.int()), "seed has dtype Int, expected Long"),
     "x_type": (
-        lambda: ops.quantize_stochastic(X.double(), SEED, [1], 8),
+        lambda: stochastic(X.double(), SEED),
         "x has dtype Double, expected Float or BFloat16 or Half",
     ),
-    "factor": (
-        lambda: ops.quantize_stochastic(X, SEED, [1], 8, torch.ones(3)),
-        "quantize_stochastic: factor has",
+    "factor": (lambda: stochastic(X, SEED, None, torch.ones(3)), "quantize: factor has"),
+    "bits": (lambda: stochastic(X, SEED, Code(9)), "bits=9 is outside 2..8"),
+    "asymmetric": (
+        lambda: stochastic(X, SEED, Code(symmetric=0)),
+        "rounding at random is for symmetric codes and no rotation",
     ),
-    "bits": (lambda: ops.quantize_stochastic(X, SEED, [1], 9), "bits=9 is outside 2..8"),
-    "axes": (lambda: ops.quantize_stochastic(X, SEED, [0], 8), "axes=[0], expected [1]"),
+    "rotation": (
+        lambda: stochastic(X, SEED, Code(rotation=16)),
+        "rounding at random is for symmetric codes and no rotation",
+    ),
+    "group": (
+        lambda: stochastic(X, SEED, Code(group=32)),
+        "group=32, but scales that are given and rounding at random are for whole rows",
+    ),
+    "scale": (
+        lambda: ops.quantize(X, Code(), torch.ones(1), None, SEED),
+        "both a scale and a seed are given, expected one of them",
+    ),
 }
 
 

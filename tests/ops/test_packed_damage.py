@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 import qfx
+from qfx.ops.code import Code
+from qfx.ops.header import HEADER_BYTES
+from qfx.ops.layout import Layout
 
 N, K, ROUNDS = 64, 128, 50
 CODES = torch.randint(-8, 8, (N, K), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
@@ -20,16 +23,14 @@ SCALE, X = torch.ones(N), torch.ones(1, K)
 
 def damaged(packed: Tensor, draw: random.Random) -> Tensor:
     """A bit of what is behind the header is another one."""
-    packed.view(torch.uint8)[draw.randrange(64, packed.numel())] ^= 1 << draw.randrange(8)
+    packed.view(torch.uint8)[draw.randrange(HEADER_BYTES, packed.numel())] ^= 1 << draw.randrange(8)
     return packed
 
 
 def is_used(packed: Tensor) -> bool:
     """By an operator that reads what a first use has found."""
     try:
-        torch.ops.qfx.int8_linear_dynamic(
-            X, packed, SCALE, None, [1], 8, True, "none", torch.float32
-        )
+        torch.ops.qfx.linear_dynamic(X, packed, Layout(N), None, Code(), "none", torch.float32)
     except RuntimeError as error:
         assert "it is damaged: its contents are not those that were packed" in str(error)
         return False
@@ -42,7 +43,7 @@ def draw() -> random.Random:
 
 
 def packed() -> Tensor:
-    found: Tensor = torch.ops.qfx.pack_weight(CODES, 0)
+    found: Tensor = torch.ops.qfx.pack_weight(CODES, SCALE)
     return found
 
 

@@ -9,7 +9,7 @@ import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec
 from qfx.ops import REFERENCES
 from qfx.ops.packing import Packing, parts_of
-from qfx.ops.storage import Values, storage_of
+from qfx.ops.storage import Values, values_of
 from qfx.weights.cache import Packed, pack
 from tests.conftest import same_bits
 from tests.lib.bounds import U32
@@ -18,8 +18,7 @@ from tests.rewriting.test_schemes import ROWS, TRAINED, Alone, Case, K, N, Row
 
 
 def _values(packed: Packed, case: Case) -> Values:
-    spec, group = case.scheme.w, case.scheme.group
-    return storage_of(spec, group).unpack(packed._asdict(), spec, N, K)
+    return values_of(packed.weight, case.scheme.w, case.scheme.group, N, K)
 
 
 def _packed(case: Case) -> tuple[Packing, Packed]:

@@ -44,7 +44,7 @@ def test_backend_by_name_in_a_fresh_process() -> None:
 def test_plan_in_torch_logs() -> None:
     result = _run(SCRIPT, TORCH_LOGS="+qfx")
     assert "2 of 2 matmuls in int8" in result.stderr, result.stderr
-    assert "int8_linear" in result.stderr
+    assert "qfx.linear_dynamic" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["avx2", "ref"])

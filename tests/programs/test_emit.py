@@ -25,10 +25,8 @@ ops = torch.ops.qfx
 # These have their own tests: test_linears.py, test_caches.py.
 ELSEWHERE = {
     *(getattr(aten, name).Tensor for name in ("add_", "sub_", "mul_", "div_")),
-    ops.int8_linear_dynamic.default,
-    ops.int8_linear.default,
-    ops.lowbit_linear_dynamic.default,
-    ops.lowbit_linear.default,
+    ops.linear_dynamic.default,
+    ops.linear.default,
     ops.kv_write.default,
     ops.kv_attention.default,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import qfx._C as _C
@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qfx.ops.code import Code
 from qfx.ops.kv_cache import kv_empty
+from qfx.ops.layout import Layout
 from qfx.programs import Runner
 from qfx.programs.running import Run
 from qfx.programs.words import OPERATIONS
@@ -21,7 +23,7 @@ from tests.programs.traced import aten, built, same_bits
 
 ops = torch.ops.qfx
 F32 = torch.float32
-LINEARS = [OPERATIONS.index(name) for name in ("linear", "lowbit_linear")]
+LINEAR = OPERATIONS.index("linear")
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +40,18 @@ def weights_of(runner: Runner) -> list[int]:
         words = part.words.tolist() if isinstance(part, Run) else []
         while words:
             own, words = words[1 : 1 + words[0]], words[1 + words[0] :]
-            if own[0] in LINEARS:
+            if own[0] == LINEAR:
                 behind_x = 1 + 4 + 2 * own[4]
                 factor = 4 + 2 * own[behind_x + 4] if own[behind_x] else 0
                 found.append(own[behind_x + 1 + factor + 5])
     return found
+
+
+class Weight(NamedTuple):
+    """A packed one, and what its caller knows of it."""
+
+    packed: Tensor
+    layout: Layout
 
 
 class Weights:
@@ -51,58 +60,58 @@ class Weights:
     def __init__(self, seed: int, k: int) -> None:
         self.g, self.k = torch.Generator().manual_seed(seed), k
 
-    def int8(self, n: int, most: int = 127) -> tuple[Tensor, Tensor]:
-        codes = torch.randint(-most, most + 1, (n, self.k), generator=self.g, dtype=torch.int8)
-        return ops.pack_weight.default(codes), torch.rand(n, generator=self.g)
+    def codes(self, low: int, high: int, *sizes: int) -> Tensor:
+        return torch.randint(low, high + 1, sizes, generator=self.g, dtype=torch.int8)
 
-    def four_bits(self, n: int, group: int, shift: str) -> tuple[Tensor, int, int]:
-        groups = -(-self.k // group)
-        codes = torch.randint(-8, 8, (n, self.k), generator=self.g, dtype=torch.int8)
-        scale = torch.rand(n, groups, generator=self.g).bfloat16().float()
-        zero = torch.randint(-8, 8, (n, groups), generator=self.g).int()
-        minimum = torch.rand(n, groups, generator=self.g).bfloat16().float()
+    def int8(self, n: int, most: int = 127) -> Weight:
+        codes, scale = self.codes(-most, most, n, self.k), torch.rand(n, generator=self.g)
+        return Weight(ops.pack_weight.default(codes, scale), Layout(n))
+
+    def in_groups(self, n: int, group: int, shift: str, bits: int = 4) -> Weight:
+        each = (n, -(-self.k // group))
+        scale, minimum = torch.rand(2, *each, generator=self.g).bfloat16().float()
+        zero = self.codes(-8, 7, *each).int()
         shifts = (zero if shift == "zero" else None, minimum if shift == "minimum" else None)
-        return ops.pack_lowbit.default(codes, scale, *shifts, 4, group), n, group
+        codes = self.codes(-8, 7, n, self.k)
+        packed = ops.pack_weight.default(codes, scale, *shifts, bits, group)
+        return Weight(packed, Layout(n, bits, group, group, int(shift != "none")))
 
 
-def linear(x: Any, w: tuple[Tensor, Tensor], bias: Any = None, **how: Any) -> Any:
-    told: Any = how.pop("axes", [1]), how.pop("bits", 8), how.pop("symmetric", True)
-    return ops.int8_linear_dynamic.default(x, *w, bias, *told, how.pop("act", "none"), F32, **how)
-
-
-def lowbit(x: Any, w: tuple[Tensor, int, int], group: int = 0) -> Any:
-    packed, n, w_group = w
-    how: Any = 4, w_group, None, [1], group, 8, True, "none", F32
-    return ops.lowbit_linear_dynamic.default(x, packed, n, *how)
+def linear(x: Any, w: Weight, bias: Any = None, act: str = "none", **how: Any) -> Any:
+    """`how`: the fields of `Code`, and a factor."""
+    factor = how.pop("factor", None)
+    end: Any = (bias, list(Code(**how)), act, F32, factor)
+    return ops.linear_dynamic.default(x, w.packed, list(w.layout), *end)
 
 
 @settings(max_examples=max(settings().max_examples // 2, 10))
 @given(data=st.data())
 def test_they_give_the_bits_of_several(data: st.DataObject) -> None:
-    """Narrow and wide weights, few bits and kinds of shift, which need rows of other kinds."""
+    """Narrow and wide weights, groups, few bits and shifts, which need rows of other kinds."""
     draw = data.draw
     k = draw(st.sampled_from([1, 20, 64, 192]))
-    of = Weights(draw(st.integers(0, 99)), k)
+    of, group = Weights(draw(st.integers(0, 99)), k), draw(st.sampled_from([0, 0, 32, 64]))
     how = {
-        "axes": draw(st.sampled_from([[1], [0, 1]])),
+        "per_tensor": 0 if group else draw(st.sampled_from([0, 1])),
         "bits": draw(st.integers(2, 8)),
-        "symmetric": draw(st.booleans()),
+        "symmetric": draw(st.sampled_from([0, 1])),
         "rotation": 64 if k % 64 == 0 and draw(st.booleans()) else 0,
         "factor": torch.rand(k) + 0.5 if draw(st.booleans()) else None,
+        "group": group,
     }
-    n = st.sampled_from([1, 31, 32, 70])
+    kinds = ["none", "zero", "minimum", "int8 none", "int8 zero"]
+    kinds += [] if group else ["int8", "narrow"]
     calls: list[Callable[[Any], Any]] = []
     for _ in range(draw(st.integers(2, 5))):
-        kind = draw(st.sampled_from(["int8", "narrow", "none", "zero", "minimum"]))
+        kind, n = draw(st.sampled_from(kinds)), draw(st.sampled_from([1, 31, 32, 70]))
         if kind in ("int8", "narrow"):
-            w = of.int8(draw(n), 127 if kind == "int8" else 63)
-            bias = torch.randn(len(w[1])) if draw(st.booleans()) else None
-            act = draw(st.sampled_from(["none", "relu", "silu"]))
-            calls.append(lambda x, w=w, b=bias, a=act: linear(x, w, b, act=a, **how))
+            w = of.int8(n, 127 if kind == "int8" else 63)
         else:
-            packed = of.four_bits(draw(n), draw(st.sampled_from([32, 64])), kind)
-            group = draw(st.sampled_from([0, packed[2]]))
-            calls.append(lambda x, w=packed, g=group: lowbit(x, w, g))
+            size, bits = group or draw(st.sampled_from([32, 64])), 8 if "int8" in kind else 4
+            w = of.in_groups(n, size, kind.removeprefix("int8 "), bits)
+        bias = torch.randn(n) if draw(st.booleans()) else None
+        act = draw(st.sampled_from(["none", "relu", "silu"]))
+        calls.append(lambda x, w=w, b=bias, a=act: linear(x, w, b, a, **how))
     f = lambda x: [call(x) for call in calls]  # noqa: E731
     x = torch.randn(draw(st.sampled_from([1, 3, 8, 40])), k, generator=of.g)
     runner = built(f, (x,))
@@ -131,12 +140,12 @@ def test_pairs_of_panels_are_of_one_weight(streams: int) -> None:
 def test_threads_share_the_panels_of_all(rows: int) -> None:
     """So much work that a second thread begins within a weight."""
     of = Weights(0, 512)
-    three = [of.int8(n) for n in (1000, 96, 3000)]
-    four = [of.four_bits(n, 64, "zero") for n in (1000, 96, 3000)]
-    f = lambda x: [*(linear(x, w) for w in three), *(lowbit(x, w) for w in four)]  # noqa: E731
+    sizes = (1000, 96, 3000)
+    all_ = [*map(of.int8, sizes), *(of.in_groups(n, 64, "zero") for n in sizes)]
+    f = lambda x: [linear(x, w) for w in all_]  # noqa: E731
     x = torch.randn(rows, 512)
     runner = built(f, (x,))
-    assert weights_of(runner) == [3, 3]
+    assert weights_of(runner) == [6]
     with on_threads(2):
         found = runner(x)
     with on_threads(1):

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import qfx._C as _C
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from qfx.ops.activations import ACTIVATIONS
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from tests.lib.strategies import BITS, SEEDS
 from tests.programs.traced import aten, built, same_bits
 
@@ -35,11 +37,12 @@ class _Drawn:
         self.generator = torch.Generator().manual_seed(draw(SEEDS))
         self.k, self.n = draw(K), draw(N)
         self.sizes = [*draw(ROWS), self.k]
-        self.axes = draw(st.sampled_from([[1], [0, 1]]))
-        self.bits, self.symmetric = draw(BITS), draw(st.booleans())
+        self.weight, self.layout = self._weight(draw)
         self.activation = draw(st.sampled_from(list(ACTIVATIONS)))
-        whole = [r for r in (16, 64) if self.k % r == 0]
-        self.rotation = draw(st.sampled_from([0, *whole]))
+        group = draw(st.sampled_from([0, self.layout.group]))
+        per_tensor = 0 if group else draw(st.sampled_from([0, 1]))
+        rotation = draw(st.sampled_from([0, *(r for r in (16, 64) if self.k % r == 0)]))
+        self.code = list(Code(draw(BITS), int(draw(st.booleans())), per_tensor, group, rotation))
         self.factor = self.randn(self.k).abs() + 0.5 if draw(st.booleans()) else None
         self.bias = self.randn(self.n) if draw(st.booleans()) else None
         self.x = self.randn(*self.sizes)
@@ -50,15 +53,24 @@ class _Drawn:
     def codes(self, low: int, high: int, *sizes: int) -> Tensor:
         return torch.randint(low, high + 1, sizes, generator=self.generator, dtype=torch.int8)
 
-    def weight(self) -> tuple[Tensor, Tensor]:
-        packed = ops.pack_weight.default(self.codes(-127, 127, self.n, self.k))
-        return packed, self.randn(self.n).abs()
+    def _weight(self, draw: Callable[[Any], Any]) -> tuple[Tensor, Layout]:
+        """Of any layout, as `ops.pack_weight` makes it."""
+        bits = draw(st.sampled_from([8, 8, 4, 5]))
+        group = draw(st.sampled_from([0, 32, 64, 128] if bits == 8 else [32, 64, 128]))
+        shift = draw(st.sampled_from(["none", "zero"] if bits == 8 else ["none", "zero", "least"]))
+        scale_group = group if bits < 8 or draw(st.booleans()) else 0
+        each = (self.n, -(-self.k // scale_group) if scale_group else 1)
+        low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+        scale = self.randn(*each).abs().add(0.5).bfloat16().float()
+        zero = self.codes(low, high, *each).int() if shift == "zero" else None
+        least = self.randn(*each).bfloat16().float() if shift == "least" else None
+        codes = self.codes(low, high, self.n, self.k)
+        weight = ops.pack_weight.default(codes, scale, zero, least, bits, group)
+        return weight, Layout(self.n, bits, group, scale_group, int(shift != "none"))
 
-    def how(self) -> tuple[Any, ...]:
-        return self.axes, self.bits, self.symmetric
-
-    def transform(self) -> dict[str, Any]:
-        return {"factor": self.factor, "rotation": self.rotation}
+    @property
+    def end(self) -> tuple[Any, ...]:
+        return self.weight, list(self.layout), self.bias
 
 
 def _check(f: Callable[[Any], Any], x: Tensor) -> None:
@@ -71,81 +83,40 @@ def _check(f: Callable[[Any], Any], x: Tensor) -> None:
 
 
 def _dynamic(d: _Drawn) -> Callable[[Any], Any]:
-    packed, w_scale = d.weight()
-    return lambda x: ops.int8_linear_dynamic.default(
-        x, packed, w_scale, d.bias, *d.how(), d.activation, F32, **d.transform()
-    )
+    return lambda x: ops.linear_dynamic.default(x, *d.end, d.code, d.activation, F32, d.factor)
 
 
 def _shared(d: _Drawn) -> Callable[[Any], Any]:
-    packed, w_scale = d.weight()
-
     def f(x: Any) -> Any:
-        codes = ops.quantize.default(x, *d.how(), **d.transform())
-        parts = codes[0], codes[1], codes[2]
-        return ops.int8_linear.default(*parts, packed, w_scale, d.bias, d.activation, F32)
+        codes = ops.quantize.default(x, d.code, factor=d.factor)
+        return ops.linear.default(codes[0], codes[1], codes[2], *d.end, d.activation, F32)
 
     return f
 
 
-def _lowbit(d: _Drawn, draw: Callable[[Any], Any]) -> tuple[Tensor, int, int]:
-    w_bits, group = draw(st.sampled_from([4, 5])), draw(st.sampled_from([32, 64, 128]))
-    shift = draw(st.sampled_from(["none", "zero", "minimum"]))
-    low, high = -(1 << w_bits - 1), (1 << w_bits - 1) - 1
-    groups = -(-d.k // group)
-    scale = d.randn(d.n, groups).abs().add(0.5).bfloat16().float()
-    zero = d.codes(low, high, d.n, groups).int() if shift == "zero" else None
-    minimum = d.randn(d.n, groups).bfloat16().float() if shift == "minimum" else None
-    codes = d.codes(low, high, d.n, d.k)
-    return ops.pack_lowbit.default(codes, scale, zero, minimum, w_bits, group), w_bits, group
-
-
-def _few_bits(d: _Drawn, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    packed, w_bits, w_group = _lowbit(d, draw)
-    group = draw(st.sampled_from([0, w_group]))
-    return lambda x: ops.lowbit_linear_dynamic.default(
-        x, packed, d.n, w_bits, w_group, d.bias, d.axes, group, d.bits, d.symmetric, d.activation,
-        F32, **d.transform(),
-    )  # fmt: skip
-
-
-def _few_bits_shared(d: _Drawn, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    packed, w_bits, w_group = _lowbit(d, draw)
-    grouped = draw(st.booleans())
-
-    def f(x: Any) -> Any:
-        if grouped:
-            how = w_group, d.bits, d.symmetric
-            codes = ops.quantize_groups.default(x, *how, **d.transform())
-        else:
-            codes = ops.quantize.default(x, *d.how(), **d.transform())
-        parts = codes[0], codes[1], codes[2]
-        return ops.lowbit_linear.default(
-            *parts, packed, d.n, w_bits, w_group, d.bias, d.activation, F32
-        )
-
-    return f
-
-
-@settings(max_examples=max(settings().max_examples // 2, 10))
 @given(data=st.data())
-@pytest.mark.parametrize("make", [_dynamic, _shared, _few_bits, _few_bits_shared])
+@pytest.mark.parametrize("make", [_dynamic, _shared])
 def test_a_linear_gives_the_operators_bits(make: Callable[..., Any], data: st.DataObject) -> None:
     d = _Drawn(data.draw)
-    f = make(d) if make in (_dynamic, _shared) else make(d, data.draw)
-    _check(f, d.x)
+    _check(make(d), d.x)
 
 
-def _fixed() -> tuple[Tensor, Tensor, Tensor]:
+ROW, END = list(Code()), (list(Layout(32)), None)
+
+
+def _fixed() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     w = torch.randint(-127, 128, (32, 64), generator=generator, dtype=torch.int8)
     x = torch.randn(4, 64, generator=generator)
-    return x, ops.pack_weight.default(w), torch.rand(32, generator=generator)
+    return x, ops.pack_weight.default(w, torch.rand(32, generator=generator))
 
 
-def _linear(x: Any, packed: Any, w_scale: Any, dtype: torch.dtype = F32) -> Any:
-    how = ([1], 8, True, "none", dtype)
-    return ops.int8_linear_dynamic.default(x, packed, w_scale, None, *how)
+def _linear(x: Any, weight: Any, activation: str = "none") -> Any:
+    return ops.linear_dynamic.default(x, weight, *END, ROW, activation, F32)
+
+
+def _of_codes(codes: Any, weight: Any, activation: str = "none") -> Any:
+    return ops.linear.default(codes[0], codes[1], codes[2], weight, *END, activation, F32)
 
 
 SPELLED = {
@@ -158,45 +129,43 @@ SPELLED = {
 
 @pytest.mark.parametrize("name", SPELLED)
 def test_the_activation_behind_a_linear_is_its_epilogue(name: str) -> None:
-    x, packed, w_scale = _fixed()
-    runner = built(lambda a: SPELLED[name](_linear(a, packed, w_scale)), (x,))
-    expected = ops.int8_linear_dynamic.default(x, packed, w_scale, None, [1], 8, True, name, F32)
-    assert same_bits(runner(x)[0], expected) and runner.outside == []
+    x, weight = _fixed()
+    runner = built(lambda a: SPELLED[name](_linear(a, weight)), (x,))
+    assert same_bits(runner(x)[0], _linear(x, weight, name)) and runner.outside == []
 
 
 def test_an_activation_is_kept_where_its_linear_is_not_in_the_program() -> None:
-    x, packed, w_scale = _fixed()
+    x, weight = _fixed()
 
     def f(a: Any) -> Any:
-        half = aten._to_copy.default(a, dtype=torch.bfloat16)
-        return aten.relu.default(_linear(half, packed, w_scale))
+        return aten.relu.default(_linear(aten._to_copy.default(a, dtype=torch.bfloat16), weight))
 
     runner = built(f, (x,))
     assert same_bits(runner(x)[0], f(x))
-    assert "qfx.int8_linear_dynamic.default" in runner.outside
+    assert "qfx.linear_dynamic.default" in runner.outside
 
 
 def test_a_weight_that_a_graph_is_given_is_pytorchs() -> None:
-    x, packed, w_scale = _fixed()
-    f = lambda a, w: aten.relu.default(_linear(a, w, w_scale))  # noqa: E731
-    runner = built(f, (x, packed))
-    assert same_bits(runner(x, packed)[0], f(x, packed))
-    assert runner.outside == ["qfx.int8_linear_dynamic.default"]
+    x, weight = _fixed()
+    f = lambda a, w: aten.relu.default(_linear(a, w))  # noqa: E731
+    runner = built(f, (x, weight))
+    assert same_bits(runner(x, weight)[0], f(x, weight))
+    assert runner.outside == ["qfx.linear_dynamic.default"]
 
 
-def _changed_between(x: Any, y: Any, w: Any, w_scale: Any, into: str) -> Any:
+def _changed_between(x: Any, y: Any, w: Any, into: str) -> Any:
     source = aten.neg.default(x)
     read = {"x": x, "its own": source}[into if into != "y" else "x"]
-    q = ops.quantize.default(read, [1], 8, True)
+    codes = ops.quantize.default(read, ROW)
     aten.add_.Tensor({"x": x, "y": y, "its own": source}[into], 3.0)
-    return ops.int8_linear.default(q[0], q[1], q[2], w, w_scale, None, "none", F32)
+    return _of_codes(codes, w)
 
 
 @pytest.mark.parametrize("into", ["x", "y", "its own"])
 def test_codes_are_of_what_was_there(into: str) -> None:
     """A linear that would quantize what was written since, directly or through another input."""
-    x, packed, w_scale = _fixed()
-    f = lambda a, b: _changed_between(a, b, packed, w_scale, into)  # noqa: E731
+    x, weight = _fixed()
+    f = lambda a, b: _changed_between(a, b, weight, into)  # noqa: E731
     runner = built(f, (x, x.clone()))
     shared, also = x.clone(), x.clone()
     pair = (shared, shared) if into == "y" else (shared, x.clone())
@@ -205,30 +174,35 @@ def test_codes_are_of_what_was_there(into: str) -> None:
 
 
 def test_codes_that_a_graph_is_given_are_not_quantized_again() -> None:
-    x, packed, w_scale = _fixed()
-    q, scale, zero = ops.quantize.default(x, [1], 8, True)
-    f = lambda *codes: ops.int8_linear.default(*codes, packed, w_scale, None, "none", F32)  # noqa: E731
-    runner = built(lambda q, s, z: f(q, s, z), (q, scale, zero))
-    assert same_bits(runner(q, scale, zero)[0], f(q, scale, zero))
+    x, weight = _fixed()
+    codes = ops.quantize.default(x, ROW)
+    expected = _of_codes(codes, weight)
+    runner = built(lambda q, scale, zero: _of_codes((q, scale, zero), weight), codes)
+    assert same_bits(runner(*codes)[0], expected)
 
     def cloned(a: Any) -> Any:
-        c = ops.quantize.default(a, [1], 8, True)
-        return f(aten.clone.default(c[0]), c[1], c[2])
+        c = ops.quantize.default(a, ROW)
+        return _of_codes((aten.clone.default(c[0]), c[1], c[2]), weight)
 
-    assert same_bits(built(cloned, (x,))(x)[0], f(q, scale, zero))
+    assert same_bits(built(cloned, (x,))(x)[0], expected)
+
+
+@pytest.mark.parametrize("given", ["scale", "seed"])
+def test_codes_of_given_scales_and_of_chance_are_pytorchs(given: str) -> None:
+    x, weight = _fixed()
+    how: Any = {"scale": torch.tensor([0.1]), "seed": torch.tensor([3])}
+    f = lambda a: _of_codes(ops.quantize.default(a, ROW, **{given: how[given]}), weight)  # noqa: E731
+    runner = built(f, (x,))
+    assert same_bits(runner(x)[0], f(x))
+    assert runner.outside == ["qfx.quantize.default", "qfx.linear.default"]
 
 
 def test_several_linears_share_what_they_quantize() -> None:
-    x, packed, w_scale = _fixed()
+    x, weight = _fixed()
 
     def f(a: Any) -> Any:
-        y = aten.sigmoid.default(a)
-        c = ops.quantize.default(y, [0, 1], 7, False)
-        one, two = (
-            ops.int8_linear.default(c[0], c[1], c[2], packed, w_scale, None, how, F32)
-            for how in ("none", "relu")
-        )
-        return aten.sub.Tensor(one, two)
+        codes = ops.quantize.default(aten.sigmoid.default(a), list(Code(7, 0, 1)))
+        return aten.sub.Tensor(_of_codes(codes, weight), _of_codes(codes, weight, "relu"))
 
     runner = built(f, (x,))
     assert runner.outside == []
@@ -236,8 +210,8 @@ def test_several_linears_share_what_they_quantize() -> None:
 
 
 def test_a_damaged_weight_is_refused() -> None:
-    x, _, w_scale = _fixed()
-    damaged = ops.pack_weight.default(torch.full((32, 64), 77, dtype=torch.int8)).clone()
+    x, weight = _fixed()
+    damaged = weight.clone()
     damaged[-1] ^= 1
     with pytest.raises(ValueError, match="it is damaged"):
-        built(lambda a: _linear(a, damaged, w_scale), (x,))
+        built(lambda a: _linear(a, damaged), (x,))

@@ -15,18 +15,21 @@ import qfx._C as _C
 import torch
 from torch import Tensor
 
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from qfx.programs import Runner
 from qfx.programs.inputs import Bound
 from tests.programs.traced import aten, built, same_bits
 from tests.programs.written import floats, say
 
 ops = torch.ops.qfx
-W = ops.pack_weight.default(torch.randint(-127, 128, (64, 64), dtype=torch.int8))
-W_SCALE = torch.rand(64) / 100
+CODES = torch.randint(-127, 128, (64, 64), dtype=torch.int8)
+W = ops.pack_weight.default(CODES, torch.rand(64) / 100)
+HOW: Any = list(Layout(64)), None, list(Code()), "none", torch.float32
 
 
 def _linear(x: Any) -> Any:
-    return ops.int8_linear_dynamic.default(x, W, W_SCALE, None, [1], 8, True, "none", torch.float32)
+    return ops.linear_dynamic.default(x, W, *HOW)
 
 
 def _steps(x: Any) -> Any:

@@ -10,6 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qfx.ops.code import Code
+from qfx.ops.layout import Layout
 from qfx.programs.streaming import CLOSE, DEFAULT, ROUNDS, WAYS, Choice, Streaming, Way
 from tests.conftest import on_isa, on_threads
 from tests.programs.traced import built, same_bits
@@ -95,23 +97,18 @@ def test_each_number_of_threads_makes_its_own_choice() -> None:
     assert {n: len(c._seconds[DEFAULT]) for n, c in streaming.choices.items()} == {1: 1, 2: 1}
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("layout", [Layout(160), Layout(160, 8, 64, 64), Layout(160, 4, 64, 64, 1)])
 @pytest.mark.parametrize("rows", [1, 3, 9])
-def test_no_way_changes_a_bit(bits: int, rows: int) -> None:
+def test_no_way_changes_a_bit(layout: Layout, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 192, generator=generator)
-    if bits == 8:
-        w = torch.randint(-127, 128, (160, 192), dtype=torch.int8, generator=generator)
-        packed, scale = ops.pack_weight.default(w), torch.rand(160, generator=generator)
-        how = (packed, scale, None, [1], 8, True, "none", torch.float32)
-        runner = built(lambda x: ops.int8_linear_dynamic.default(x, *how), (x,))
-    else:
-        codes = torch.randint(-8, 8, (160, 192), dtype=torch.int8, generator=generator)
-        scale = torch.rand(160, 3, generator=generator).bfloat16().float()
-        zero = torch.randint(-8, 8, (160, 3), dtype=torch.int32, generator=generator)
-        packed = ops.pack_lowbit.default(codes, scale, zero, None, 4, 64)
-        low = (packed, 160, 4, 64, None, [1], 0, 8, True, "none", torch.float32)
-        runner = built(lambda x: ops.lowbit_linear_dynamic.default(x, *low), (x,))
+    codes = torch.randint(-8, 8, (160, 192), dtype=torch.int8, generator=generator)
+    scale = torch.rand(160, 3 if layout.group else 1, generator=generator).bfloat16().float()
+    zero = torch.randint(-8, 8, (160, 3), dtype=torch.int32, generator=generator)
+    shift = zero if layout.shift else None
+    packed = ops.pack_weight.default(codes, scale, shift, None, layout.bits, layout.group)
+    how: Any = (packed, list(layout), None, list(Code()), "none", torch.float32)
+    runner = built(lambda x: ops.linear_dynamic.default(x, *how), (x,))
     (program,) = (part.program for part in runner.parts)  # type: ignore[union-attr]
     for isa in _C.isas():
         with on_isa(isa):

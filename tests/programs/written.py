@@ -38,10 +38,8 @@ def double(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
-W = ops.pack_weight.default(torch.ones(32, 16, dtype=torch.int8))
-FEW = ops.pack_lowbit.default(
-    torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 1), None, None, 4, 32
-)
+ONES, ONE = torch.ones(32, 16, dtype=torch.int8), torch.ones(32, 1)
+W, FEW = (ops.pack_weight.default(ONES, ONE, None, None, *how) for how in ((8, 0), (4, 32)))
 KEYS, KEY_SCALE, VALUES, VALUE_SCALE = kv_empty(1, 2, 16, 8)
 QUANTIZED = [0, 8, 1, 0, 0, 0]  # factor, bits, symmetric, per_tensor, group, rotation
 PLAIN = [0, 0]  # bias, activation
@@ -103,21 +101,10 @@ PROGRAMS: dict[str, Callable[[], Given]] = {
             floats(1, 2, 16),
             QUANTIZED,
             2,
-            *(floats(2, 2, 32), PLAIN, operand(3, (W.numel(),), torch.int8), floats(4, 32)),
-            *(floats(5, 2, 32), PLAIN, operand(3, (W.numel(),), torch.int8), floats(4, 32)),
+            *(floats(2, 2, 32), PLAIN, operand(3, (W.numel(),), torch.int8)),
+            *(floats(4, 2, 32), PLAIN, operand(5, (FEW.numel(),), torch.int8)),
         ),
-        [128, 256, W, 128, 256],
-    ),
-    "lowbit_linear": lambda: Given(
-        say(
-            "lowbit_linear",
-            floats(1, 2, 32),
-            QUANTIZED,
-            2,
-            *(floats(2, 2, 32), PLAIN, operand(3, (FEW.numel(),), torch.int8)),
-            *(floats(4, 2, 32), PLAIN, operand(3, (FEW.numel(),), torch.int8)),
-        ),
-        [256, 256, FEW, 256],
+        [128, 256, W, 256, FEW],
     ),
     "kv_write": lambda: Given(
         say("kv_write", CACHE, floats(5, 1, 2, 3, 8), floats(6, 1, 2, 3, 8), operand(7, (3,), I64)),

@@ -238,7 +238,7 @@ def test_a_way_is_a_row_and_what_is_missing_says_why(case: Case, tokens: Tensor)
     [
         ("aten::mm", "linears"),
         ("aten::addmm", "linears"),
-        ("qfx::int8_linear_dynamic", "linears"),
+        ("qfx::linear_dynamic", "linears"),
         ("qfx::int8_attention", "attention"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
         ("TorchDynamo Cache Lookup", "guards"),

@@ -195,7 +195,7 @@ def _() -> Shown:
         return tokens > 16 and tokens % 8 == 0 and k % 8 == 0 and n % 8 == 0
 
     x, w = torch.randint(-128, 128, (3, 13)), torch.randint(-128, 128, (5, 13))
-    packed = ops.pack_weight(w.to(torch.int8))
+    packed = ops.pack_weight(w.to(torch.int8), torch.ones(5))
     got = ops.int8_mm(x.to(torch.int8), torch.zeros(3, 1, dtype=torch.int32), packed, 5)
     return Shown(theirs(3, 13, 5), torch.equal(got.long(), x @ w.t()), True)
 

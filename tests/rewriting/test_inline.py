@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx.rewriting.aten_quantization import quantize_parts, quantize_static_parts
+from qfx.ops.code import Code
+from qfx.rewriting.aten_quantization import quantize_parts
 from tests.cuda import emulator as cuda_emulator
 from tests.cuda.graphs import as_if_built, on_cuda
 from tests.lib import strategies as more
@@ -38,25 +39,22 @@ def _equal(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
 
 
 @given(
-    rows=more.POSITIVE, columns=more.POSITIVE, seed=more.SEEDS, dtype=more.DTYPES, bits=more.BITS,
-    axes=more.AXES, symmetric=st.booleans(), fill=st.sampled_from(more.FINITE + more.FAULTY),
-    smoothed=st.booleans(),
+    rows=more.POSITIVE, columns=more.POSITIVE, seed=more.SEEDS, dtype=more.DTYPES, code=more.CODES,
+    fill=st.sampled_from(more.FINITE + more.FAULTY), smoothed=st.booleans(),
 )  # fmt: skip
 def test_inlined_quantize_is_quantize(
     rows: int,
     columns: int,
     seed: int,
     dtype: torch.dtype,
-    bits: int,
-    axes: list[int],
-    symmetric: bool,
+    code: Code,
     fill: str,
     smoothed: bool,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = more.filled(fill, rows, columns, generator).to(dtype)
     factor = torch.rand(columns, generator=generator) + 0.5 if smoothed else None
-    arguments = (x, axes, bits, symmetric, factor)
+    arguments = (x, code, None, None, None, factor)
     _equal(quantize_parts(*arguments), OPS.quantize(*arguments))
 
 
@@ -65,13 +63,13 @@ def test_inlined_quantize_is_quantize(
     scale=st.sampled_from([0.0, 1e-40, 0.02, 3.0, 1e38, torch.inf, torch.nan]),
     zero=st.sampled_from([None, -200, 0, 3]), fill=st.sampled_from(more.FINITE + more.FAULTY),
 )  # fmt: skip
-def test_inlined_quantize_static_is_quantize_static(
+def test_inlined_quantize_by_a_scale_is_quantize(
     rows: int, columns: int, seed: int, bits: int, scale: float, zero: int | None, fill: str
 ) -> None:
     x = more.filled(fill, rows, columns, torch.Generator().manual_seed(seed))
     point = None if zero is None else torch.tensor([zero], dtype=torch.int32)
-    arguments = (x, torch.tensor([scale]), point, bits, zero is None)
-    _equal(quantize_static_parts(*arguments), OPS.quantize_static(*arguments))
+    arguments = (x, Code(bits, int(zero is None)), torch.tensor([scale]), point)
+    _equal(quantize_parts(*arguments), OPS.quantize(*arguments))
 
 
 # --- graphs ---
@@ -127,10 +125,10 @@ ROTATED_GROUPS = qfx.Scheme(w=qfx.QSpec(group=64), rotation=64)
 @pytest.mark.parametrize(
     ("scheme", "operators"),
     [
-        ("w8a8-asymmetric", {"int8_linear": 3}),
-        ("w8a8", {"quantize": 1, "int8_linear": 2, "int8_linear_dynamic": 1}),  # rotated
-        (GROUPS4, {"int8_linear_groups": 3}),
-        (ROTATED_GROUPS, {"quantize": 2, "int8_linear_groups": 3}),
+        ("w8a8-asymmetric", {"linear": 3}),
+        ("w8a8", {"quantize": 1, "linear": 2, "linear_dynamic": 1}),  # rotated
+        (GROUPS4, {"linear": 3}),
+        (ROTATED_GROUPS, {"quantize": 1, "linear": 2, "linear_dynamic": 1}),
     ],
 )
 @torch.no_grad()
@@ -143,7 +141,7 @@ def test_what_rotates_stays_an_operator(
 @torch.no_grad()
 def test_one_quantization_for_all_readers() -> None:
     gm = _fused(Shared(), X, "w8a8-symmetric")
-    q, k, _ = gm.graph.find_nodes(op="call_function", target=OPS.int8_linear.default)
+    q, k, _ = gm.graph.find_nodes(op="call_function", target=OPS.linear.default)
     assert q.args[:3] == k.args[:3]
 
 
@@ -151,7 +149,7 @@ def test_one_quantization_for_all_readers() -> None:
 def test_one_row_that_rotates_is_quantized_once() -> None:
     """Each quantization is a launch, which takes longer than a row."""
     operators = _operators(_fused(Shared(), X[:1, :1], "w8a8"))
-    assert operators == {"quantize": 1, "int8_linear": 2, "int8_linear_dynamic": 1}
+    assert operators == {"quantize": 1, "linear": 2, "linear_dynamic": 1}
 
 
 def test_training_reads_inlined_codes() -> None:
@@ -159,7 +157,7 @@ def test_training_reads_inlined_codes() -> None:
     gm = _fused(module, X, "w8a8-symmetric", training=True)
     config = qfx.Config(scheme="w8a8-symmetric", minimum_gain=0)
     expected, _ = qfx.rewrite(qfx.trace(module, X), config, training=True)
-    assert _operators(gm) == {"pack_weight": 3, "int8_linear_ste": 3}
+    assert _operators(gm) == {"pack_weight": 3, "linear_ste": 3}
     gradients = []
     for each in (gm, expected):
         each(X).square().sum().backward()
@@ -192,7 +190,7 @@ def test_a_size_that_may_be_zero(axes: tuple[int, ...]) -> None:
     program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     config = qfx.Config(scheme=qfx.Scheme(x=qfx.QSpec(axes=axes)), minimum_gain=0)
     gm, _ = qfx.rewrite(on_cuda(program.module()), config)
-    assert _operators(gm)["int8_linear"] == (axes == (1,))
+    assert _operators(gm)["linear"] == (axes == (1,))
     for inputs in (x, -x.abs()):
         assert torch.allclose(gm(inputs), module(inputs), atol=0.1)
 
@@ -208,7 +206,7 @@ def test_of_nothing_no_range_is_reduced(x: Tensor) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_inductor_keeps_the_bits(symmetric: bool) -> None:
     """Inductor for the CPU; for a GPU `addcdiv` is what it divides exactly by."""
-    arguments = (X, [1], 8, symmetric)
+    arguments = (X, Code(8, int(symmetric)))
     compiled = torch.compile(quantize_parts, fullgraph=True)
     _equal(compiled(*arguments), OPS.quantize(*arguments))
 
@@ -223,7 +221,7 @@ def _on_emulator(gm: fx.GraphModule) -> fx.GraphModule:
             node.target = getattr(
                 cuda_emulator.OPS, node.target._schema.name.split("::")[1]
             ).default
-        elif node.op == "get_attr" and node.target.endswith("_blocks"):
+        elif node.op == "get_attr" and node.target.endswith("_weight"):
             setattr(gm, node.target, cuda_emulator.cuda_packed(getattr(gm, node.target)))
     gm.recompile()
     return gm

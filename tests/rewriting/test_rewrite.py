@@ -46,21 +46,24 @@ class TestPrintedGraphs(expecttest.TestCase):
         self.assertExpectedInline(
             _calls(gm),
             """\
-x_quantize = quantize(x, [1], 8, False)
+x_quantize = quantize(x, [8, 0, 0, 0, 0])
 x_q = getitem(x_quantize, 0)
 x_scale = getitem(x_quantize, 1)
 x_zero_point = getitem(x_quantize, 2)
-linear_acc = int8_mm(x_q, x_zero_point, q_weight_s8r_blocks, 8)
-linear_dequantize = dequantize(linear_acc, x_scale, None, q_weight_s8r_scale, q_bias, 'none', torch.float32)
-linear_1_acc = int8_mm(x_q, x_zero_point, k_weight_s8r_blocks, 8)
-linear_1_dequantize = dequantize(linear_1_acc, x_scale, None, k_weight_s8r_scale, None, 'none', torch.float32)
+linear_acc = int8_mm(x_q, x_zero_point, q_weight_s8r_weight, 8)
+linear_w_scale = weight_scale(q_weight_s8r_weight, 8)
+linear_dequantize = dequantize(linear_acc, x_scale, None, linear_w_scale, q_bias, 'none', torch.float32)
+linear_1_acc = int8_mm(x_q, x_zero_point, k_weight_s8r_weight, 8)
+linear_1_w_scale = weight_scale(k_weight_s8r_weight, 8)
+linear_1_dequantize = dequantize(linear_1_acc, x_scale, None, linear_1_w_scale, None, 'none', torch.float32)
 mul = mul(linear_dequantize, linear_1_dequantize)
-mul_quantize = quantize(mul, [1], 8, False)
+mul_quantize = quantize(mul, [8, 0, 0, 0, 0])
 mul_q = getitem(mul_quantize, 0)
 mul_scale = getitem(mul_quantize, 1)
 mul_zero_point = getitem(mul_quantize, 2)
-linear_2_acc = int8_mm(mul_q, mul_zero_point, up_weight_s8r_blocks, 4)
-linear_2_dequantize = dequantize(linear_2_acc, mul_scale, None, up_weight_s8r_scale, up_bias, 'gelu', torch.float32)""",
+linear_2_acc = int8_mm(mul_q, mul_zero_point, up_weight_s8r_weight, 4)
+linear_2_w_scale = weight_scale(up_weight_s8r_weight, 4)
+linear_2_dequantize = dequantize(linear_2_acc, mul_scale, None, linear_2_w_scale, up_bias, 'gelu', torch.float32)""",
         )
 
     def test_fused(self) -> None:
@@ -68,14 +71,14 @@ linear_2_dequantize = dequantize(linear_2_acc, mul_scale, None, up_weight_s8r_sc
         self.assertExpectedInline(
             _calls(gm),
             """\
-x_quantize = quantize(x, [1], 8, False)
+x_quantize = quantize(x, [8, 0, 0, 0, 0])
 x_q = getitem(x_quantize, 0)
 x_scale = getitem(x_quantize, 1)
 x_zero_point = getitem(x_quantize, 2)
-linear_int8 = int8_linear(x_q, x_scale, x_zero_point, q_weight_s8r_blocks, q_weight_s8r_scale, q_bias, 'none', torch.float32)
-linear_1_int8 = int8_linear(x_q, x_scale, x_zero_point, k_weight_s8r_blocks, k_weight_s8r_scale, None, 'none', torch.float32)
+linear_int8 = linear(x_q, x_scale, x_zero_point, q_weight_s8r_weight, [8, 8, 0, 0, 0], q_bias, 'none', torch.float32)
+linear_1_int8 = linear(x_q, x_scale, x_zero_point, k_weight_s8r_weight, [8, 8, 0, 0, 0], None, 'none', torch.float32)
 mul = mul(linear_int8, linear_1_int8)
-linear_2_int8 = int8_linear_dynamic(mul, up_weight_s8r_blocks, up_weight_s8r_scale, up_bias, [1], 8, False, 'gelu', torch.float32)""",
+linear_2_int8 = linear_dynamic(mul, up_weight_s8r_weight, [4, 8, 0, 0, 0], up_bias, [8, 0, 0, 0, 0], 'gelu', torch.float32)""",
         )
 
 
@@ -205,6 +208,23 @@ def test_the_given_graph_is_not_changed() -> None:
     before = str(gm.graph)
     qfx.rewrite(gm, CONFIG)
     assert str(gm.graph) == before
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_n_that_the_capture_does_not_know_is_that_of_the_float_weight(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node for the product and the scales that belong together, and for the layout."""
+    model, x = Shared(), torch.randn(2, 8)
+    gm = qfx.trace(model, x)
+    known, _ = qfx.rewrite(gm, CONFIG, training=training)
+    monkeypatch.setattr("qfx.match.matching._shape_nk", lambda site: None)
+    for canonical in (True, False):
+        found, plan = qfx.rewrite(gm, CONFIG, canonical=canonical, training=training)
+        assert plan.quantized == 3
+        assert _calls(found).count(" = sym_size(") == 3
+        with torch.set_grad_enabled(training):
+            assert torch.equal(found(x), known(x))
 
 
 def test_float_weights_are_left_behind() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 
 import qfx
 from qfx.graph.faults import PassFault
-from qfx.ops.forms import FORMS
+from qfx.ops.code import Code
+from qfx.ops.forms import LINEAR, REQUANTIZE, STE
 from qfx.rewriting.verifying import READS_CODES, verify
 
 ops = torch.ops.qfx
@@ -50,6 +51,11 @@ def _zero_point_of_other_codes(gm: fx.GraphModule) -> None:
     one.args = (one.args[0], other.args[1], *one.args[2:])
 
 
+def _scale_of_another_weight(gm: fx.GraphModule) -> None:
+    other, one = _calls(gm, ops.weight_scale)
+    one.args = other.args
+
+
 def _products_as_result(gm: fx.GraphModule) -> None:
     acc = _calls(gm, ops.int8_mm)[0]
     with gm.graph.inserting_after(acc):
@@ -81,6 +87,7 @@ def _none_for_a_tensor(gm: fx.GraphModule) -> None:
 BROKEN: list[tuple[Callable[[fx.GraphModule], None], str]] = [
     (_scale_of_other_codes, "is no dequantize"),
     (_zero_point_of_other_codes, "is no dequantize"),
+    (_scale_of_another_weight, "is not .*, as weight is"),
     (_products_as_result, "products are read by neg"),
     (_products_for_nobody, "nothing reads its int32 products"),
     (_a_written_constant, "a constant"),
@@ -119,24 +126,24 @@ def test_codes_of_one_call_alone(scheme: str) -> None:
     model = Shared().eval()
     gm, _ = qfx.rewrite(qfx.trace(model, X, X), qfx.Config(scheme=scheme, minimum_gain=0))
     verify(gm, frozenset())
-    targets = (ops.int8_linear_groups, ops.int8_linear, ops.lowbit_linear)
-    readers = {call.args[0]: call for target in targets for call in _calls(gm, target)}
+    readers = {call.args[0]: call for call in _calls(gm, ops.linear)}
     assert len(readers) == 2
     for other, one in itertools.permutations(readers.values()):
         one.args = (one.args[0], other.args[1], *one.args[2:])
-        with pytest.raises(PassFault, match=r"is no (int8|lowbit)_linear"):
+        with pytest.raises(PassFault, match="is no linear"):
             verify(gm, frozenset())
 
 
 def test_what_the_model_calls_itself_is_its_own_affair() -> None:
     class Own(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            q, _, zero_point = ops.quantize(x, [1], 8, False)
+            q, _, zero_point = ops.quantize(x, list(Code(symmetric=0)))
             return ops.int8_mm(q, zero_point, self.packed, 32).float()  # no dequantize
 
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("packed", ops.pack_weight(torch.ones(32, 64, dtype=torch.int8)))
+            codes = torch.ones(32, 64, dtype=torch.int8)
+            self.register_buffer("packed", ops.pack_weight(codes, torch.ones(32)))
 
     model = Own()
     gm, _ = qfx.rewrite(qfx.trace(model, X), qfx.Config(minimum_gain=0))
@@ -147,10 +154,11 @@ def test_what_the_model_calls_itself_is_its_own_affair() -> None:
 def test_every_form_that_reads_codes_is_looked_at() -> None:
     """An operator of a new row would else be trusted with the codes of another call."""
     called = {pattern.text.partition("(")[0] for pattern in READS_CODES}
+    every = torch._C._jit_get_all_schemas()
     readers = {
-        call.name
-        for form in FORMS
-        for call in (form.fused, form.trained)
-        if call is not None and {"q", "scale", "zero_point"} <= {*call.names}
+        schema.name.removeprefix("qfx::")
+        for schema in every
+        if schema.name.startswith("qfx::linear")
+        and {argument.name for argument in schema.arguments} & {"q", "codes"}
     }
-    assert readers and readers <= called
+    assert readers == called == {call.name for call in (LINEAR, REQUANTIZE, STE)}

@@ -23,11 +23,11 @@ from qfx.weights.cache import CACHE
 from qfx.weights.feed import Feed, Part, Source, with_packed_weights
 
 X = torch.randn(3, 8)
-SPEC = Packing(qfx.QSpec())
+SPEC = Packing(qfx.QSpec(), guarded=True)  # of two tensors
 
 
 def _wrapper(weights: int) -> Callable[..., Any]:
-    """Of the function that returns its inputs: x, then blocks and scale of each weight."""
+    """Of the function that returns its inputs: x, then each packed weight and its error."""
     parts = [Part(source, part) for source in range(weights) for part in range(2)]
     sources = tuple(Source(1 + i, (), SPEC) for i in range(weights))
     return with_packed_weights(lambda *inputs: inputs, Feed((0, *parts), sources))
@@ -369,7 +369,7 @@ def test_packed_weights_die_with_the_weight_not_with_the_wrapper() -> None:
     len(CACHE)  # forgets the dead
     assert [r() for r in packed] == [None, None]
     other = torch.randn(8, 8)
-    assert torch.equal(f(X, other)[1], qfx.weights.cache.pack(other, (), SPEC).blocks)
+    assert torch.equal(f(X, other)[1], qfx.weights.cache.pack(other, (), SPEC).weight)
 
 
 def test_fake_arguments_are_packed_as_fakes_and_forgotten() -> None:
@@ -392,9 +392,8 @@ def test_threads_that_change_weights_and_call() -> None:
         weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
         for _ in range(20):
             weight.mul_(1.5)
-            blocks, scale = f(X, weight)[1:]
             expected = qfx.weights.cache.pack(weight, (), SPEC)
-            if not (torch.equal(blocks, expected.blocks) and torch.equal(scale, expected.scale)):
+            if not all(map(torch.equal, f(X, weight)[1:], expected.tensors)):
                 return False
         return True
 

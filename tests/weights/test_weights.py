@@ -280,10 +280,10 @@ def test_packed_buffers_keep_their_address() -> None:
     spec = Packing(qfx.QSpec())
     with torch.no_grad():
         f(X)
-        address = CACHE.get(model.a.weight, (), spec).blocks.data_ptr()
+        address = CACHE.get(model.a.weight, (), spec).weight.data_ptr()
         model.a.weight.mul_(2)
         f(X)
-    assert CACHE.get(model.a.weight, (), spec).blocks.data_ptr() == address
+    assert CACHE.get(model.a.weight, (), spec).weight.data_ptr() == address
 
 
 def test_instances_that_share_code_have_their_own_weights() -> None:
@@ -316,7 +316,7 @@ def test_the_cache_does_not_hinder_swap_tensors() -> None:
     CACHE.get(weight, (), spec)
     torch.utils.swap_tensors(weight, other)
     expected = qfx.weights.cache.pack(weight, (), spec)
-    assert torch.equal(CACHE.get(weight, (), spec).blocks, expected.blocks)
+    assert torch.equal(CACHE.get(weight, (), spec).weight, expected.weight)
 
 
 def test_freed_weight_is_an_error() -> None:
@@ -409,23 +409,23 @@ def test_parameters_that_share_memory_but_count_versions_apart() -> None:
         second.mul_(2)
         CACHE.get(second, (), spec)
         first.mul_(-3)  # its first version, as `second` is at its first
-    expected = qfx.weights.cache.pack(first, (), spec).blocks
-    assert torch.equal(CACHE.get(first, (), spec).blocks, expected)
+    expected = qfx.weights.cache.pack(first, (), spec).weight
+    assert torch.equal(CACHE.get(first, (), spec).weight, expected)
     packs = CACHE.packs
     for weight in 3 * (first, second):
-        assert torch.equal(CACHE.get(weight, (), spec).blocks, expected)
+        assert torch.equal(CACHE.get(weight, (), spec).weight, expected)
     assert CACHE.packs == packs
 
 
 def test_no_parameter_is_known_when_another_has_its_memory_packed_anew() -> None:
     first = nn.Parameter(torch.randn(8, 8))
     second, before, spec = nn.Parameter(first.data), first.detach().clone(), Packing(qfx.QSpec())
-    expected = CACHE.get(first, (), spec).blocks.clone()
+    expected = CACHE.get(first, (), spec).weight.clone()
     with torch.no_grad():
         second.mul_(-3)
-    assert not torch.equal(CACHE.get(second, (), spec).blocks, expected)
+    assert not torch.equal(CACHE.get(second, (), spec).weight, expected)
     first.data.copy_(before)  # which is all that it had before
-    assert torch.equal(CACHE.get(first, (), spec).blocks, expected)
+    assert torch.equal(CACHE.get(first, (), spec).weight, expected)
 
 
 # --- operands that are rewritten between calls ---

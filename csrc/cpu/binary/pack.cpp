@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "cpu/core/checksum.h"
 #include "cpu/gemm/pack.h"
 
 namespace qfx::cpu {
@@ -12,20 +11,29 @@ constexpr char kMagic[4] = {'Q', 'F', 'X', 'B'};
 constexpr uint32_t kVersion = 2;
 constexpr uint32_t kLayoutK32N32 = 1;
 
+struct BitsHeader {
+  char magic[4];
+  uint32_t version, layout, unused;
+  int64_t n, k, none;
+  uint64_t contents;     // checksum of what follows the header
+  uint64_t reserved[1];  // 0
+  uint64_t sum;          // checksum of the header, in which it is 0
+};
+static_assert(sizeof(BitsHeader) == kBitsHeader);
+
 }  // namespace
 
 int64_t packed_bits_size(int64_t n, int64_t k) {
-  return static_cast<int64_t>(sizeof(PackedHeader)) +
+  return static_cast<int64_t>(sizeof(BitsHeader)) +
          round_up(n, kPanel) * round_up(k, kBitGroup) / 8;
 }
 
 uint64_t finish_packed_bits(int64_t n, int64_t k, int8_t* out) {
-  const int64_t header_bytes = sizeof(PackedHeader);
+  const int64_t header_bytes = sizeof(BitsHeader);
   const uint64_t contents =
       checksum(out + header_bytes, (packed_bits_size(n, k) - header_bytes) / kChecked);
-  PackedHeader header = {{}, kVersion, kLayoutK32N32, 0, n, k, 0, contents, 0, 0};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  write_header(header, out);
+  const BitsHeader header = {{}, kVersion, kLayoutK32N32, 0, n, k, 0, contents, {}, 0};
+  write_header(header, kMagic, out);
   return contents;
 }
 
@@ -37,7 +45,7 @@ void place_column(const uint8_t* bits, int64_t groups, int64_t n, uint8_t* block
 }
 
 std::string open_packed_bits(const int8_t* data, int64_t size, PackedBits* weight) {
-  PackedHeader header;
+  BitsHeader header;
   if (size < static_cast<int64_t>(sizeof(header))) {
     return "it has " + std::to_string(size) + " bytes, fewer than the header's 64";
   }

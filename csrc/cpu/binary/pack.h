@@ -17,6 +17,8 @@ namespace qfx::cpu {
 inline constexpr int64_t kMaxBinaryK = INT32_MAX;         // the sum of K signs is an int32
 inline constexpr int64_t kMaxBinaryN = int64_t{1} << 31;  // so that no size overflows
 
+inline constexpr int64_t kBitsHeader = 64;  // bytes
+
 struct PackedBits {
   int64_t n, k;
   const uint8_t* blocks;

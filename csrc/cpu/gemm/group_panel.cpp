@@ -44,6 +44,7 @@ float* GroupedPanel::run() {
   for (int64_t next; begin_ < how_.depth; begin_ = next) {
     next = end_of_block(begin_);
     now_ = reader_.read(begin_, next);
+    if (begin_ == 0 && how_.streams) fetch_values(w_, now_.b, rows_.rows.tuning.ahead);
     for (int64_t m = block_.begin; m < block_.end; m += how_.height) {
       const int count = static_cast<int>(std::min(how_.height, block_.end - m));
       const bool fetch = reader_.in_order() && m - block_.begin == how_.fetching;

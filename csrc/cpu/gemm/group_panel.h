@@ -46,8 +46,6 @@ class GroupedPanel {
   // Float sums [rows of the block][32], in `memory`.
   float* run();
 
-  bool streams() const { return how_.streams; }
-
  private:
   int64_t end_of_block(int64_t k) const;
   const int8_t* ahead_of(int64_t begin, int64_t end) const;

@@ -1,27 +1,44 @@
-// Linears of float rows, which are quantized as they come, as operators and programs run them.
+// Linears by a packed weight of any kind, as operators and programs run them. This is where kinds
+// are told apart.
 #pragma once
 
 #include <span>
 
-#include "cpu/gemm/lowbit_product.h"
-#include "cpu/gemm/product.h"
+#include "cpu/gemm/group_rows.h"
+#include "cpu/gemm/weight.h"
 
 namespace qfx::cpu {
 
 // A weight, and where the products by it go.
 struct Linear {
-  const PackedWeight& w;
+  const Weight& w;
   FloatOutput to;
 };
 
-// to.data[m][n] of x's rows for each, which have one K; the scales of these go to scales[m]. `how`:
-// or null for what is set.
-void linears_of_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                     std::span<const Linear> all, float* scales, const Streaming* how = nullptr);
+// Floats [M, K] that are quantized as they come. `group`: elements of K that share a scale, or 0.
+struct QuantizedFloats {
+  FloatMatrix x;
+  CodeSpec spec;
+  int64_t group = 0;
+};
 
-// The same with weights of few bits. `group`: of x, or 0.
-void lowbit_linears_of_rows(const Kernels& kernels, const FloatMatrix& x, const CodeSpec& spec,
-                            int64_t group, std::span<const LowbitLinear> all,
-                            const Streaming* how = nullptr);
+// to.data[m][n] for each of the weights, which have one K. `sizes`, if given, becomes the root mean
+// square of the scales of each row's elements. `how`: or null for what is set.
+void linears_of_floats(const Kernels& kernels, const QuantizedFloats& from,
+                       std::span<const Linear> all, const Streaming* how = nullptr,
+                       double* sizes = nullptr);
+
+// Codes q [rows, K], their scales and zero points.
+struct CodeMatrix {
+  const int8_t* q;
+  int64_t rows;
+  RowValues<float> scale;
+  RowValues<int32_t> zero;
+};
+
+void linear_of_codes(const Kernels& kernels, const CodeMatrix& from, const Linear& linear);
+
+// Products of floats that stay floats with codes. (W1) (W3)
+void linear_unquantized(const Kernels& kernels, const FloatMatrix& x, const Linear& linear);
 
 }  // namespace qfx::cpu

@@ -5,23 +5,14 @@
 #include <cstring>
 #include <iterator>
 
-#include "cpu/core/checksum.h"
 #include "cpu/core/parallel.h"
 #include "cpu/kernels/tables/rows.h"
 
 namespace qfx::cpu {
 namespace {
 
-constexpr char kMagic[4] = {'Q', 'F', 'X', 'B'};
-constexpr uint32_t kVersion = 2;
 constexpr int64_t kGroups[] = {32, 64, 128};
 constexpr int64_t kLine = kPanel * kGroup;  // codes of 4 k of a panel
-constexpr uint32_t kShifts = 3;             // of which there are
-
-uint32_t word_of(const LowbitKind& kind) {
-  const bool half = kind.scales == Dtype::kFloat16;
-  return static_cast<uint32_t>(kind.shift) + kShifts * (half ? 1 : 0);
-}
 
 bool fits(const Kernels& kernels, const float* values, int64_t count, Dtype dtype) {
   for (int64_t i = 0; i < count; i += kPanel) {
@@ -118,21 +109,6 @@ int code_at(const LowbitWeight& w, const uint8_t* block, int64_t n, int64_t k) {
   return u - w.kind.middle();
 }
 
-std::string fault_of_kind(const PackedHeader& header, LowbitKind* kind) {
-  if (header.layout != 4 && header.layout != 5) {
-    return "its header says " + std::to_string(header.layout) + " bits, expected 4 or 5";
-  }
-  if (header.magnitude >= 2 * kShifts) {
-    return "its header says kind " + std::to_string(header.magnitude);
-  }
-  if (!is_lowbit_group(header.group)) {
-    return "its header says groups of " + std::to_string(header.group) + ", expected 32, 64 or 128";
-  }
-  *kind = {header.layout, header.group, static_cast<Shift>(header.magnitude % kShifts),
-           header.magnitude < kShifts ? Dtype::kBFloat16 : Dtype::kFloat16};
-  return "";
-}
-
 }  // namespace
 
 int64_t LowbitKind::front(int64_t groups) const {
@@ -185,18 +161,15 @@ uint64_t pack_lowbit(const Kernels& kernels, const LowbitParts& from, const Lowb
       contents += checksum(panels + p * size, size / kChecked, p * size / kChecked);
     }
   });
-  PackedHeader header = {{},
-                         kVersion,
-                         static_cast<uint32_t>(kind.bits),
-                         word_of(kind),
-                         from.n,
-                         from.k,
-                         kind.group,
-                         contents,
-                         0,
-                         0};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  write_header(header, out);
+  PackedHeader header = {};
+  header.version = kWeightVersion;
+  header.bits = static_cast<uint32_t>(kind.bits);
+  header.shift = static_cast<uint32_t>(kind.shift);
+  header.scales = static_cast<uint32_t>(kind.scales);
+  header.n = from.n, header.k = from.k;
+  header.group = header.scale_group = kind.group;
+  header.contents = contents;
+  write_header(header, kWeightMagic, out);
   return contents;
 }
 
@@ -226,37 +199,29 @@ void unpack_lowbit(const Kernels& kernels, const LowbitWeight& w, const LowbitUn
   }
 }
 
-std::string open_lowbit(const int8_t* data, int64_t size, LowbitWeight* weight) {
-  PackedHeader header;
-  if (size < static_cast<int64_t>(sizeof(header))) {
-    return "it has " + std::to_string(size) + " bytes, fewer than the header's 64";
+std::string fault_of_lowbit(const PackedHeader& header) {
+  if (!is_lowbit_group(header.group) || header.scale_group != header.group) {
+    return "its header says groups of " + std::to_string(header.group) + " and scales of " +
+           std::to_string(header.scale_group) + ", expected 32, 64 or 128 for both";
   }
-  std::memcpy(&header, data, sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
-    return "it does not start with the magic bytes QFXB that pack_lowbit writes";
+  const auto half = static_cast<Dtype>(header.scales);
+  if (half != Dtype::kBFloat16 && half != Dtype::kFloat16) {
+    return "its header says scales of type " + std::to_string(header.scales);
   }
-  if (header.version != kVersion) {
-    return "it has version " + std::to_string(header.version) + ", this build reads version " +
-           std::to_string(kVersion);
-  }
-  const int64_t limit = int64_t{1} << 40;
-  if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
-    return "its header says N=" + std::to_string(header.n) + " K=" + std::to_string(header.k);
-  }
-  LowbitKind kind;
-  if (std::string fault = fault_of_kind(header, &kind); !fault.empty()) return fault;
-  const int64_t expected = lowbit_size(header.n, header.k, kind);
-  if (size != expected) {
-    return "it has " + std::to_string(size) + " bytes, N=" + std::to_string(header.n) +
-           " K=" + std::to_string(header.k) + " in " + std::to_string(kind.bits) + " bits takes " +
-           std::to_string(expected);
-  }
-  if (std::string fault = fault_of(header); !fault.empty()) return fault;
-  PackedWeight shape = {header.n, header.k, padded_k(header.k), true, nullptr, nullptr};
-  shape.group = kind.group;
-  shape.contents = header.contents;
-  *weight = {shape, kind, reinterpret_cast<const uint8_t*>(data) + sizeof(header)};
   return "";
+}
+
+LowbitKind lowbit_kind_of(const PackedHeader& header) {
+  return {header.bits, header.group, static_cast<Shift>(header.shift),
+          static_cast<Dtype>(header.scales)};
+}
+
+LowbitWeight lowbit_weight_of(const PackedHeader& header, const int8_t* data) {
+  PackedWeight shape = {header.n, header.k, padded_k(header.k), true, nullptr, nullptr};
+  shape.group = header.group;
+  shape.scale_by_group = true;
+  shape.contents = header.contents;
+  return {shape, lowbit_kind_of(header), reinterpret_cast<const uint8_t*>(data) + sizeof(header)};
 }
 
 }  // namespace qfx::cpu

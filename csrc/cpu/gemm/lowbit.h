@@ -1,6 +1,5 @@
-// A weight of 4- or 5-bit codes, packed: a header of 64 bytes (PackedHeader), then its panels,
-// which kernels/tables/lowbit.h describes, N padded to whole ones with zero points. In the header
-// `layout` are the bits and `magnitude` says what the panels hold: see LowbitKind.
+// A weight of 4- or 5-bit codes, packed: a header (header.h), then its panels, which
+// kernels/tables/lowbit.h describes, N padded to whole ones with zero points.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +13,7 @@
 
 namespace qfx::cpu {
 
-// What stands before the groups of a panel.
-enum class Shift : uint32_t { kNone, kZeroPoints, kMinimums };
-
+// `shift`: what stands before the groups of a panel.
 struct LowbitKind {
   int64_t bits, group;  // 4 or 5; 32, 64 or 128
   Shift shift;
@@ -76,7 +73,11 @@ struct LowbitUnpacked {
 };
 void unpack_lowbit(const Kernels& kernels, const LowbitWeight& w, const LowbitUnpacked& to);
 
-// Reads a buffer of `size` bytes. Returns what is wrong with its header, or an empty string.
-std::string open_lowbit(const int8_t* data, int64_t size, LowbitWeight* weight);
+// What is wrong with the fields of a header that are for few bits alone, or an empty string.
+std::string fault_of_lowbit(const PackedHeader& header);
+
+// The packed weight behind `header`, whose fields and size are right.
+LowbitWeight lowbit_weight_of(const PackedHeader& header, const int8_t* data);
+LowbitKind lowbit_kind_of(const PackedHeader& header);
 
 }  // namespace qfx::cpu

@@ -4,16 +4,11 @@
 #include <atomic>
 #include <cstring>
 
-#include "cpu/core/checksum.h"
 #include "cpu/core/parallel.h"
 #include "types.h"
 
 namespace qfx::cpu {
 namespace {
-
-constexpr char kMagic[4] = {'Q', 'F', 'X', 'W'};
-constexpr uint32_t kVersion = 3;
-constexpr uint32_t kLayoutK4N32 = 1;
 
 // Groups of 4 k of 32 columns that lie side by side.
 void pack_side_by_side(const int8_t* w, int64_t groups, int64_t stride_k, int32_t* colsum,
@@ -49,11 +44,6 @@ void pack_column_by_column(const int8_t* w, int64_t columns, int64_t groups, int
   }
 }
 
-uint64_t sum_of(PackedHeader header) {
-  header.sum = 0;
-  return checksum(&header, sizeof(header) / kChecked);
-}
-
 uint32_t magnitude_of(const int8_t* block, int64_t size) {
   int8_t low = 0, high = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -73,6 +63,27 @@ void sum_groups(const int8_t* block, int64_t k, int64_t group, int32_t* sums) {
         for (int64_t j = 0; j < kGroup; ++j) sums[n] += quads[n * kGroup + j];
       }
     }
+  }
+}
+
+// Values [N, S] of panel p, group by group, or `instead` where there are none; what lies beyond N
+// is zero.
+template <typename T>
+void place_values(const T* values, T instead, int64_t n, int64_t groups, int64_t p, T* to) {
+  const int64_t columns = std::min<int64_t>(kPanel, n - p * kPanel);
+  for (int64_t g = 0; g < groups; ++g, to += kPanel) {
+    for (int64_t i = 0; i < kPanel; ++i) {
+      to[i] = i >= columns        ? T{}
+              : values == nullptr ? instead
+                                  : values[(p * kPanel + i) * groups + g];
+    }
+  }
+}
+
+template <typename T>
+void take_values(const T* panel, int64_t step, int64_t columns, int64_t groups, T* to) {
+  for (int64_t i = 0; i < columns; ++i) {
+    for (int64_t g = 0; g < groups; ++g) to[i * groups + g] = panel[g * step + i];
   }
 }
 
@@ -99,105 +110,90 @@ void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, i
   }
 }
 
-int64_t packed_size(int64_t n, int64_t k, int64_t group) {
-  const int64_t padded_n = round_up(n, kPanel), sums = group > 0 ? 1 + (k + group - 1) / group : 1;
-  return static_cast<int64_t>(sizeof(PackedHeader)) + 4 * padded_n * sums + padded_n * padded_k(k);
+int64_t packed_size(int64_t n, int64_t k, const PackedKind& kind) {
+  return static_cast<int64_t>(sizeof(PackedHeader)) + round_up(n, kPanel) / kPanel * kind.panel(k);
 }
 
-uint64_t pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
-              int8_t* out, int64_t group) {
+uint64_t pack(const PackedParts& from, const PackedKind& kind, int8_t* out) {
+  const int64_t n = from.n, k = from.k;
   std::atomic<uint32_t> magnitude = 0;
   std::atomic<uint64_t> contents = 0;
-  const int64_t padded_n = round_up(n, kPanel);
-  int32_t* colsum = reinterpret_cast<int32_t*>(out + sizeof(PackedHeader));
-  int8_t* blocks = out + sizeof(PackedHeader) + 4 * padded_n;
-  int32_t* group_sums = reinterpret_cast<int32_t*>(blocks + padded_n * padded_k(k));
-  const int64_t groups = group > 0 ? (k + group - 1) / group : 0;
-  const auto sum_of = [&](const void* part, int64_t bytes) {
-    const int64_t begin = static_cast<const int8_t*>(part) - out - sizeof(PackedHeader);
-    return checksum(part, bytes / kChecked, begin / kChecked);
-  };
+  const int64_t size = kind.panel(k), scales = kind.scales(k);
+  int8_t* const panels = out + sizeof(PackedHeader);
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
-  parallel(padded_n / kPanel, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin * kPanel; p < end * kPanel; p += kPanel) {
-      int8_t* block = blocks + p * padded_k(k);
-      pack_panel(w + p * stride_n, std::min<int64_t>(kPanel, n - p), k, stride_n, stride_k,
-                 colsum + p, block);
-      if (group > 0) sum_groups(block, k, group, group_sums + p * groups);
-      contents += sum_of(colsum + p, 4 * kPanel) + sum_of(block, kPanel * padded_k(k)) +
-                  sum_of(group_sums + p * groups, 4 * kPanel * groups);
+  // Of panels without groups there may be any number.
+  const int64_t count = size == 0 ? 0 : round_up(n, kPanel) / kPanel;
+  parallel(count, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      int8_t *panel = panels + p * size, *block = panel + kind.front(k);
+      float* of_scale = reinterpret_cast<float*>(panel);
+      int32_t* of_zero = reinterpret_cast<int32_t*>(of_scale + scales * kPanel);
+      int32_t* sums = of_zero + (kind.zeros ? scales * kPanel : 0);
+      int32_t all[kPanel];
+      place_values(from.scale, 1.f, n, scales, p, of_scale);
+      if (kind.zeros) place_values(from.zero, 0, n, scales, p, of_zero);
+      pack_panel(from.codes + p * kPanel * from.stride_n, std::min<int64_t>(kPanel, n - p * kPanel),
+                 k, from.stride_n, from.stride_k, kind.group == 0 ? sums : all, block);
+      if (kind.group != 0) sum_groups(block, k, kind.group, sums);
+      contents += checksum(panel, size / kChecked, p * (size / kChecked));
       const uint32_t here = magnitude_of(block, kPanel * padded_k(k));
       uint32_t seen = magnitude;
       while (seen < here && !magnitude.compare_exchange_weak(seen, here)) {
       }
     }
   });
-  PackedHeader header = {{}, kVersion, kLayoutK4N32, magnitude, n, k, group, contents, 0, 0};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  write_header(header, out);
+  PackedHeader header = {};
+  header.version = kWeightVersion;
+  header.bits = 8;
+  header.shift = static_cast<uint32_t>(kind.zeros ? Shift::kZeroPoints : Shift::kNone);
+  header.magnitude = magnitude;
+  header.n = n, header.k = k;
+  header.group = kind.group;
+  header.scale_group = kind.scale_by_group ? kind.group : 0;
+  header.contents = contents;
+  write_header(header, kWeightMagic, out);
   return contents;
 }
 
-void write_header(PackedHeader header, int8_t* out) {
-  header.sum = sum_of(header);
-  std::memcpy(out, &header, sizeof(header));
+PackedKind packed_kind_of(const PackedHeader& header) {
+  return {header.group, header.scale_group != 0,
+          header.shift == static_cast<uint32_t>(Shift::kZeroPoints)};
 }
 
-std::string fault_of(const PackedHeader& header) {
-  if (header.reserved != 0) return "the reserved bytes of its header are not zero";
-  if (header.sum != sum_of(header)) return "its header is damaged";
-  return "";
+PackedWeight packed_weight_of(const PackedHeader& header, const int8_t* data) {
+  const PackedKind kind = packed_kind_of(header);
+  const int64_t k = header.k, depth = padded_k(k), of_scales = kind.scales(k) * kPanel;
+  const int8_t* panel = data + sizeof(header);
+  const float* scale = reinterpret_cast<const float*>(panel);
+  const int32_t* zero = reinterpret_cast<const int32_t*>(scale + of_scales);
+  PackedWeight w = {header.n, k, depth, header.magnitude <= kNarrow, zero, panel + kind.front(k)};
+  w.scale = scale;
+  w.apart = kind.front(k);
+  w.value_step = kind.panel(k) / 4;
+  if (kind.zeros) w.zero = zero, w.colsum = zero + of_scales;
+  w.group = kind.group != 0 ? kind.group : std::max<int64_t>(depth, kKMultiple);
+  w.scale_by_group = kind.scale_by_group;
+  w.contents = header.contents;
+  return w;
 }
 
-void unpack(const PackedWeight& w, int8_t* out) {
-  for (int64_t n = 0; n < w.n; ++n) {
+void unpack(const PackedWeight& w, int8_t* codes) {
+  for (int64_t n = 0; w.k > 0 && n < w.n; ++n) {
     const int8_t* panel = w.panel(n / kPanel) + n % kPanel * kGroup;
     for (int64_t k = 0; k < w.k; ++k) {
-      out[n * w.k + k] = panel[k / kGroup * (kPanel * kGroup) + k % kGroup];
+      codes[n * w.k + k] = panel[k / kGroup * (kPanel * kGroup) + k % kGroup];
     }
   }
 }
 
-std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight) {
-  PackedHeader header;
-  if (size < static_cast<int64_t>(sizeof(header))) {
-    return "it has " + std::to_string(size) + " bytes, fewer than the header's 64";
+void unpack_values(const PackedWeight& w, float* scale, int32_t* zero) {
+  const int64_t groups = w.scale_by_group ? w.groups() : 1;
+  for (int64_t p = 0; groups > 0 && p < w.panels(); ++p) {
+    const int64_t columns = std::min<int64_t>(kPanel, w.n - p * kPanel), at = p * kPanel * groups;
+    take_values(w.scales(p), kPanel, columns, groups, scale + at);
+    if (w.zero != nullptr) take_values(w.zeros(p), kPanel, columns, groups, zero + at);
   }
-  std::memcpy(&header, data, sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
-    return "it does not start with the magic bytes QFXW that pack_weight writes";
-  }
-  if (header.version != kVersion || header.layout != kLayoutK4N32) {
-    return "it has layout " + std::to_string(header.layout) + " version " +
-           std::to_string(header.version) + ", this build reads layout 1 (K4N32) version 3";
-  }
-  const int64_t limit = int64_t{1} << 40;
-  if (header.n < 0 || header.n > limit || header.k < 0 || header.k > kMaxK) {
-    return "its header says N=" + std::to_string(header.n) + " K=" + std::to_string(header.k);
-  }
-  if (header.group < 0 || header.group > limit || header.group % kGroupMultiple != 0) {
-    return "its header says groups of " + std::to_string(header.group);
-  }
-  const int64_t expected = packed_size(header.n, header.k, header.group);
-  if (size != expected) {
-    return "it has " + std::to_string(size) + " bytes, N=" + std::to_string(header.n) +
-           " K=" + std::to_string(header.k) + " takes " + std::to_string(expected);
-  }
-  if (const std::string fault = fault_of(header); !fault.empty()) return fault;
-  const int64_t padded_n = round_up(header.n, kPanel), depth = padded_k(header.k);
-  const int32_t* colsum = reinterpret_cast<const int32_t*>(data + sizeof(header));
-  const int8_t* blocks = data + sizeof(header) + 4 * padded_n;
-  const bool grouped = header.group > 0;
-  *weight = {header.n,
-             header.k,
-             depth,
-             header.magnitude <= kNarrow,
-             colsum,
-             blocks,
-             grouped ? header.group : std::max<int64_t>(depth, kKMultiple),
-             grouped ? reinterpret_cast<const int32_t*>(blocks + padded_n * depth) : colsum,
-             header.contents};
-  return "";
+  if (w.zero == nullptr) std::fill_n(zero, w.n * groups, 0);
 }
 
 }  // namespace qfx::cpu

@@ -1,17 +1,15 @@
-// The packed weight, layout K4N32, version 3, one flat buffer:
-//     header 64 bytes, colsum int32 [Np], blocks int8 [Np/32][Kp/4][32][4]
-//     W[n][k] = blocks[n / 32][k / 4][n % 32][k % 4],   colsum[n] = sum_k W[n][k]
-// Np is N rounded up to 32, Kp is K rounded up to 64; the padding is zero. Packed for scales that
-// each serve `group` consecutive k, a multiple of 64, it ends with the column sums of each of the G
-// = ceil(K / group) groups:
-//     group_sums int32 [Np/32][G][32]
-// The header holds a checksum of what is behind it and one of itself. The latter is read at each
-// call, the former before a weight's first use (whole.h).
+// A packed weight of int8 codes: a header of 128 bytes (header.h), then P = ceil(N / 32) panels of
+// 32 rows, one after the other. In each:
+//     scale       float32 [S][32]      S = 1 where a row has one scale, else G = ceil(K / group)
+//     zero point  int32 [S][32]        where there are any
+//     sums        int32 [T][32]        of the codes of each group; T = 1 where all of K is one,
+//     else G codes       int8 [Kp / 4][32][4] W[n][k] = codes[k / 4][n % 32][k % 4]
+// Kp is K rounded up to 64; what lies beyond N and K is zero.
 #pragma once
 
 #include <cstdint>
-#include <string>
 
+#include "cpu/gemm/header.h"
 #include "cpu/kernels/tables/panel.h"
 
 namespace qfx::cpu {
@@ -22,56 +20,73 @@ inline int64_t round_up(int64_t x, int64_t multiple) {
 
 inline int64_t padded_k(int64_t k) { return round_up(k, kKMultiple); }
 
-struct PackedHeader {
-  char magic[4];
-  uint32_t version, layout;
-  uint32_t magnitude;  // max |W|, which decides what is exact on processors without VNNI
-  int64_t n, k;
-  int64_t group;      // elements of K that share a scale, 0 for all
-  uint64_t contents;  // checksum of what is behind the header
-  uint64_t reserved;  // 0
-  uint64_t sum;       // checksum of the header, in which it is 0
-};
-static_assert(sizeof(PackedHeader) == 64);
-
-// The header with its sum, at `out`.
-void write_header(PackedHeader header, int8_t* out);
-
-// What is wrong with a header of the right magic, version and sizes, or an empty string.
-std::string fault_of(const PackedHeader& header);
-
 // Weights up to this magnitude are narrow (kernels.h).
 inline constexpr uint32_t kNarrow = 64;
 
+// Codes of panel p are at `blocks`, `apart` bytes behind those of the panel before; the values of
+// its columns `value_step` numbers behind the former ones.
 struct PackedWeight {
   int64_t n, k, padded_k;
   bool narrow;
-  const int32_t* colsum;
+  const int32_t* colsum;  // of each group
   const int8_t* blocks;
-  int64_t group = 0;  // elements of K that share a scale: all of them are one group too
-  const int32_t* group_sums = nullptr;
+  const float* scale = nullptr;
+  int64_t apart = 0, value_step = kPanel;
+  const int32_t* zero = nullptr;  // or null where there is none
+  int64_t group = 0;              // of which all of K may be one
+  bool scale_by_group = false;
   uint64_t contents = 0;  // checksum, by the header
 
   int64_t groups() const { return (k + group - 1) / group; }
   int64_t panels() const { return (n + kPanel - 1) / kPanel; }
-  const int8_t* panel(int64_t p) const { return blocks + p * kPanel * padded_k; }
+  int64_t scale_step() const { return scale_by_group ? kPanel : 0; }  // from group to group
+  const int8_t* panel(int64_t p) const { return blocks + p * (kPanel * padded_k + apart); }
+  const int32_t* sums(int64_t p) const { return colsum + p * value_step; }
+  const float* scales(int64_t p) const { return scale + p * value_step; }
+  const int32_t* zeros(int64_t p) const {
+    return zero == nullptr ? nullptr : zero + p * value_step;
+  }
+};
+
+// How a weight of int8 codes is stored.
+struct PackedKind {
+  int64_t group = 0;  // as in the header
+  bool scale_by_group = false, zeros = false;
+
+  int64_t groups(int64_t k) const { return group == 0 ? 1 : (k + group - 1) / group; }
+  int64_t scales(int64_t k) const { return scale_by_group ? groups(k) : 1; }
+  // Bytes of a panel before its codes.
+  int64_t front(int64_t k) const { return 4 * kPanel * (scales(k) * (zeros ? 2 : 1) + groups(k)); }
+  int64_t panel(int64_t k) const { return front(k) + kPanel * padded_k(k); }
 };
 
 // Bytes of a packed [n, k] weight.
-int64_t packed_size(int64_t n, int64_t k, int64_t group = 0);
+int64_t packed_size(int64_t n, int64_t k, const PackedKind& kind = {});
 
-// Packs w[n * stride_n + k * stride_k] into out[packed_size(n, k, group)] and returns the checksum
-// of the contents.
-uint64_t pack(const int8_t* w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
-              int8_t* out, int64_t group = 0);
+// What a weight is packed from: codes [N, K]; scale and zero, contiguous, [N, S], or null for 1 and
+// 0.
+struct PackedParts {
+  const int8_t* codes;
+  int64_t n, k, stride_n, stride_k;
+  const float* scale = nullptr;
+  const int32_t* zero = nullptr;
+};
+
+// Packs into out[packed_size] and returns the checksum of the contents.
+uint64_t pack(const PackedParts& from, const PackedKind& kind, int8_t* out);
 
 // One panel: columns <= 32 of w into colsum[32] and block[Kp/4][32][4], padding included.
 void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, int64_t stride_k,
                 int32_t* colsum, int8_t* block);
 
-void unpack(const PackedWeight& w, int8_t* out);
+// Codes [N, K].
+void unpack(const PackedWeight& w, int8_t* codes);
 
-// Reads a buffer of `size` bytes. Returns what is wrong with its header, or an empty string.
-std::string open_packed(const int8_t* data, int64_t size, PackedWeight* weight);
+// Scales and zero points [N, S]; 0 where there are none of these.
+void unpack_values(const PackedWeight& w, float* scale, int32_t* zero);
+
+// The packed weight behind `header`, whose fields and size are right.
+PackedWeight packed_weight_of(const PackedHeader& header, const int8_t* data);
+PackedKind packed_kind_of(const PackedHeader& header);
 
 }  // namespace qfx::cpu

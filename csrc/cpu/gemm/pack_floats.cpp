@@ -74,6 +74,7 @@ FloatPanels::FloatPanels(const Kernels& kernels, const StridedFloats& w, const C
   colsum = memory.colsums.get<int32_t>(padded_n);
   blocks = memory.blocks.get<int8_t>(padded_n * padded_k(w.k));
   std::fill(scale + w.n, scale + padded_n, 0.f);
+  weight.scale = scale;
   weight.colsum = colsum;
   weight.blocks = blocks;
 }
@@ -94,12 +95,12 @@ int64_t FloatPanels::work() const {
   return w.n * w.k * kStepsPerElement;
 }
 
-PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
+PackedWeight pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
                          PackMemory& memory) {
   const FloatPanels panels(kernels, w, spec, memory);
   parallel(panels.weight.panels(), panels.work(),
            [&](int64_t begin, int64_t end) { panels.fill(begin, end); });
-  return {panels.weight, panels.scale};
+  return panels.weight;
 }
 
 }  // namespace qfx::cpu

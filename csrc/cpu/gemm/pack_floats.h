@@ -36,12 +36,7 @@ struct FloatPanels final : PanelSource {
 };
 
 // The same when all of it is done.
-struct PackedFloats {
-  PackedWeight weight;
-  const float* scale;
-};
-
-PackedFloats pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
+PackedWeight pack_floats(const Kernels& kernels, const StridedFloats& w, const CodeSpec& spec,
                          PackMemory& memory);
 
 }  // namespace qfx::cpu

@@ -10,10 +10,10 @@ namespace {
 constexpr int64_t kStepsPerElement = 16;  // of quantizing and arranging, in parallel.h's unit
 
 void load_colsum(const PackedWeight& w, int64_t p, Panel* panel) {
-  std::memcpy(panel->colsum, w.colsum + p * kPanel, sizeof(panel->colsum));
+  std::memcpy(panel->colsum, w.sums(p), sizeof(panel->colsum));
 }
 
-void load_floats(const float* from, const PackedWeight& w, int64_t p, float (&to)[kPanel]) {
+void load_bias(const float* from, const PackedWeight& w, int64_t p, float (&to)[kPanel]) {
   const int columns = columns_of(w, p);
   if (columns == kPanel) {  // by a few instructions
     std::memcpy(to, from + p * kPanel, sizeof(to));
@@ -66,19 +66,20 @@ bool past_caches(const FloatOutput& to, const PackedWeight& w, const Tuning& tun
 void load_columns(const PackedWeight& w, const FloatOutput& to, int64_t p, Panel* panel) {
   load_colsum(w, p, panel);
   panel->has_bias = to.bias != nullptr;
-  load_floats(to.w_scale, w, p, panel->scale);
-  if (panel->has_bias) load_floats(to.bias, w, p, panel->bias);
+  std::memcpy(panel->scale, w.scales(p), sizeof(panel->scale));
+  if (panel->has_bias) load_bias(to.bias, w, p, panel->bias);
 }
 
 void FloatSink::load_panel(int64_t p, Panel* panel) const { load_columns(w, to, p, panel); }
 
 void FloatSink::fetch_panels(int64_t p, int64_t end) const {
   constexpr int64_t kLine = 16;  // numbers
-  const int64_t last = std::min(end * kPanel, w.n);
-  for (int64_t n = p * kPanel; n < last; n += kLine) {
-    __builtin_prefetch(w.colsum + n);
-    __builtin_prefetch(to.w_scale + n);
-    if (to.bias != nullptr) __builtin_prefetch(to.bias + n);
+  for (; p < end; ++p) {
+    for (int64_t n = 0; n < kPanel; n += kLine) {
+      __builtin_prefetch(w.sums(p) + n);
+      __builtin_prefetch(w.scales(p) + n);
+      if (to.bias != nullptr && p * kPanel + n < w.n) __builtin_prefetch(to.bias + p * kPanel + n);
+    }
   }
 }
 

@@ -23,7 +23,6 @@ struct IntegerSink final : TileSink {
 
 // Where and how an operator's float result is written.
 struct FloatOutput {
-  const float* w_scale;
   const float* bias;  // or null
   Activation activation;
   Dtype dtype;

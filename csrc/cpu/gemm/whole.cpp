@@ -10,12 +10,12 @@
 namespace qfx::cpu {
 namespace {
 
-struct Weight {
+struct Place {
   const int8_t* data = nullptr;
   uint64_t contents = 0;
   uint32_t generation = 0;  // of its address
 
-  bool operator==(const Weight&) const = default;
+  bool operator==(const Place&) const = default;
 };
 
 // 64 - bits of an address that is spread over all of them.
@@ -31,7 +31,7 @@ std::atomic<uint32_t>& generation_of(const void* data) {
   return generations[hash_of(static_cast<const int8_t*>(data), kGenerationBits)];
 }
 
-Weight weight_at(const int8_t* data, uint64_t contents) {
+Place weight_at(const int8_t* data, uint64_t contents) {
   return {data, contents, generation_of(data).load(std::memory_order_relaxed)};
 }
 
@@ -39,55 +39,55 @@ Weight weight_at(const int8_t* data, uint64_t contents) {
 // again.
 class Known {
  public:
-  bool has(const Weight& weight) {
+  bool has(const Place& weight) {
     const std::lock_guard lock(mutex_);
-    const Weight* const ways = ways_of(weight);
+    const Place* const ways = ways_of(weight);
     return std::find(ways, ways + kWays, weight) != ways + kWays;
   }
 
-  void add(const Weight& weight) {
+  void add(const Place& weight) {
     const std::lock_guard lock(mutex_);
-    Weight* const ways = ways_of(weight);
-    const auto same = [&](const Weight& w) { return w.data == weight.data || w.data == nullptr; };
-    Weight* const found = std::find_if(ways, ways + kWays, same);
+    Place* const ways = ways_of(weight);
+    const auto same = [&](const Place& w) { return w.data == weight.data || w.data == nullptr; };
+    Place* const found = std::find_if(ways, ways + kWays, same);
     (found == ways + kWays ? ways[next_++ % kWays] : *found) = weight;
   }
 
  private:
   static constexpr int kBits = 10, kWays = 8;
 
-  Weight* ways_of(const Weight& weight) { return weights_[hash_of(weight.data, kBits)]; }
+  Place* ways_of(const Place& weight) { return weights_[hash_of(weight.data, kBits)]; }
 
   std::mutex mutex_;
-  Weight weights_[1 << kBits][kWays];
+  Place weights_[1 << kBits][kWays];
   unsigned next_ = 0;
 };
 
 Known known;
 
 // What a thread used last, so that its calls take no lock.
-Weight& recent(const int8_t* data) {
+Place& recent(const int8_t* data) {
   constexpr int kBits = 8;
-  thread_local Weight weights[1 << kBits];
+  thread_local Place weights[1 << kBits];
   return weights[hash_of(data, kBits)];
 }
 
 }  // namespace
 
-std::string fault_of_contents(const int8_t* data, int64_t size, uint64_t contents) {
-  constexpr int64_t kHeader = 64, kStepsPerRow = 32, kPart = 1 << 13;  // rows
-  const int64_t rows = (size - kHeader) / kChecked;
+std::string fault_of_contents(const int8_t* data, int64_t size, const Contents& contents) {
+  constexpr int64_t kStepsPerRow = 32, kPart = 1 << 13;  // rows
+  const int64_t rows = (size - contents.header) / kChecked;
   std::atomic<uint64_t> sum = 0;
   parallel((rows + kPart - 1) / kPart, rows * kStepsPerRow, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kPart, last = std::min(end * kPart, rows);
-    sum += checksum(data + kHeader + kChecked * first, last - first, first);
+    sum += checksum(data + contents.header + kChecked * first, last - first, first);
   });
-  return sum == contents ? "" : "it is damaged: its contents are not those that were packed";
+  return sum == contents.sum ? "" : "it is damaged: its contents are not those that were packed";
 }
 
-std::string fault_at_first_use(const int8_t* data, int64_t size, uint64_t contents) {
-  const Weight weight = weight_at(data, contents);  // before it is read
-  Weight& last = recent(data);
+std::string fault_at_first_use(const int8_t* data, int64_t size, const Contents& contents) {
+  const Place weight = weight_at(data, contents.sum);  // before it is read
+  Place& last = recent(data);
   if (last == weight) return "";
   if (!known.has(weight)) {
     const std::string fault = fault_of_contents(data, size, contents);

@@ -11,11 +11,17 @@
 
 namespace qfx::cpu {
 
-// What is wrong with the `size` bytes behind a header that says `contents`, or an empty string.
-std::string fault_of_contents(const int8_t* data, int64_t size, uint64_t contents);
+// What a header says of what follows it.
+struct Contents {
+  uint64_t sum;    // checksum
+  int64_t header;  // bytes before them
+};
+
+// What is wrong with a weight of `size` bytes whose header says this, or an empty string.
+std::string fault_of_contents(const int8_t* data, int64_t size, const Contents& contents);
 
 // The same, but of a weight that is known at this address it reads nothing.
-std::string fault_at_first_use(const int8_t* data, int64_t size, uint64_t contents);
+std::string fault_at_first_use(const int8_t* data, int64_t size, const Contents& contents);
 
 // Nothing is wrong with the weight at this address, which this thread has packed.
 void know_whole(const int8_t* data, uint64_t contents);

@@ -6,7 +6,6 @@
 
 #include "cpu/core/pages.h"
 #include "cpu/core/scratch.h"
-#include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/tables/rows.h"
 
@@ -26,14 +25,14 @@ FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
 }
 
 void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPacked& open) {
-  constexpr int64_t kHeader = 64;
+  constexpr int64_t kHeader = sizeof(PackedHeader);  // the longest
   check_dtype(op, "the packed weight", *packed, {ScalarType::Char});
   STD_TORCH_CHECK(packed->dim() == 1, op, ": the packed weight has shape ", shape_of(*packed), ", ",
                   maker, " returns one dimension");
   const int64_t bytes = packed->numel();
   const int8_t* data = static_cast<const int8_t*>(packed->const_data_ptr());
   std::string fault;
-  uint64_t contents = 0;
+  Contents contents = {};
   if (!packed->is_contiguous()) {
     int8_t header[kHeader] = {};
     for (int64_t i = 0; i < std::min(bytes, kHeader); ++i) header[i] = data[i * packed->stride(0)];
@@ -48,20 +47,45 @@ void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPac
   STD_TORCH_CHECK(fault.empty(), op, ": not a packed weight of this build: ", fault);
 }
 
-PackedWeight packed_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n) {
-  PackedWeight weight;
-  open_whole(op, "pack_weight", packed, [&](const int8_t* data, int64_t bytes, uint64_t* contents) {
-    const std::string fault = open_packed(data, bytes, &weight);
-    *contents = weight.contents;
+namespace {
+
+std::string kind_of(int64_t bits, int64_t group, int64_t scale_group, bool shift) {
+  std::string kind = std::to_string(bits) + " bits in ";
+  kind += group == 0 ? "one group" : "groups of " + std::to_string(group);
+  kind += scale_group == 0 ? " with one scale a row" : " with a scale each";
+  return kind + (shift ? " and zero points or minimums" : "");
+}
+
+}  // namespace
+
+Weight weight_of(const char* op, Tensor* packed, const Tensor& x, int64_t k,
+                 const std::vector<int64_t>& layout) {
+  const WeightLayoutArgument known = layout_argument_of(op, layout);
+  Weight w;
+  open_whole(op, "pack_weight", packed, [&](const int8_t* data, int64_t bytes, Contents* contents) {
+    const std::string fault = open_weight(data, bytes, &w);
+    *contents = contents_of(w);
     return fault;
   });
-  STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
-                  ") but the weight was packed for K=", weight.k);
-  STD_TORCH_CHECK(weight.n == n, op, ": N=", n,
-                  " is asked for (n, or the size of w_scale) but the "
-                  "weight was packed for N=",
-                  weight.n);
-  return weight;
+  const PackedWeight& shape = w.shape();
+  STD_TORCH_CHECK(shape.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
+                  ") but the weight was packed for K=", shape.k);
+  STD_TORCH_CHECK(shape.n == known.n, op, ": N=", known.n,
+                  " is asked for but the weight was packed for N=", shape.n);
+  const int64_t group = w.is_lowbit() || w.cut ? shape.group : 0;
+  const int64_t scale_group = shape.scale_by_group ? shape.group : 0;
+  const bool same_scales = scale_group == known.scale_group || shape.groups() <= 1;
+  const bool same = w.bits == known.bits && group == known.group && same_scales &&
+                    w.is_shifted() == (known.shift != 0);
+  STD_TORCH_CHECK(same, op, ": the layout says ",
+                  kind_of(known.bits, known.group, known.scale_group, known.shift != 0),
+                  ", but the weight was packed with ",
+                  kind_of(w.bits, group, scale_group, w.is_shifted()));
+  return w;
+}
+
+Weight whole_weight_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n) {
+  return weight_of(op, packed, x, k, {n, 8, 0, 0, 0});
 }
 
 void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows) {

@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cpu/gemm/pack.h"
 #include "cpu/gemm/quantize.h"
+#include "cpu/gemm/weight.h"
+#include "cpu/gemm/whole.h"
 #include "operands.h"
 
 namespace qfx::cpu {
@@ -41,14 +42,19 @@ FloatMatrix float_matrix_of(const char* op, const Tensor& x, const Matrix& size,
 // Reads the header of a packed weight and what it says of the contents; what is wrong with it, or
 // an empty string.
 using OpenPacked =
-    std::function<std::string(const int8_t* data, int64_t bytes, uint64_t* contents)>;
+    std::function<std::string(const int8_t* data, int64_t bytes, Contents* contents)>;
 
 // Makes a packed weight contiguous, once its header says that it is one, and opens it. `maker` is
 // the operator that packs.
 void open_whole(const char* op, const char* maker, Tensor* packed, const OpenPacked& open);
 
-// Makes `packed` contiguous and opens it for activations with k columns and n outputs.
-PackedWeight packed_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n);
+// Makes `packed` contiguous and opens it for activations x with k columns; what it says is compared
+// with `layout`, an operator's argument.
+Weight weight_of(const char* op, Tensor* packed, const Tensor& x, int64_t k,
+                 const std::vector<int64_t>& layout);
+
+// The same of a weight of one scale for each row, with n rows.
+Weight whole_weight_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n);
 
 // A zero point int32 for each of `rows` rows, or one for all.
 void check_zero_point(const char* op, const Tensor& zero_point, int64_t rows);

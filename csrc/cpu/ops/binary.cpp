@@ -46,13 +46,15 @@ struct SumSink final : TileSink {
 // Applies the epilogue (E1), with row_add = K, while the tile is in cache.
 struct ScaledSink final : TileSink {
   const PackedBits& w;
+  const float* scale;  // [N]
   const FloatOutput& to;
   const float* row_scale;
   int64_t first;
   int32_t add[kMaxTileRows], mul[kMaxTileRows] = {};
 
-  ScaledSink(const PackedBits& w, const FloatOutput& to, const float* row_scale, int64_t first)
-      : w(w), to(to), row_scale(row_scale), first(first) {
+  ScaledSink(const PackedBits& w, const float* scale, const FloatOutput& to, const float* row_scale,
+             int64_t first)
+      : w(w), scale(scale), to(to), row_scale(row_scale), first(first) {
     std::fill(std::begin(add), std::end(add), static_cast<int32_t>(w.k));
   }
 
@@ -60,7 +62,7 @@ struct ScaledSink final : TileSink {
     const int64_t n = p * kPanel, columns = columns_of(w, p);
     *panel = {};
     panel->has_bias = to.bias != nullptr;
-    std::copy_n(to.w_scale + n, columns, panel->scale);
+    std::copy_n(scale + n, columns, panel->scale);
     if (panel->has_bias) std::copy_n(to.bias + n, columns, panel->bias);
   }
 
@@ -75,9 +77,9 @@ struct ScaledSink final : TileSink {
 
 PackedBits bits_of(const char* op, Tensor* packed, const Tensor& x, int64_t k, int64_t n) {
   PackedBits weight;
-  open_whole(op, "binary_pack", packed, [&](const int8_t* data, int64_t bytes, uint64_t* contents) {
+  open_whole(op, "binary_pack", packed, [&](const int8_t* data, int64_t bytes, Contents* contents) {
     const std::string fault = open_packed_bits(data, bytes, &weight);
-    *contents = weight.contents;
+    *contents = {weight.contents, kBitsHeader};
     return fault;
   });
   STD_TORCH_CHECK(weight.k == k, op, ": x has K=", k, " (shape ", shape_of(x),
@@ -142,7 +144,7 @@ Tensor binary_pack(Tensor w) {
   Tensor packed = empty_packed(packed_bits_size(n, k));
   int8_t* out = static_cast<int8_t*>(packed.mutable_data_ptr());
   std::memset(out, 0, packed.numel());
-  uint8_t* blocks = reinterpret_cast<uint8_t*>(out) + sizeof(PackedHeader);
+  uint8_t* blocks = reinterpret_cast<uint8_t*>(out) + kBitsHeader;
   const PackedBits bits = {n, k, blocks};
   const int64_t panels = k == 0 ? 0 : bits.panels();  // of rows without number, perhaps
   parallel(panels, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
@@ -180,11 +182,10 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
   check_vector(op, "scale", scale, scale.numel());
   const Matrix size = matrix_of(op, "x", x);
   const PackedBits w = bits_of(op, &packed, x, size.columns, scale.numel());
-  FloatOutput to = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
-                    dtype_of(op, out_dtype), nullptr};
+  FloatOutput to = {bias_of(op, bias, w.n), activation_of(op, activation), dtype_of(op, out_dtype),
+                    nullptr};
   x = made_contiguous(x);
   scale = made_contiguous(scale);
-  to.w_scale = floats(scale);
   Tensor y = empty_on_cpu(with_last(x, w.n), out_dtype);
   if (y.numel() == 0) return y;
   to.data = static_cast<char*>(y.mutable_data_ptr());
@@ -192,7 +193,7 @@ Tensor binary_linear(Tensor x, Tensor packed, Tensor scale, std::optional<Tensor
                               size.columns};
   in_chunks(matrix, w,
             [&](const auto& kernels, const BitRows& rows, int64_t first, const float* row_scale) {
-              binary_gemm(kernels, rows, w, ScaledSink(w, to, row_scale, first));
+              binary_gemm(kernels, rows, w, ScaledSink(w, floats(scale), to, row_scale, first));
             });
   return y;
 }

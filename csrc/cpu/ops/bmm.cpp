@@ -10,6 +10,7 @@
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/pack_floats.h"
 #include "cpu/gemm/product.h"
+#include "cpu/gemm/weight.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
 #include "cpu/ops/matrices.h"
@@ -115,10 +116,11 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   const auto whole = [&](int64_t i) {
     thread_local Scratch scratch;
     int8_t* packed = scratch.get<int8_t>(bytes);
-    pack(reinterpret_cast<const int8_t*>(b[i]), size.n, size.k, b.row_stride, b.column_stride,
-         packed);
-    PackedWeight w;
-    open_packed(packed, bytes, &w);
+    const int8_t* codes = reinterpret_cast<const int8_t*>(b[i]);
+    pack({codes, size.n, size.k, b.row_stride, b.column_stride}, {}, packed);
+    Weight opened;
+    open_weight(packed, bytes, &opened);
+    const PackedWeight& w = opened.whole;
     in_chunks(kernels, w, size.m, [&](int64_t first, int64_t count) {
       const int64_t row = i * size.m + first;
       const int32_t* zeros = ints(a_zero_point) + row * step;
@@ -177,25 +179,24 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
   const auto a_of = [&](int64_t i) {
     return FloatMatrix{a_matrices[i], a_dtype, size.m, size.k, a_matrices.row_stride};
   };
-  const auto to_of = [&](int64_t i, const float* scale) {
-    FloatOutput to = {scale, nullptr, Activation::kNone, dtype, nullptr};
+  const auto to_of = [&](int64_t i) {
+    FloatOutput to = {nullptr, Activation::kNone, dtype, nullptr};
     to.data = out + i * size.m * size.n * to.element();
     return to;
   };
   const auto whole = [&](int64_t i) {
     thread_local PackMemory memory;
-    const PackedFloats packed = pack_floats(kernels, b_of(i), b_spec, memory);
-    const FloatOutput to = to_of(i, packed.scale);
+    const PackedWeight packed = pack_floats(kernels, b_of(i), b_spec, memory);
+    const FloatOutput to = to_of(i);
     const FloatMatrix x = a_of(i);
     thread_local Scratch scratch;
     float* scales = spec.per_tensor ? all_scales.data() + i * size.m
                                     : scratch.get<float>(std::max<int64_t>(size.m, 1));
-    in_chunks(kernels, packed.weight, size.m, [&](int64_t first, int64_t count) {
+    in_chunks(kernels, packed, size.m, [&](int64_t first, int64_t count) {
       const TensorCode part = spec.per_tensor ? shared.part(i * size.m + first) : shared;
       const TensorCode* same = spec.per_tensor ? &part : nullptr;
-      const FloatRows from(kernels, packed.weight, x.part(first, count), spec, same,
-                           scales + first);
-      gemm(from, packed.weight, FloatSink(kernels, packed.weight, from.rows, to, scales, 1, first));
+      const FloatRows from(kernels, packed, x.part(first, count), spec, same, scales + first);
+      gemm(from, packed, FloatSink(kernels, packed, from.rows, to, scales, 1, first));
     });
   };
   const auto jointly = [&](int64_t first, int64_t count) {
@@ -213,7 +214,7 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
       float* of_rows = scales + i * size.m;
       const FloatRows& from = joint.rows.emplace_back(kernels, panels.weight, a_of(first + i), spec,
                                                       same, of_rows, memory.rows);
-      const FloatOutput& to = joint.outputs.emplace_back(to_of(first + i, panels.scale));
+      const FloatOutput& to = joint.outputs.emplace_back(to_of(first + i));
       joint.sinks.emplace_back(kernels, panels.weight, from.rows, to, of_rows, 1, 0);
     }
     joint.run(work);

@@ -1,5 +1,5 @@
-// int8_linear_guarded and int8_linear_groups_guarded on the CPU: the dynamic linears, but rows
-// whose error bound (B5) exceeds the guard are those of the float linear.
+// linear_guarded on the CPU: linear_dynamic, but rows whose error bound (B5) exceeds the guard are
+// those of the float linear.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,8 +9,8 @@
 #include "cpu/core/parallel.h"
 #include "cpu/core/scratch.h"
 #include "cpu/kernels/dispatch.h"
-#include "cpu/ops/groups.h"
 #include "cpu/ops/guard_counts.h"
+#include "cpu/ops/linear.h"
 #include "implement.h"
 
 namespace qfx::cpu {
@@ -59,16 +59,15 @@ Bound bound_for(const CodeSpec& spec, const Tensor& error, const float* factor, 
 }
 
 // The rows that are to run in float. What cannot be compared, as a row with a NaN, is among them.
-template <typename Scale>
 std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMatrix& x,
-                                const Scale* scales) {
+                                const double* sizes) {
   const Kernels& kernels = kernels_of(current_isa());
   thread_local Scratch scratch;
   bool* above = scratch.get<bool>(std::max<int64_t>(x.rows, 1));
   parallel(x.rows, x.rows * x.columns, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       const float* row = row_as_floats(kernels, x, m);
-      above[m] = !(bound_of(bound, row, x.columns, scales[m]) <= guard);
+      above[m] = !(bound_of(bound, row, x.columns, sizes[m]) <= guard);
     }
   });
   std::vector<int64_t> rows;
@@ -126,82 +125,62 @@ void run_in_float(const char* op, const std::vector<int64_t>& rows, const Tensor
 
 // What a guarded linear is given besides.
 struct Guarding {
-  const char* op;
   Tensor w, error;
   double guard;
   Text site;
 };
 
-void check_guard(const Guarding& g, const Tensor& x, int64_t n) {
-  const Matrix size = matrix_of(g.op, "x", x);
-  check_float(g.op, "w", g.w);
-  check_dtype(g.op, "error", g.error, {ScalarType::Float});
-  STD_TORCH_CHECK(g.w.dim() == 2 && g.w.size(0) == n && g.w.size(1) == size.columns, g.op,
+void check_guard(const char* op, const Guarding& g, const Tensor& x, int64_t n) {
+  const Matrix size = matrix_of(op, "x", x);
+  check_float(op, "w", g.w);
+  check_dtype(op, "error", g.error, {ScalarType::Float});
+  STD_TORCH_CHECK(g.w.dim() == 2 && g.w.size(0) == n && g.w.size(1) == size.columns, op,
                   ": w has shape ", shape_of(g.w), ", expected ", n, "x", size.columns,
                   ", the packed weight's N and K");
-  STD_TORCH_CHECK(g.error.dim() == 1 && g.error.numel() == 2, g.op, ": error has shape ",
+  STD_TORCH_CHECK(g.error.dim() == 1 && g.error.numel() == 2, op, ": error has shape ",
                   shape_of(g.error), ", expected 2, the weight's alpha and beta");
-  STD_TORCH_CHECK(g.guard > 0 && std::isfinite(g.guard), g.op, ": guard=", g.guard,
+  STD_TORCH_CHECK(g.guard > 0 && std::isfinite(g.guard), op, ": guard=", g.guard,
                   " is no positive relative error");
 }
 
-// y, the int8 linear of a contiguous x, whose rows have these scales, but for the rows that run in
-// float.
-template <typename Scale>
-Tensor guarded(const Guarding& g, const Tensor& x, const DynamicLinear& how, const Scale* scales,
-               Tensor y) {
-  const Matrix size = matrix_of(g.op, "x", x);
+// y, the int8 linear of a contiguous x, whose rows' scales have these sizes, but for the rows that
+// run in float.
+Tensor guarded(const char* op, const Guarding& g, const Tensor& x, const DynamicLinear& how,
+               const double* sizes, Tensor y) {
+  const Matrix size = matrix_of(op, "x", x);
   if (y.numel() == 0) {  // of rows without number, perhaps
     count_guarded(g.site, size.rows, 0);
     return y;
   }
   const Tensor error = made_contiguous(g.error);
   const std::optional<Tensor> factor = made_contiguous(how.factor);
-  const Bound bound = bound_for(how.spec, error, factor ? floats(*factor) : nullptr, size.columns);
-  const FloatMatrix matrix = float_matrix_of(g.op, x, size, std::nullopt, 0);
-  const std::vector<int64_t> rows = rows_above(g.guard, bound, matrix, scales);
-  if (!rows.empty()) run_in_float(g.op, rows, x, g.w, how, size, &y);
+  const float* factors = factor ? floats(*factor) : nullptr;
+  const Bound bound = bound_for(how.code.spec, error, factors, size.columns);
+  const FloatMatrix matrix = float_matrix_of(op, x, size, std::nullopt, 0);
+  const std::vector<int64_t> rows = rows_above(g.guard, bound, matrix, sizes);
+  if (!rows.empty()) run_in_float(op, rows, x, g.w, how, size, &y);
   count_guarded(g.site, size.rows, static_cast<int64_t>(rows.size()));
   return y;
 }
 
-Tensor int8_linear_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale, Tensor error,
-                           std::optional<Tensor> bias, double guard, Text site,
-                           std::vector<int64_t> axes, int64_t bits, bool symmetric, Text activation,
-                           ScalarType out_dtype, std::optional<Tensor> factor, int64_t rotation) {
-  constexpr const char* op = "int8_linear_guarded";
+Tensor linear_guarded(Tensor x, Tensor w, Tensor weight, std::vector<int64_t> layout, Tensor error,
+                      std::optional<Tensor> bias, double guard, Text site,
+                      std::vector<int64_t> code, Text activation, ScalarType out_dtype,
+                      std::optional<Tensor> factor) {
+  constexpr const char* op = "linear_guarded";
   check_float(op, "x", x);
-  const Guarding g = {op, w, error, guard, site};
-  check_guard(g, x, w_scale.numel());
-  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  const DynamicLinear how = {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation};
-  const LinearOfFloats made = linear_of_floats(op, x, how);
-  return guarded(g, made.x, how, made.scales, made.y);
+  const WeightLayoutArgument known = layout_argument_of(op, layout);
+  STD_TORCH_CHECK(known.bits == 8, op, ": weights of ", known.bits,
+                  " bits have no bound, expected 8 bits");
+  const Guarding g = {w, error, guard, site};
+  check_guard(op, g, x, known.n);
+  const DynamicLinear how = {weight,     layout,    bias,  activation_code_of(op, code),
+                             activation, out_dtype, factor};
+  const LinearOfFloats made = linear_of_floats(op, x, how, true);
+  return guarded(op, g, made.x, how, made.sizes, made.y);
 }
 
-Tensor int8_linear_groups_guarded(Tensor x, Tensor w, Tensor packed, Tensor w_scale,
-                                  std::optional<Tensor> w_zero, Tensor error,
-                                  std::optional<Tensor> bias, double guard, Text site,
-                                  std::vector<int64_t> axes, int64_t group, int64_t bits,
-                                  bool symmetric, Text activation, ScalarType out_dtype,
-                                  std::optional<Tensor> factor, int64_t rotation) {
-  constexpr const char* op = "int8_linear_groups_guarded";
-  check_float(op, "x", x);
-  const Guarding g = {op, w, error, guard, site};
-  STD_TORCH_CHECK(w_scale.dim() == 2, op, ": w_scale has shape ", shape_of(w_scale),
-                  ", expected [N, G], a scale for each output feature and group of K");
-  check_guard(g, x, w_scale.size(0));
-  const CodeSpec spec = code_spec_of(op, axes, bits, symmetric);
-  const DynamicGroups how = {
-      {packed, w_scale, bias, spec, activation, out_dtype, factor, rotation}, w_zero, group};
-  const GroupedLinearOfFloats made = grouped_linear_of_floats(op, x, how, true);
-  return guarded(g, made.x, how.linear, made.sizes, made.y);
-}
-
-STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  implement<"int8_linear_guarded", &int8_linear_guarded>(m);
-  implement<"int8_linear_groups_guarded", &int8_linear_groups_guarded>(m);
-}
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { implement<"linear_guarded", &linear_guarded>(m); }
 
 }  // namespace
 }  // namespace qfx::cpu

@@ -1,4 +1,4 @@
-// int8_linear_dynamic as other operators call it.
+// linear_dynamic as other operators call it.
 #pragma once
 
 #include <optional>
@@ -10,22 +10,24 @@
 namespace qfx::cpu {
 
 struct DynamicLinear {
-  Tensor packed, w_scale;
+  Tensor weight;
+  std::vector<int64_t> layout;
   std::optional<Tensor> bias;
-  CodeSpec spec;
+  ActivationCode code;
   std::string activation;
   ScalarType out_dtype;
   std::optional<Tensor> factor;
-  int64_t rotation;
 };
 
 struct LinearOfFloats {
   Tensor y, x;  // x contiguous
-  // Of x's rows, in memory of the calling thread until the next call; null where y has no elements.
-  const float* scales;
+  // The root mean square of the scales of each row's elements, in memory of the calling thread
+  // until the next call; null where none were asked for or y has no elements.
+  const double* sizes;
 };
 
 // y[m][n] of x[m][k]. `op` is named in errors.
-LinearOfFloats linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how);
+LinearOfFloats linear_of_floats(const char* op, const Tensor& x, const DynamicLinear& how,
+                                bool with_sizes);
 
 }  // namespace qfx::cpu

@@ -1,4 +1,4 @@
-// int8_linear_requantize on the CPU: a linear whose output is codes for a following int8 linear.
+// linear_requantize on the CPU: a linear whose output is codes for a following int8 linear.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -74,34 +74,36 @@ struct CodeSink final : TileSink {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale, Tensor zero_point,
-                                                          Tensor packed, Tensor w_scale,
-                                                          std::optional<Tensor> bias,
-                                                          Text activation, Tensor out_scale,
-                                                          std::optional<Tensor> out_zero_point,
-                                                          int64_t bits, bool symmetric) {
-  constexpr const char* op = "int8_linear_requantize";
+std::tuple<Tensor, Tensor, Tensor> linear_requantize(Tensor q, Tensor scale, Tensor zero_point,
+                                                     Tensor weight, std::vector<int64_t> layout,
+                                                     std::optional<Tensor> bias, Text activation,
+                                                     Tensor out_scale,
+                                                     std::optional<Tensor> out_zero_point,
+                                                     std::vector<int64_t> out_code) {
+  constexpr const char* op = "linear_requantize";
   check_dtype(op, "q", q, {ScalarType::Char});
   check_dtype(op, "scale", scale, {ScalarType::Float});
-  check_dtype(op, "w_scale", w_scale, {ScalarType::Float});
   check_dtype(op, "out_scale", out_scale, {ScalarType::Float});
-  check_vector(op, "w_scale", w_scale, w_scale.numel());
   const Matrix size = matrix_of(op, "q", q);
   check_per_row(op, "scale", scale, size.rows);
   check_per_row(op, "out_scale", out_scale, size.rows);
   check_zero_point(op, zero_point, size.rows);
   if (out_zero_point.has_value()) check_zero_point(op, *out_zero_point, size.rows);
-  const CodeSpec spec = code_spec_of(op, {1}, bits, symmetric);
-  const PackedWeight w = packed_of(op, &packed, q, size.columns, w_scale.numel());
-  FloatOutput linear = {nullptr, bias_of(op, bias, w.n), activation_of(op, activation),
-                        Dtype::kFloat32, nullptr};
+  const ActivationCode code = activation_code_of(op, out_code);
+  STD_TORCH_CHECK(code.group == 0 && code.rotation == 0, op, ": out_code has group=", code.group,
+                  " and rotation=", code.rotation, ", expected 0 for both");
+  const CodeSpec spec = {code.spec.bits, code.spec.symmetric, false};
+  const Weight opened = weight_of(op, &weight, q, size.columns, layout);
+  STD_TORCH_CHECK(opened.one_scale(), op,
+                  ": the weight has groups, zero points or few bits, expected one scale a row");
+  const PackedWeight& w = opened.whole;
+  const FloatOutput linear = {bias_of(op, bias, w.n), activation_of(op, activation),
+                              Dtype::kFloat32, nullptr};
   q = made_contiguous(q);
   scale = made_contiguous(scale);
   zero_point = made_contiguous(zero_point);
-  w_scale = made_contiguous(w_scale);
   out_scale = made_contiguous(out_scale);
   out_zero_point = made_contiguous(out_zero_point);
-  linear.w_scale = floats(w_scale);
   Tensor out_q = empty_on_cpu(with_last(q, w.n), ScalarType::Char);
   Tensor row_scale = empty_on_cpu(with_last(q, 1), ScalarType::Float);
   Tensor row_zero = empty_on_cpu(with_last(q, 1), ScalarType::Int);
@@ -134,9 +136,7 @@ std::tuple<Tensor, Tensor, Tensor> int8_linear_requantize(Tensor q, Tensor scale
   return {out_q, row_scale, row_zero};
 }
 
-STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
-  implement<"int8_linear_requantize", &int8_linear_requantize>(m);
-}
+STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) { implement<"linear_requantize", &linear_requantize>(m); }
 
 }  // namespace
 }  // namespace qfx::cpu

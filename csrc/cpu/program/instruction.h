@@ -37,7 +37,6 @@ enum class Operation : int64_t {
   kMean,       // out [.., 1], x [.., n]
   kEmbedding,  // out [.., d], indices, table [v, d]
   kLinear,     // x and how it is quantized; how many weights, out and what else of each
-  kLowbitLinear,
   kKvWrite,      // keys, values: codes, scales of each; k, v, places
   kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length, the same of a
                  // block table, softcap
@@ -52,7 +51,6 @@ Made embedding_of(Words& words);
 // slots: what is known of constants when the program is made; null where that is known later. how:
 // where a program keeps how its weights pass by, if that was set.
 Made linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how);
-Made lowbit_linear_of(Words& words, char* const* slots, const std::optional<Streaming>& how);
 Made kv_write_of(Words& words);
 Made kv_attention_of(Words& words);
 

@@ -33,8 +33,6 @@ Made instruction_of(Words& words, char* const* slots, const std::optional<Stream
       return embedding_of(words);
     case Operation::kLinear:
       return linear_of(words, slots, how);
-    case Operation::kLowbitLinear:
-      return lowbit_linear_of(words, slots, how);
     case Operation::kKvWrite:
       return kv_write_of(words);
     case Operation::kKvAttention:

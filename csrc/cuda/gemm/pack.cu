@@ -7,6 +7,7 @@ namespace {
 
 constexpr int kWarp = 32, kRowsPerBlock = 8;
 constexpr int kQuad = 4;  // codes that a thread writes at once
+constexpr int kCopyThreads = 256;
 
 __device__ __forceinline__ int64_t row_of_warp() {
   return int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
@@ -60,13 +61,13 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   if (lane_of_warp() == 0) reinterpret_cast<int32_t*>(packed)[n] = total;
 }
 
-// The padding of the column sums and the zeros at the end.
+// The padding of the column sums and the zeros before the scales.
 __global__ void write_padding(WeightLayout layout, int8_t* packed) {
   int32_t* colsum = reinterpret_cast<int32_t*>(packed);
   for (int64_t n = layout.n + threadIdx.x; n < layout.weights_at() / 4; n += blockDim.x) {
     colsum[n] = 0;
   }
-  for (int64_t i = layout.tail_at() + threadIdx.x; i < layout.bytes(); i += blockDim.x) {
+  for (int64_t i = layout.tail_at() + threadIdx.x; i < layout.scale_at(); i += blockDim.x) {
     packed[i] = 0;
   }
 }
@@ -80,8 +81,14 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp)
   }
 }
 
-dim3 blocks_for(int64_t rows) {
-  return dim3(static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock));
+__global__ void __launch_bounds__(kCopyThreads)
+    copy(const uint32_t* from, int64_t count, uint32_t* to) {
+  const int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
+  if (i < count) to[i] = from[i];
+}
+
+dim3 blocks_for(int64_t count, int64_t in_block) {
+  return dim3(static_cast<unsigned>((count + in_block - 1) / in_block));
 }
 
 }  // namespace
@@ -90,14 +97,20 @@ void pack_weight(const int8_t* w, int64_t stride_n, int64_t stride_k, const Weig
                  int8_t* packed, Stream stream) {
   launch(write_padding, 1, 256, 0, stream, layout, packed);
   if (layout.n == 0) return;
-  launch(pack_rows, blocks_for(layout.n), kRowsPerBlock * kWarp, 0, stream, w, stride_n, stride_k,
-         layout, packed);
+  launch(pack_rows, blocks_for(layout.n, kRowsPerBlock), kRowsPerBlock * kWarp, 0, stream, w,
+         stride_n, stride_k, layout, packed);
 }
 
 void unpack_weight(const PackedWeight& packed, int8_t* w, Stream stream) {
   if (packed.layout.n == 0 || packed.layout.k == 0) return;
-  launch(unpack_rows, blocks_for(packed.layout.n), kRowsPerBlock * kWarp, 0, stream, packed.w,
-         packed.layout, w);
+  launch(unpack_rows, blocks_for(packed.layout.n, kRowsPerBlock), kRowsPerBlock * kWarp, 0, stream,
+         packed.w, packed.layout, w);
+}
+
+void copy_words(const void* from, int64_t count, void* to, Stream stream) {
+  if (count == 0) return;
+  launch(copy, blocks_for(count, kCopyThreads), kCopyThreads, 0, stream,
+         static_cast<const uint32_t*>(from), count, static_cast<uint32_t*>(to));
 }
 
 }  // namespace qfx::cuda

@@ -1,5 +1,6 @@
 #include "cuda/ops/arguments.h"
 
+#include <algorithm>
 #include <string>
 
 #include "cuda/gemm/moves.h"
@@ -7,29 +8,12 @@
 namespace qfx::cuda {
 namespace {
 
-// The layouts of an [n, k] weight that take this many bytes: those that differ in `group` may.
-std::vector<WeightLayout> layouts_of(int64_t n, int64_t k, int64_t bytes) {
-  std::vector<WeightLayout> found;
-  const int64_t longest = WeightLayout::of(n, k, kMaxK + kCudaGroupMultiple).group;
-  for (int64_t group = 0; group <= longest; group += kCudaGroupMultiple) {
-    const WeightLayout layout = {n, k, group};
-    if (layout.bytes() == bytes) found.push_back(layout);
+std::string text_of(const WeightLayoutArgument& layout) {
+  std::string text;
+  for (int64_t value : {layout.n, layout.bits, layout.group, layout.scale_group, layout.shift}) {
+    text += (text.empty() ? "[" : ", ") + std::to_string(value);
   }
-  return found;
-}
-
-std::vector<WeightLayout> checked(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                                  int64_t n) {
-  check_dtype(op, "the packed weight", packed, {ScalarType::Char});
-  STD_TORCH_CHECK(packed.dim() == 1, op, ": the packed weight has shape ", shape_of(packed),
-                  ", pack_weight returns one dimension");
-  const int64_t whole = WeightLayout{n, k}.bytes();
-  if (packed.numel() == whole) return {{n, k}};
-  const std::vector<WeightLayout> found = layouts_of(n, k, packed.numel());
-  STD_TORCH_CHECK(!found.empty(), op, ": the packed weight has ", packed.numel(),
-                  " bytes, but one for N=", n, " (n, or the size of w_scale) and K=", k,
-                  " of x (shape ", shape_of(x), ") has ", whole, " and more only with groups");
-  return found;
+  return text + "]";
 }
 
 }  // namespace
@@ -40,30 +24,45 @@ FloatRows float_rows_of(const char* op, const Tensor& x, const Matrix& size,
   return {x.const_data_ptr(), dtype_of(op, x.scalar_type()), size.rows, size.columns, transform};
 }
 
-PackedWeight packed_of(const WeightLayout& layout, const Tensor& packed) {
-  return {layout, static_cast<const int8_t*>(packed.const_data_ptr())};
+ActivationCode row_code_of(const char* op, const std::vector<int64_t>& given) {
+  const ActivationCode code = activation_code_of(op, given);
+  STD_TORCH_CHECK(code.group == 0, op, ": x has a scale for each ", code.group,
+                  " elements of K, which has no kernel on CUDA, where a row has one");
+  return code;
 }
 
-WeightLayout layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                       int64_t n) {
-  return checked(op, packed, x, k, n).front();
+void check_one_scale(const char* op, const WeightLayoutArgument& layout) {
+  STD_TORCH_CHECK(layout.one_scale(), op, ": the weight has the layout ", text_of(layout),
+                  ", expected ", text_of(int8_rows(layout.n)),
+                  ": int8 codes with one scale for each row and no zero points");
 }
 
-WeightLayout grouped_layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                               const Tensor& w_scale) {
-  STD_TORCH_CHECK(w_scale.dim() == 2, op, ": w_scale has shape ", shape_of(w_scale),
-                  ", expected [N, G]");
-  const int64_t given = w_scale.size(1);
-  std::string expected;
-  for (const WeightLayout& layout : checked(op, packed, x, k, w_scale.size(0))) {
-    const int64_t groups = layout.group == 0 ? std::min<int64_t>(k, 1) : layout.groups();
-    if (groups == given) return layout;
-    expected = std::to_string(w_scale.size(0)) + "x" + std::to_string(groups) +
-               ": a column for each group of " +
-               std::to_string(layout.group == 0 ? k : layout.group) +
-               " of the K=" + std::to_string(k);
-  }
-  STD_TORCH_CHECK(false, op, ": w_scale has shape ", shape_of(w_scale), ", expected ", expected);
+void check_sums(const char* op, const WeightLayout& layout) {
+  const int64_t longest = layout.group == 0 ? layout.k : std::min(layout.group, layout.k);
+  STD_TORCH_CHECK(!layout.shift || longest <= kMaxGroup, op, ": a group of ", longest,
+                  " with zero points is above ", kMaxGroup,
+                  ", where its int32 sum could overflow; pack the weight in groups");
+}
+
+WeightLayout weight_layout_of(const char* op, const Tensor& weight,
+                              const WeightLayoutArgument& layout, int64_t k) {
+  STD_TORCH_CHECK(layout.group >= 0 && layout.group % kCudaGroupMultiple == 0, op,
+                  ": group=", layout.group, ", expected 0 (all of K) or a multiple of ",
+                  kCudaGroupMultiple);
+  check_dtype(op, "the packed weight", weight, {ScalarType::Char});
+  STD_TORCH_CHECK(weight.dim() == 1, op, ": the packed weight has shape ", shape_of(weight),
+                  ", pack_weight returns one dimension");
+  const WeightLayout found =
+      WeightLayout::of(layout.n, k, layout.group, layout.scale_group, layout.shift);
+  STD_TORCH_CHECK(weight.numel() == found.bytes(), op, ": the packed weight has ", weight.numel(),
+                  " bytes, but one of the layout ", text_of(layout), " for K=", k, " has ",
+                  found.bytes());
+  check_sums(op, found);
+  return found;
+}
+
+PackedWeight packed_of(const WeightLayout& layout, const Tensor& weight) {
+  return {layout, static_cast<const int8_t*>(weight.const_data_ptr())};
 }
 
 Tensor made_rows(const char* op, const Tensor& x, Stream stream) {

@@ -21,16 +21,25 @@ namespace qfx::cuda {
 FloatRows float_rows_of(const char* op, const Tensor& x, const Matrix& size,
                         const std::optional<Tensor>& factor = std::nullopt, int64_t rotation = 0);
 
-// The layout of a packed weight for activations with k columns and n outputs.
-WeightLayout layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k, int64_t n);
+// activation_code_of, where groups of K that have scales of their own are an error: they have no
+// kernel.
+ActivationCode row_code_of(const char* op, const std::vector<int64_t>& code);
 
-// The same for w_scale [N, G], a column for each group: G tells groups apart where the size alone
-// does not.
-WeightLayout grouped_layout_of(const char* op, const Tensor& packed, const Tensor& x, int64_t k,
-                               const Tensor& w_scale);
+// The layout of an int8 weight with one scale for each of its n rows and no zero points.
+inline WeightLayoutArgument int8_rows(int64_t n) { return {n, 8, 0, 0, 0}; }
+
+// Where an operator has kernels for weights of that layout alone.
+void check_one_scale(const char* op, const WeightLayoutArgument& layout);
+
+// The longest group with zero points is one whose int32 sum cannot overflow.
+void check_sums(const char* op, const WeightLayout& layout);
+
+// The bytes of an int8 weight for the k columns of x, as `layout` says they are.
+WeightLayout weight_layout_of(const char* op, const Tensor& weight,
+                              const WeightLayoutArgument& layout, int64_t k);
 
 // Opens a packed weight, which must be aligned.
-PackedWeight packed_of(const WeightLayout& layout, const Tensor& packed);
+PackedWeight packed_of(const WeightLayout& layout, const Tensor& weight);
 
 // x itself or a copy, contiguous. A transposed matrix, as backward has it, is turned by tiles.
 Tensor made_rows(const char* op, const Tensor& x, Stream stream);

@@ -41,7 +41,7 @@ Tensor dequantize(Tensor q, Tensor scale, std::optional<Tensor> zero_point,
   job.rows = size.rows;
   job.columns = size.columns;
   job.scale = floats(scale);
-  job.step = stride_of(scale);
+  job.scale_step = job.zero_step = stride_of(scale);
   if (zero_point.has_value()) job.zero_point = ints(*zero_point);
   job.rows_a_scale = std::max<int64_t>(size.rows, 1);
   if (col_scale.has_value()) {

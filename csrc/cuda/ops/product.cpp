@@ -163,35 +163,4 @@ void run_product(const OnDevice& device, const Tensor& like, const Sizes& size, 
                  sm90::multiply_signs);
 }
 
-Tensor linear_of_codes(const char* op, const OnDevice& device, LinearOperands o,
-                       const std::string& activation, ScalarType out_dtype) {
-  check_dtype(op, "q", o.q, {ScalarType::Char});
-  const Matrix size = matrix_of(op, "q", o.q);
-  const int64_t n = o.w_scale.numel();
-  check_row_scales(op, "scale", o.scale, size.rows);
-  check_col_scales(op, "w_scale", o.w_scale, n);
-  check_zero_points(op, "zero_point", o.zero_point, size.rows);
-  const WeightLayout layout = layout_of(op, o.packed, o.q, size.columns, n);
-  check_bias(op, o.bias, n);
-  Output out = {};
-  out.activation = activation_of(op, activation);
-  out.dtype = dtype_of(op, out_dtype);
-  o.scale = made_contiguous(o.scale);
-  o.zero_point = made_contiguous(o.zero_point);
-  o.packed = made_aligned(o.packed);
-  o.w_scale = made_contiguous(o.w_scale);
-  o.bias = made_contiguous(o.bias);
-  out.row_scale = row_scales_of(o.scale);
-  out.col_scale = floats(o.w_scale);
-  out.bias = bias_of(op, o.bias);
-  const PerRow<int32_t> zero = zero_points_of(o.zero_point);
-  const PackedWeight w = packed_of(layout, o.packed);
-  Tensor y = empty_beside(o.q, with_last(o.q, n), out_dtype);
-  out.data = y.mutable_data_ptr();
-  const HeldRows rows = rows_of_codes(o.q, size, device.stream());
-  run_product(device, y, {1, size.rows, n, w.layout.pitch()}, rows.rows, rows_of_weight(w),
-              {zero, w.colsum, 0}, out);
-  return y;
-}
-
 }  // namespace qfx::cuda

@@ -50,12 +50,9 @@ void run_product(const OnDevice& device, const Tensor& like, const Sizes& size, 
 void run_product(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a,
                  const Rows& w, const SignTerms& terms, const Output& out);
 
-// int8_linear of operands on one device, as `op`.
-struct LinearOperands {
-  Tensor q, scale, zero_point, packed, w_scale;
-  std::optional<Tensor> bias;
-};
-Tensor linear_of_codes(const char* op, const OnDevice& device, LinearOperands operands,
-                       const std::string& activation, ScalarType out_dtype);
+// The same where groups of K have sums of their own, or the weight has zero points. `out` wants no
+// scales of columns, which lie in w. (E3)
+void run_groups(const OnDevice& device, const Tensor& like, const Sizes& size, const Rows& a,
+                const PackedWeight& w, const PerRow<int32_t>& zero, const Output& out);
 
 }  // namespace qfx::cuda

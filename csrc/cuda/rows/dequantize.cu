@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kColumnsAtOnce* kRowsAtOnce)
   const bool whole = job.aligned && count == kQuad;
   const int64_t step = int64_t{gridDim.y} * kRowsAtOnce;
   for (int64_t m = int64_t{blockIdx.y} * kRowsAtOnce + threadIdx.y; m < job.rows; m += step) {
-    const float row_scale = job.scale[m * job.step];
-    const int32_t zero = job.zero_point == nullptr ? 0 : job.zero_point[m * job.step];
+    const float row_scale = job.scale[m * job.scale_step];
+    const int32_t zero = job.zero_point == nullptr ? 0 : job.zero_point[m * job.zero_step];
     const float* col_scale =
         job.col_scale == nullptr ? nullptr : job.col_scale + m / job.rows_a_scale * job.columns;
     const Quad<int32_t> sums = load_sums(job, m * job.columns + n, count, whole);

@@ -12,9 +12,10 @@ struct Dequantize {
   const void* q;  // [rows][columns], int8 if `codes`, else int32
   bool codes;
   int64_t rows, columns;
-  const float* scale;         // of each row, or of all with a step of 0
-  const int32_t* zero_point;  // of the same; null: 0
-  int64_t step;
+  const float* scale;  // of each row, or of all with a step of 0
+  int64_t scale_step;
+  const int32_t* zero_point;  // the same; null: 0
+  int64_t zero_step;
   const float* col_scale;  // [rows / rows_a_scale][columns]; null: 1
   int64_t rows_a_scale;    // consecutive rows that share column scales
   const void* bias;        // [columns]; null without

@@ -1,4 +1,4 @@
-"""quantize_stochastic: reference, fake, gradient. Equation (Q7) of docs/numerics.md."""
+"""Random bits that depend on a seed and a place alone, by which codes are rounded. (Q7)"""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from qfx.ops.quantize import code_range, quantize
-from qfx.ops.registry import FAKES, fake, no_gradient, reference
-from qfx.ops.rotation import rotate
 
 ROUNDS = 7
 _WORD = 0xFFFFFFFF
@@ -37,29 +33,3 @@ def random_bits(seed: Tensor, count: int) -> Tensor:
     words = torch.stack(philox((block & _WORD, block >> 32, zero, zero), (key, key >> 32)), 1)
     halves = torch.stack([words & 0xFFFF, words >> 16], 2)
     return halves.reshape(groups, 8, 2, 4).transpose(1, 2).reshape(-1)[:count]
-
-
-@reference
-def quantize_stochastic(
-    x: Tensor, seed: Tensor, axes: Sequence[int], bits: int, factor: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x [..., K] -> symmetric codes q int8 [..., K], scale float32, zero_point int32, all 0. (Q7)
-
-    `seed` int64, one element; `factor` float32 [K], of (R1). The codes depend on nothing but the
-    arguments' values.
-    """
-    qmin, qmax = code_range(bits, True)
-    _, scale, zero_point = quantize(x, axes, bits, True, factor)
-    u = (random_bits(seed, x.numel()).float() * 2**-16 + 2**-17).reshape(x.shape)
-    q = (rotate(x.float(), factor, 0) * (1 / scale) + u).floor().clamp(qmin, qmax)
-    return torch.where(scale.isfinite(), q, 0).to(torch.int8), scale, zero_point
-
-
-@fake("quantize_stochastic")
-def _(
-    x: Tensor, seed: Tensor, axes: Sequence[int], bits: int, factor: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return FAKES["quantize"](x, axes, bits, True, factor)
-
-
-no_gradient("quantize_stochastic")

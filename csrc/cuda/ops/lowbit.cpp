@@ -1,0 +1,49 @@
+#include "cuda/ops/lowbit.h"
+
+namespace qfx::cuda {
+namespace {
+
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+using Stack = std::array<StableIValue, 6>;  // holds the arguments, then the results
+
+// Across torch's C interface comes no reason for a failure; torch prints it.
+void call(const char* op, const char* name, Stack& stack) {
+  const AOTITorchError error = torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION);
+  STD_TORCH_CHECK(error == TORCH_SUCCESS, op, ": ", name,
+                  " failed, which serves weights of 4 and 5 bits on CUDA (qfx/ops/lowbit_cuda.py); "
+                  "its error stands above");
+}
+
+std::vector<int64_t> values_of(const WeightLayoutArgument& layout) {
+  return {layout.n, layout.bits, layout.group, layout.scale_group, layout.shift};
+}
+
+}  // namespace
+
+Tensor low_bit_pack(const char* op, const Tensor& codes, const Tensor& scale,
+                    const std::optional<Tensor>& zero_point, const std::optional<Tensor>& minimum,
+                    int64_t bits, int64_t group) {
+  Stack stack = {from(codes),   from(scale), from(zero_point),
+                 from(minimum), from(bits),  from(group)};
+  call(op, "qfx::low_bit_pack", stack);
+  return to<Tensor>(stack[0]);
+}
+
+std::array<Tensor, 4> low_bit_unpack(const char* op, const Tensor& weight,
+                                     const WeightLayoutArgument& layout, int64_t k) {
+  Stack stack = {from(weight), from(values_of(layout)), from(k)};
+  call(op, "qfx::low_bit_unpack", stack);
+  return {to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]), to<Tensor>(stack[3])};
+}
+
+Tensor low_bit_linear(const char* op, const Tensor& x, const Tensor& weight,
+                      const WeightLayoutArgument& layout, const std::optional<Tensor>& bias,
+                      const std::string& activation, ScalarType out_dtype) {
+  Stack stack = {from(x),    from(weight),     from(values_of(layout)),
+                 from(bias), from(activation), from(out_dtype)};
+  call(op, "qfx::low_bit_linear", stack);
+  return to<Tensor>(stack[0]);
+}
+
+}  // namespace qfx::cuda

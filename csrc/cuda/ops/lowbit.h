@@ -1,0 +1,28 @@
+// Weights of 4 and 5 bits on CUDA, which have no kernels yet: operators of qfx/ops/lowbit_cuda.py,
+// called by name. Their packed weight is that of the CPU.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "cuda/ops/arguments.h"
+
+namespace qfx::cuda {
+
+// Whether a weight is one of these.
+inline bool is_low_bit(const WeightLayoutArgument& layout) { return layout.bits != 8; }
+
+Tensor low_bit_pack(const char* op, const Tensor& codes, const Tensor& scale,
+                    const std::optional<Tensor>& zero_point, const std::optional<Tensor>& minimum,
+                    int64_t bits, int64_t group);
+
+// Codes, scale, zero point and minimum.
+std::array<Tensor, 4> low_bit_unpack(const char* op, const Tensor& weight,
+                                     const WeightLayoutArgument& layout, int64_t k);
+
+// Of float activations x. (W3)
+Tensor low_bit_linear(const char* op, const Tensor& x, const Tensor& weight,
+                      const WeightLayoutArgument& layout, const std::optional<Tensor>& bias,
+                      const std::string& activation, ScalarType out_dtype);
+
+}  // namespace qfx::cuda

@@ -1,0 +1,25 @@
+"""Code: how an activation is quantized, as the operators take it: five integers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from qfx.values.scheme import PER_TENSOR, QSpec
+
+
+class Code(NamedTuple):
+    """`symmetric` and `per_tensor` are 0 or 1; per_tensor: one scale for all rows. `group`:
+    elements of K that share a scale, 0 for all. `rotation`: the size of the blocks in which K is
+    rotated before, 0 for none. (R1)"""
+
+    bits: int = 8
+    symmetric: int = 1
+    per_tensor: int = 0
+    group: int = 0
+    rotation: int = 0
+
+
+def code_of(spec: QSpec, rotation: int = 0) -> list[int]:
+    """The code of activations of `spec`."""
+    per_tensor = int(spec.axes == PER_TENSOR and not spec.group)
+    return list(Code(spec.bits, int(spec.symmetric), per_tensor, spec.group, rotation))

@@ -1,0 +1,112 @@
+"""Weights of 8-bit codes as the CPU's kernels read them: a header (qfx/ops/header.py), then
+P = ceil(N / 32) panels of 32 rows, one after the other. (csrc/cpu/gemm/pack.h)
+
+    scale float32 [S][32]               S = 1 where a row has one scale, else ceil(K / group)
+    zero point int32 [S][32]            where there are any
+    sums int32 [T][32]                  of the codes of each group; T = 1 where K is not cut
+    codes int8 [Kp / 4][32][4]          W[n, k] = codes[k // 4][n % 32][k % 4]
+
+Kp is K rounded up to 64. What lies beyond N and K is zero, scales too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qfx.ops.header import HEADER_BYTES, NONE, PANEL, ZERO_POINTS, Header
+from qfx.ops.layout import Layout
+
+QUAD, K_MULTIPLE = 4, 64
+
+
+class Sizes(NamedTuple):
+    """Of a packed weight: panels, scales of a row, sums of a row, bytes of a panel's codes and of
+    a whole panel."""
+
+    panels: Any
+    scales: Any
+    sums: Any
+    codes: Any
+    panel: Any
+
+
+def sizes_of(layout: Layout, k: Any) -> Sizes:
+    scales, sums = layout.scales(k), -(-k // layout.group) if layout.group else 1
+    codes = PANEL * (-(-k // K_MULTIPLE) * K_MULTIPLE)
+    front = 4 * PANEL * (scales * (1 + layout.shift) + sums)
+    return Sizes(-(-layout.n // PANEL), scales, sums, codes, front + codes)
+
+
+def int8_size(layout: Layout, k: Any) -> Any:
+    """Bytes of a packed weight of k columns."""
+    sizes = sizes_of(layout, k)
+    return HEADER_BYTES + sizes.panels * sizes.panel
+
+
+def pack_int8(codes: Tensor, scale: Tensor, zero_point: Tensor | None, layout: Layout) -> Tensor:
+    """codes int8 [N, K], scale float32 and zero_point int32 [N, S] -> the layout above."""
+    (n, k), sizes = codes.shape, sizes_of(layout, codes.shape[1])
+    width = sizes.codes // PANEL
+    padded = F.pad(codes, (0, width - k)).reshape(n, width)
+    quads = _panels(padded, sizes).reshape(sizes.panels, PANEL, width // QUAD, QUAD)
+    values = [scale] if zero_point is None else [scale, zero_point]
+    fronts = [_by_panel(each, sizes) for each in (*values, _sums(padded, layout.group, sizes))]
+    contents = torch.cat([*fronts, quads.transpose(1, 2).flatten(1)], 1).flatten()
+    magnitude = int(codes.int().abs().max()) if codes.numel() else 0
+    shift = NONE if zero_point is None else ZERO_POINTS
+    groups = (layout.group, layout.scale_group)
+    return Header(n, k, 8, shift, torch.float32, magnitude, *groups).before(contents)
+
+
+def _sums(padded: Tensor, group: int, sizes: Sizes) -> Tensor:
+    """int32 [N, T]."""
+    group = group or max(padded.shape[1], 1)
+    cuts = [padded[:, i * group : (i + 1) * group] for i in range(sizes.sums)]
+    sums = [cut.sum(1, dtype=torch.int32) for cut in cuts]
+    return torch.stack(sums, 1) if sums else padded.new_zeros(len(padded), 0, dtype=torch.int32)
+
+
+def _panels(values: Tensor, sizes: Sizes) -> Tensor:
+    """[N, *] -> [P, 32, *]."""
+    whole = F.pad(values, (0, 0, 0, sizes.panels * PANEL - len(values)))
+    return whole.reshape(sizes.panels, PANEL, values.shape[1])
+
+
+def _by_panel(values: Tensor, sizes: Sizes) -> Tensor:
+    """[N, *] of four bytes each -> int8 [P, bytes]."""
+    return _panels(values, sizes).transpose(1, 2).flatten(1).contiguous().view(torch.int8)
+
+
+def unpack_int8(weight: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The inverse: codes int8 [N, K], scale float32 and zero points int32 [N, S], 0 where there
+    are none."""
+    sizes, n = sizes_of(layout, k), layout.n
+    panels = weight[HEADER_BYTES:].reshape(sizes.panels, sizes.panel)
+    each = 4 * PANEL * sizes.scales
+    scale = _of_panels(panels[:, :each], torch.float32, n)
+    zero = torch.zeros_like(scale, dtype=torch.int32)
+    if layout.shift:
+        zero = _of_panels(panels[:, each : 2 * each], torch.int32, n)
+    width = sizes.codes // PANEL
+    quads = panels[:, sizes.panel - sizes.codes :]
+    quads = quads.reshape(sizes.panels, width // QUAD, PANEL, QUAD).transpose(1, 2)
+    return quads.reshape(sizes.panels * PANEL, width)[:n, :k].contiguous(), scale, zero
+
+
+def _of_panels(content: Tensor, dtype: torch.dtype, n: int) -> Tensor:
+    """The inverse of _by_panel."""
+    panels, count = len(content), content.shape[1] // (4 * PANEL)
+    values = content.reshape(-1).view(dtype).reshape(panels, count, PANEL)
+    return values.transpose(1, 2).reshape(panels * PANEL, count)[:n].contiguous()
+
+
+def scales_of_rows(weight: Tensor, n: int) -> Tensor:
+    """float32 [N]: the scales of a weight with one for each row and no zero points, of any K."""
+    panels = -(-n // PANEL)
+    contents = weight[HEADER_BYTES:]
+    panel = contents.reshape(panels, len(contents) // max(panels, 1))
+    return _of_panels(panel[:, : 4 * PANEL], torch.float32, n).reshape(n)

@@ -1,0 +1,41 @@
+"""Layout: what a caller knows of a packed weight, as the operators take it: five integers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from qfx.values.scheme import QSpec
+
+
+class Layout(NamedTuple):
+    """`n`: rows, which in a graph may be a node. `bits`: those in which a code is stored: 8, or
+    fewer. `group`: elements of K whose products are summed by themselves, 0 for all of K.
+    `scale_group`: elements of K that share a scale of the weight, the group or 0 for all.
+    `shift`: 1 where the weight has zero points or minimums, else 0."""
+
+    n: Any
+    bits: int = 8
+    group: int = 0
+    scale_group: int = 0
+    shift: int = 0
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether each row has int8 codes with one scale and no zero point, so that its product
+        with the codes of an activation is one exact integer matmul. (E1)"""
+        return self[1:] == (8, 0, 0, 0)
+
+    @property
+    def low_bit(self) -> bool:
+        """Whether codes are stored in fewer than 8 bits."""
+        return self.bits != 8
+
+    def scales(self, k: Any) -> Any:
+        """The number of scales of a row of k elements."""
+        return -(-k // self.scale_group) if self.scale_group else 1
+
+
+def layout_of(spec: QSpec, group: int, n: Any) -> list[Any]:
+    """The layout of weights of `spec` with n rows. `group`: `Scheme.group`."""
+    bits = spec.bits if spec.packed else 8
+    return list(Layout(n, bits, group or spec.group, spec.group, int(not spec.symmetric)))
