@@ -31,12 +31,12 @@ using Made = std::unique_ptr<const Instruction>;
 
 // The first word of each, in the order of OPERATIONS in qfx/programs/words.py.
 enum class Operation : int64_t {
-  kCopy,       // out, x: floats of any element, or the same element
-  kUnary,      // which, out, x
-  kBinary,     // which, out, a, b
-  kMean,       // out [.., 1], x [.., n]
-  kEmbedding,  // out [.., d], indices, table [v, d]
-  kLinear,     // x and how it is quantized; how many weights, out and what else of each
+  kCopy,         // out, x: floats of any element, or the same element
+  kUnary,        // which, out, x
+  kBinary,       // which, out, a, b
+  kMean,         // out [.., 1], x [.., n]
+  kEmbedding,    // out [.., d], indices, table [v, d]
+  kLinear,       // x and how it is quantized; how many weights, out and what else of each
   kKvWrite,      // keys, values: codes, scales of each; k, v, places
   kKvAttention,  // keys, values; q, out, whether there is a mask, it, scale, length, the same of a
                  // block table, softcap
