@@ -127,7 +127,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _defaults(target: Any) -> dict[int, Any]:
-    """Of the arguments that need not be given, by their places."""
+    """The defaults of arguments that need not be given, by their places."""
     if not isinstance(target, OpOverload):
         return {}
     arguments = enumerate(schema(target).arguments)

@@ -66,8 +66,8 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
 
 
 class _Says(NamedTuple):
-    """What the calls of one operator say: the argument that stands left, sizes, the scheme, and
-    whether they are products of int8 matrices where their weights have one scale a row."""
+    """A row says what the calls of one operator mean: the argument that stands left, sizes, the
+    scheme, and whether they are products of int8 matrices where their weights have one scale a row."""
 
     left: Callable[[Arguments], Any]
     sizes: Callable[[Tensor | None, Tensor | None, Arguments], Sizes]
@@ -138,7 +138,7 @@ def _weight(a: Arguments) -> QSpec:
 
 
 def _spec(a: Arguments) -> QSpec:
-    """Of the activation that `quantize`, or an operator that quantizes itself, is given."""
+    """The spec of an activation, by the arguments of `quantize` or of what quantizes itself."""
     code = Code(*a["code"][: len(Code._fields)])
     static = a.get("scale") is not None
     axes = PER_TENSOR if static or code.per_tensor else PER_ROW

@@ -85,12 +85,12 @@ class Form:
 
     @property
     def fused(self) -> Call:
-        """What computes the linear: of codes, else of x."""
+        """The operator that computes the linear, from codes or else from x."""
         return LINEAR if self.codes else FLOAT
 
     @property
     def dynamic(self) -> Call | None:
-        """What quantizes x itself."""
+        """The operator that quantizes x itself, if there is one."""
         return DYNAMIC if self.codes else None
 
     def serves(self, scheme: Scheme) -> bool:
