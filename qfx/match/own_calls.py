@@ -67,7 +67,7 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
 
 class _Says(NamedTuple):
     """A row says what the calls of one operator mean: the argument that stands left, sizes, the
-    scheme, and whether they are products of int8 matrices where their weights have one scale a row."""
+    scheme, and whether they are products of int8 matrices where weights have one scale a row."""
 
     left: Callable[[Arguments], Any]
     sizes: Callable[[Tensor | None, Tensor | None, Arguments], Sizes]
