@@ -23,7 +23,7 @@ _FIELDS = "<4sIIIIIqqqq"
 
 
 class Header(NamedTuple):
-    """What the header of a packed weight says. `group` and `scale_group`: as in a `Layout`."""
+    """The fields of a packed weight's header. `group` and `scale_group`: as in a `Layout`."""
 
     n: int
     k: int
@@ -43,7 +43,7 @@ class Header(NamedTuple):
 
 
 def header_of(weight: Tensor) -> Header:
-    """That of a packed weight, which has values."""
+    """Reads the header of a packed weight, which must have values."""
     said = bytes(weight[: struct.calcsize(_FIELDS)].view(torch.uint8).tolist())
     _, _, bits, shift, scales, magnitude, *sizes = struct.unpack(_FIELDS, said)
     n, k, group, scale_group = sizes

@@ -24,8 +24,8 @@ QUAD, K_MULTIPLE = 4, 64
 
 
 class Sizes(NamedTuple):
-    """Of a packed weight: panels, scales of a row, sums of a row, bytes of a panel's codes and of
-    a whole panel."""
+    """The sizes of a packed weight: panels, scales of a row, sums of a row, bytes of a panel's
+    codes and of a whole panel."""
 
     panels: Any
     scales: Any

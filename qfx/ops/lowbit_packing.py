@@ -105,7 +105,7 @@ def pack_lowbit(
 
 
 def shift_of(zero_point: Tensor | None, minimum: Tensor | None) -> int:
-    """What the codes are shifted by: NONE, ZERO_POINTS or MINIMUMS."""
+    """The shift of the codes: NONE, ZERO_POINTS or MINIMUMS."""
     return ZERO_POINTS if zero_point is not None else MINIMUMS if minimum is not None else NONE
 
 

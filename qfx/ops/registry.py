@@ -51,7 +51,7 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
-    """Those among the arguments, and in lists of them."""
+    """The tensors among the arguments, and in lists of them."""
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield argument

@@ -66,7 +66,7 @@ def pack_weight(
 
 
 def _by_row(scale: Tensor, zero_point: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """As [N, S]."""
+    """Gives scale and zero point the shape [N, S]."""
     if scale.dim() == 2:
         return scale, zero_point
     return scale[:, None], None if zero_point is None else zero_point[:, None]
