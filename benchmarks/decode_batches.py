@@ -110,8 +110,9 @@ def measure(
             if way in made:
                 row["weights_mb"], row["cache_mb"] = read_mb(made[way], batch, context)
                 row["read_gb_s"] = round(read, 2)
-                first = next((r for r in rows if r["way"] == way and r["batch"] == 1), row)
-                row |= _share(first, row)
+                row["of_read"] = round(_read_ms(row) / row["step_ms"], 3)
+                alone = [r for r in (*rows, row) if r["way"] == way and r["batch"] == 1]
+                row |= _share(alone[0], row) if alone else {}
             rows.append(row)
     return rows
 
@@ -144,16 +145,19 @@ def _rounds(
     return seconds, median(read)
 
 
+def _read_ms(row: Row) -> float:
+    """Milliseconds that it takes to read the weights and the caches of a step."""
+    return (row["weights_mb"] + row["cache_mb"]) / row["read_gb_s"]  # type: ignore[no-any-return]
+
+
 def _share(one: Row, many: Row) -> Row:
     """`gain`: tokens a second over those of one text. `allowed`: as the bytes of a step allow."""
-    times = [(r["weights_mb"] + r["cache_mb"]) / r["read_gb_s"] for r in (one, many)]
-    allowed = many["batch"] / one["batch"] * times[0] / times[1]
+    allowed = many["batch"] / one["batch"] * _read_ms(one) / _read_ms(many)
     gain = many["tokens_s"] / one["tokens_s"]
     return {
         "gain": round(gain, 2),
         "allowed": round(allowed, 2),
         "share": round(gain / allowed, 3),
-        "of_read": round(times[1] / many["step_ms"], 3),
     }
 
 
