@@ -110,7 +110,7 @@ def measure(
             if way in made:
                 row["weights_mb"], row["cache_mb"] = read_mb(made[way], batch, context)
                 row["read_gb_s"] = round(read, 2)
-                row["of_read"] = round(_read_ms(row) / row["step_ms"], 3)
+                row["of_read"] = round(_read_ms(row) / (1e3 * step.median), 3)
                 alone = [r for r in (*rows, row) if r["way"] == way and r["batch"] == 1]
                 row |= _share(alone[0], row) if alone else {}
             rows.append(row)
@@ -147,7 +147,7 @@ def _rounds(
 
 def _read_ms(row: Row) -> float:
     """Milliseconds that it takes to read the weights and the caches of a step."""
-    return (row["weights_mb"] + row["cache_mb"]) / row["read_gb_s"]  # type: ignore[no-any-return]
+    return (row["weights_mb"] + row["cache_mb"]) / row["read_gb_s"]
 
 
 def _share(one: Row, many: Row) -> Row:
