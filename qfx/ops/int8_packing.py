@@ -1,16 +1,16 @@
 """Weights of 8-bit codes as the CPU's kernels read them: a header (qfx/ops/header.py), then
-P = ceil(N / 32) panels of 32 rows, one after the other. (csrc/cpu/gemm/pack.h)
+P = ceil(N / 32) panels of 32 rows, first the values of each panel, (csrc/cpu/gemm/pack.h)
 
     scale float32 [S][32]               S = 1 where a row has one scale, else ceil(K / group)
     zero point int32 [S][32]            where there are any
     sums int32 [T][32]                  of the codes of each group; T = 1 where K is not cut
-    codes int8 [Kp / 4][32][4]          W[n, k] = codes[k // 4][n % 32][k % 4]
 
-Kp is K rounded up to 64. What lies beyond N and K is zero, scales too.
+then the codes of each panel, int8 [Kp / 4][32][4]: W[n, k] = codes[k // 4][n % 32][k % 4]. Kp is K rounded up to 64. What lies beyond N and K is zero, scales too.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -25,26 +25,26 @@ QUAD, K_MULTIPLE = 4, 64
 
 class Sizes(NamedTuple):
     """The sizes of a packed weight: panels, scales of a row, sums of a row, bytes of a panel's
-    codes and of a whole panel."""
+    values and of its codes."""
 
     panels: Any
     scales: Any
     sums: Any
+    values: Any
     codes: Any
-    panel: Any
 
 
 def sizes_of(layout: Layout, k: Any) -> Sizes:
     scales, sums = layout.scales(k), -(-k // layout.group) if layout.group else 1
     codes = PANEL * (-(-k // K_MULTIPLE) * K_MULTIPLE)
-    front = 4 * PANEL * (scales * (1 + layout.shift) + sums)
-    return Sizes(-(-layout.n // PANEL), scales, sums, codes, front + codes)
+    values = 4 * PANEL * (scales * (1 + layout.shift) + sums)
+    return Sizes(-(-layout.n // PANEL), scales, sums, values, codes)
 
 
 def int8_size(layout: Layout, k: Any) -> Any:
     """Bytes of a packed weight of k columns."""
     sizes = sizes_of(layout, k)
-    return HEADER_BYTES + sizes.panels * sizes.panel
+    return HEADER_BYTES + sizes.panels * (sizes.values + sizes.codes)
 
 
 def pack_int8(codes: Tensor, scale: Tensor, zero_point: Tensor | None, layout: Layout) -> Tensor:
@@ -54,8 +54,9 @@ def pack_int8(codes: Tensor, scale: Tensor, zero_point: Tensor | None, layout: L
     padded = F.pad(codes, (0, width - k)).reshape(n, width)
     quads = _panels(padded, sizes).reshape(sizes.panels, PANEL, width // QUAD, QUAD)
     values = [scale] if zero_point is None else [scale, zero_point]
-    fronts = [_by_panel(each, sizes) for each in (*values, _sums(padded, layout.group, sizes))]
-    contents = torch.cat([*fronts, quads.transpose(1, 2).flatten(1)], 1).flatten()
+    values.append(_sums(padded, layout.group, sizes))
+    fronts = torch.cat([_by_panel(each, sizes) for each in values], 1)
+    contents = torch.cat([fronts.flatten(), quads.transpose(1, 2).flatten()])
     magnitude = int(codes.int().abs().max()) if codes.numel() else 0
     shift = NONE if zero_point is None else ZERO_POINTS
     groups = (layout.group, layout.scale_group)
@@ -85,16 +86,22 @@ def unpack_int8(weight: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor,
     """The inverse: codes int8 [N, K], scale float32 and zero points int32 [N, S], 0 where there
     are none."""
     sizes, n = sizes_of(layout, k), layout.n
-    panels = weight[HEADER_BYTES:].reshape(sizes.panels, sizes.panel)
+    values, quads = _parts(weight, sizes)
     each = 4 * PANEL * sizes.scales
-    scale = _of_panels(panels[:, :each], torch.float32, n)
+    scale = _of_panels(values[:, :each], torch.float32, n)
     zero = torch.zeros_like(scale, dtype=torch.int32)
     if layout.shift:
-        zero = _of_panels(panels[:, each : 2 * each], torch.int32, n)
+        zero = _of_panels(values[:, each : 2 * each], torch.int32, n)
     width = sizes.codes // PANEL
-    quads = panels[:, sizes.panel - sizes.codes :]
     quads = quads.reshape(sizes.panels, width // QUAD, PANEL, QUAD).transpose(1, 2)
     return quads.reshape(sizes.panels * PANEL, width)[:n, :k].contiguous(), scale, zero
+
+
+def _parts(weight: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """The values [P, bytes] and the codes [P, bytes] of the panels."""
+    values, codes = ((sizes.panels, sizes.values), (sizes.panels, sizes.codes))
+    parts = weight[HEADER_BYTES:].split([math.prod(values), math.prod(codes)])
+    return parts[0].reshape(values), parts[1].reshape(codes)
 
 
 def _of_panels(content: Tensor, dtype: torch.dtype, n: int) -> Tensor:
@@ -106,7 +113,6 @@ def _of_panels(content: Tensor, dtype: torch.dtype, n: int) -> Tensor:
 
 def scales_of_rows(weight: Tensor, n: int) -> Tensor:
     """float32 [N]: the scales of a weight with one for each row and no zero points, of any K."""
-    panels = -(-n // PANEL)
-    contents = weight[HEADER_BYTES:]
-    panel = contents.reshape(panels, len(contents) // max(panels, 1))
-    return _of_panels(panel[:, : 4 * PANEL], torch.float32, n).reshape(n)
+    panels = -(-n // PANEL)  # each has a scale and a sum of each row
+    values = weight[HEADER_BYTES : HEADER_BYTES + panels * 8 * PANEL].reshape(panels, 8 * PANEL)
+    return _of_panels(values[:, : 4 * PANEL], torch.float32, n).reshape(n)

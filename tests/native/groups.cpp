@@ -137,7 +137,7 @@ class LinearTest {
   void run(const Linear& l, bool with_zero, Place place) {
     const PackedKind kind = {l.group, l.group > 0, with_zero};
     const int64_t size = packed_size(l.n, l.k, kind);
-    int8_t* packed = packed_.get<int8_t>(size, place);
+    auto* packed = reinterpret_cast<int8_t*>(packed_.get<int32_t>(size / 4, place));
     const bool some = !l.w_scale.empty();
     pack({w_.copy(l.w, place), l.n, l.k, l.k, 1, some ? scale_.copy(l.w_scale, place) : nullptr,
           some ? zero_.copy(l.w_zero, place) : nullptr},

@@ -43,7 +43,6 @@ void run_panel(const Rows& rows, const PackedWeight& w, const RowBlock& rows_her
 void multiply_few(const Rows& rows, const PackedWeight& w, const RowBlock& rows_here, int64_t p,
                   const Passage& how, int32_t* sums) {
   const int8_t* b = w.panel(p);
-  fetch_values(w, b, rows.tuning.ahead);
   how.fetching_tiles[rows_here.rows() - 1](rows.a + rows_here.begin * rows.stride, rows.stride, b,
                                            how.depth / kGroup, b + rows.tuning.ahead, sums, false);
 }
@@ -54,8 +53,6 @@ void multiply_pair(const Rows& rows, const PackedWeight& w, const RowBlock& rows
   const Format& format = *rows.format;
   const int64_t count = rows_here.rows();
   const int64_t groups = round_up(w.k, format.k_multiple) / kGroup;
-  fetch_values(w, w.panel(p), rows.tuning.ahead);
-  fetch_values(w, w.panel(q), rows.tuning.ahead);
   const PairFn* pairs = format.pairs.tiles[hint_for(rows.tuning, count)];
   pairs[count - 1](rows.a + rows_here.begin * rows.stride, rows.stride, w.panel(p),
                    w.panel(q) - w.panel(p), groups, rows.tuning.ahead, sums);

@@ -85,13 +85,6 @@ int64_t hint_for(const Tuning& tuning, int64_t rows);
 
 Passage passage_of(const Rows& rows, const PackedWeight& w, int64_t count);
 
-// Asks for the values between the codes of two panels, which tiles that ask for codes `ahead` of
-// those of panel b pass over.
-inline void fetch_values(const PackedWeight& w, const int8_t* b, int64_t ahead) {
-  constexpr int64_t kLine = 64;
-  for (int64_t i = 0; i < w.apart; i += kLine) __builtin_prefetch(b + ahead - w.apart + i);
-}
-
 // Of few rows some panels are multiplied before their sums are finished: no weights are asked for
 // meanwhile. So many, whose sums take 8 KB at most and stay in the first cache.
 inline int64_t panels_at_once(int64_t rows) { return std::clamp<int64_t>(64 / rows, 1, 16); }

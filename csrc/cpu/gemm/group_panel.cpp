@@ -44,7 +44,6 @@ float* GroupedPanel::run() {
   for (int64_t next; begin_ < how_.depth; begin_ = next) {
     next = end_of_block(begin_);
     now_ = reader_.read(begin_, next);
-    if (begin_ == 0 && how_.streams) fetch_start_of_next();
     for (int64_t m = block_.begin; m < block_.end; m += how_.height) {
       const int count = static_cast<int>(std::min(how_.height, block_.end - m));
       const bool fetch = reader_.in_order() && m - block_.begin == how_.fetching;
@@ -57,17 +56,6 @@ float* GroupedPanel::run() {
     }
   }
   return sums_;
-}
-
-// Asks for what the tiles of this panel do not: they fetch codes `ahead` of their own, and between
-// two panels lie the values of the second, which may be more than that.
-void GroupedPanel::fetch_start_of_next() const {
-  constexpr int64_t kLine = 64;
-  constexpr int kReads = 0, kIntoSecondCache = 2;
-  const int8_t* next = now_.b + kPanel * w_.padded_k;
-  for (int64_t i = 0; i < w_.apart + rows_.rows.tuning.ahead; i += kLine) {
-    __builtin_prefetch(next + i, kReads, kIntoSecondCache);
-  }
 }
 
 // Whole groups, or for raw tiles a part of one.

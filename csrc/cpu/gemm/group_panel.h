@@ -48,7 +48,6 @@ class GroupedPanel {
 
  private:
   int64_t end_of_block(int64_t k) const;
-  void fetch_start_of_next() const;
   const int8_t* ahead_of(int64_t begin, int64_t end) const;
   GroupTerms terms_of(int64_t m, int64_t g) const;
   GroupTileFn tile_of(bool fetch, int count) const;

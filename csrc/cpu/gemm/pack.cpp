@@ -111,22 +111,27 @@ void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, i
 }
 
 int64_t packed_size(int64_t n, int64_t k, const PackedKind& kind) {
-  return static_cast<int64_t>(sizeof(PackedHeader)) + round_up(n, kPanel) / kPanel * kind.panel(k);
+  const int64_t panel = kind.values(k) + kind.codes(k);
+  return static_cast<int64_t>(sizeof(PackedHeader)) + round_up(n, kPanel) / kPanel * panel;
 }
 
 uint64_t pack(const PackedParts& from, const PackedKind& kind, int8_t* out) {
   const int64_t n = from.n, k = from.k;
   std::atomic<uint32_t> magnitude = 0;
   std::atomic<uint64_t> contents = 0;
-  const int64_t size = kind.panel(k), scales = kind.scales(k);
-  int8_t* const panels = out + sizeof(PackedHeader);
+  const int64_t scales = kind.scales(k), of_values = kind.values(k), of_codes = kind.codes(k);
+  int8_t* const values = out + sizeof(PackedHeader);
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   // Of panels without groups there may be any number.
-  const int64_t count = size == 0 ? 0 : round_up(n, kPanel) / kPanel;
+  const int64_t count = of_values == 0 ? 0 : round_up(n, kPanel) / kPanel;
+  int8_t* const codes = values + count * of_values;
+  const auto sum_of = [&](const int8_t* part, int64_t bytes) {
+    return checksum(part, bytes / kChecked, (part - values) / kChecked);
+  };
   parallel(count, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      int8_t *panel = panels + p * size, *block = panel + kind.front(k);
-      float* of_scale = reinterpret_cast<float*>(panel);
+      int8_t *front = values + p * of_values, *block = codes + p * of_codes;
+      float* of_scale = reinterpret_cast<float*>(front);
       int32_t* of_zero = reinterpret_cast<int32_t*>(of_scale + scales * kPanel);
       int32_t* sums = of_zero + (kind.zeros ? scales * kPanel : 0);
       int32_t all[kPanel];
@@ -135,8 +140,8 @@ uint64_t pack(const PackedParts& from, const PackedKind& kind, int8_t* out) {
       pack_panel(from.codes + p * kPanel * from.stride_n, std::min<int64_t>(kPanel, n - p * kPanel),
                  k, from.stride_n, from.stride_k, kind.group == 0 ? sums : all, block);
       if (kind.group != 0) sum_groups(block, k, kind.group, sums);
-      contents += checksum(panel, size / kChecked, p * (size / kChecked));
-      const uint32_t here = magnitude_of(block, kPanel * padded_k(k));
+      contents += sum_of(front, of_values) + sum_of(block, of_codes);
+      const uint32_t here = magnitude_of(block, of_codes);
       uint32_t seen = magnitude;
       while (seen < here && !magnitude.compare_exchange_weak(seen, here)) {
       }
@@ -163,13 +168,13 @@ PackedKind packed_kind_of(const PackedHeader& header) {
 PackedWeight packed_weight_of(const PackedHeader& header, const int8_t* data) {
   const PackedKind kind = packed_kind_of(header);
   const int64_t k = header.k, depth = padded_k(k), of_scales = kind.scales(k) * kPanel;
-  const int8_t* panel = data + sizeof(header);
-  const float* scale = reinterpret_cast<const float*>(panel);
+  const int8_t* values = data + sizeof(header);
+  const float* scale = reinterpret_cast<const float*>(values);
   const int32_t* zero = reinterpret_cast<const int32_t*>(scale + of_scales);
-  PackedWeight w = {header.n, k, depth, header.magnitude <= kNarrow, zero, panel + kind.front(k)};
+  PackedWeight w = {header.n, k, depth, header.magnitude <= kNarrow, zero, values};
+  w.blocks += w.panels() * kind.values(k);
   w.scale = scale;
-  w.apart = kind.front(k);
-  w.value_step = kind.panel(k) / 4;
+  w.value_step = kind.values(k) / 4;
   if (kind.zeros) w.zero = zero, w.colsum = zero + of_scales;
   w.group = kind.group != 0 ? kind.group : std::max<int64_t>(depth, kKMultiple);
   w.scale_by_group = kind.scale_by_group;

@@ -1,9 +1,9 @@
 // A packed weight of int8 codes: a header of 128 bytes (header.h), then P = ceil(N / 32) panels of
-// 32 rows, one after the other. In each:
-//     scale       float32 [S][32]      S = 1 where a row has one scale, else G = ceil(K / group)
-//     zero point  int32 [S][32]        where there are any
-//     sums        int32 [T][32]        of the codes of each group; T = 1 where all of K is one,
-//     else G codes       int8 [Kp / 4][32][4] W[n][k] = codes[k / 4][n % 32][k % 4]
+// 32 rows, first the values of each panel,
+//     scale       float32 [S][32]  S = 1 where a row has one scale, else G = ceil(K / group)
+//     zero point  int32 [S][32]    where there are any
+//     sums        int32 [T][32]    of the codes of each group; T = 1 where all of K is one, else G
+// then the codes of each panel, int8 [Kp / 4][32][4]: W[n][k] = codes[k / 4][n % 32][k % 4].
 // Kp is K rounded up to 64; what lies beyond N and K is zero.
 #pragma once
 
@@ -23,15 +23,15 @@ inline int64_t padded_k(int64_t k) { return round_up(k, kKMultiple); }
 // Weights up to this magnitude are narrow (kernels.h).
 inline constexpr uint32_t kNarrow = 64;
 
-// Codes of panel p are at `blocks`, `apart` bytes behind those of the panel before; the values of
-// its columns `value_step` numbers behind the former ones.
+// The codes of a panel follow those of the panel before; its values lie `value_step` numbers after
+// the values of the panel before.
 struct PackedWeight {
   int64_t n, k, padded_k;
   bool narrow;
   const int32_t* colsum;  // of each group
   const int8_t* blocks;
   const float* scale = nullptr;
-  int64_t apart = 0, value_step = kPanel;
+  int64_t value_step = kPanel;
   const int32_t* zero = nullptr;  // or null where there is none
   int64_t group = 0;              // of which all of K may be one
   bool scale_by_group = false;
@@ -40,7 +40,7 @@ struct PackedWeight {
   int64_t groups() const { return (k + group - 1) / group; }
   int64_t panels() const { return (n + kPanel - 1) / kPanel; }
   int64_t scale_step() const { return scale_by_group ? kPanel : 0; }  // from group to group
-  const int8_t* panel(int64_t p) const { return blocks + p * (kPanel * padded_k + apart); }
+  const int8_t* panel(int64_t p) const { return blocks + p * kPanel * padded_k; }
   const int32_t* sums(int64_t p) const { return colsum + p * value_step; }
   const float* scales(int64_t p) const { return scale + p * value_step; }
   const int32_t* zeros(int64_t p) const {
@@ -55,9 +55,9 @@ struct PackedKind {
 
   int64_t groups(int64_t k) const { return group == 0 ? 1 : (k + group - 1) / group; }
   int64_t scales(int64_t k) const { return scale_by_group ? groups(k) : 1; }
-  // Bytes of a panel before its codes.
-  int64_t front(int64_t k) const { return 4 * kPanel * (scales(k) * (zeros ? 2 : 1) + groups(k)); }
-  int64_t panel(int64_t k) const { return front(k) + kPanel * padded_k(k); }
+  // Bytes of the values and of the codes of a panel.
+  int64_t values(int64_t k) const { return 4 * kPanel * (scales(k) * (zeros ? 2 : 1) + groups(k)); }
+  int64_t codes(int64_t k) const { return kPanel * padded_k(k); }
 };
 
 // Bytes of a packed [n, k] weight.

@@ -1,6 +1,7 @@
 #include "cpu/gemm/weight.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "types.h"
@@ -53,6 +54,9 @@ int64_t size_of(const PackedHeader& header) {
 
 std::string open_weight(const int8_t* data, int64_t size, Weight* weight) {
   PackedHeader header;
+  if (reinterpret_cast<uintptr_t>(data) % alignof(float) != 0) {
+    return "its address is no multiple of 4; a clone of it has one that is";
+  }
   if (size < static_cast<int64_t>(sizeof(header))) {
     return "it has " + text(size) + " bytes, fewer than the header's " + text(sizeof(header));
   }
