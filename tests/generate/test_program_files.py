@@ -174,6 +174,7 @@ def test_ctrl_c_ends_a_program() -> None:
         "words = [OPERATIONS.index('copy'), *part(1), *part(2)]\n"
         "p = Program([len(words), *words] * 100_000, [0, 4 * n, 4 * n], [0, 0, 0])\n"
         "a, b = torch.ones(n), torch.ones(n)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it\n"
         "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "try: p.run([a.data_ptr(), b.data_ptr()])\n"
         "except KeyboardInterrupt: print('interrupted')\n"
