@@ -21,7 +21,7 @@ from qfx.values.config import Config
 
 def compile_apart(matches: Sequence[Match], config: Config, here: Surroundings) -> None:
     """Ties the captured graph to the modules and weights on which its decisions depend."""
-    if config.skip or config.only or config.recipe or config.guard:
+    if config.skip or config.only or config.by_name:
         tie_to_objects((*_modules(matches, config, here), *_weights(matches, config, here)))
 
 

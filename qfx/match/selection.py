@@ -23,9 +23,9 @@ from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 def decides_on_module(
     config: Config, matches: Iterable[Match], path: str, others: Iterable[str]
 ) -> bool:
-    """Whether what the module at `path` multiplies would be decided otherwise under another path:
-    a recipe has numbers for each, a guard counts each."""
-    if config.recipe is not None or config.guard is not None:
+    """Whether what the module at `path` multiplies would be decided otherwise under another
+    path."""
+    if config.by_name:
         pinned = config.recipe is not None and config.recipe.pinned is not None
         return any(m.weights or (pinned and isinstance(m, _OF_ACTIVATIONS)) for m in matches)
     own = [m.names for m in matches]
@@ -38,8 +38,7 @@ def decides_on_weight(config: Config, site: Site, others: Iterable[str]) -> bool
     """The same for the weight of a site, and the names of others."""
     here = left_out(config, site.names)
     called = ((other, other.rpartition(".")[0]) if site.path else (other,) for other in others)
-    each = config.recipe is not None or config.guard is not None
-    return each or any(left_out(config, candidates) != here for candidates in called)
+    return config.by_name or any(left_out(config, candidates) != here for candidates in called)
 
 
 def why_apart(config: Config, site: Site) -> str | None:

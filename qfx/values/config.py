@@ -69,6 +69,12 @@ class Config:
         """Of the matmuls of the recipe; empty without one."""
         return self.recipe.names if self.recipe else frozenset()
 
+    @property
+    def by_name(self) -> bool:
+        """Whether every matmul is decided by its name: a recipe has numbers for each, and a guard
+        counts the rows of each."""
+        return self.recipe is not None or self.guard is not None
+
     def __post_init__(self) -> None:
         for name in ("skip", "only"):
             patterns = getattr(self, name)
