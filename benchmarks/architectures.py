@@ -28,7 +28,7 @@ from benchmarks.measures import PARTS, Row
 from benchmarks.survey_page import lost, missed, page, printed, printed_dynamic
 from benchmarks.symbolic import symbolic
 from benchmarks.zoo import TABLE, build
-from qfx.values.atomic_write import write_text
+from qfx.io.atomic_write import write_text
 from qfx.values.config import INNER
 
 RESULT = RESULTS / "architectures.json"

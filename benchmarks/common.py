@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qfx.values.atomic_write import write_text
+from qfx.io.atomic_write import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -18,10 +18,10 @@ from qfx.graph.unchanged import keep_written
 from qfx.host.dynamo import uncompiled, without_skip_marks
 from qfx.host.frame import Frame, surroundings
 from qfx.host.source_text import released_source_texts
+from qfx.io.errors import UserError
 from qfx.match.apart import capture_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
-from qfx.values.errors import UserError
 from qfx.weights.repacked import mark_repacked
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]

@@ -24,6 +24,8 @@ from qfx.host.frame import Surroundings, surroundings
 from qfx.host.inductor import inductor
 from qfx.host.logs import trace_artifact
 from qfx.host.source_text import released_source_texts
+from qfx.io.digest import digest
+from qfx.io.printable import printable
 from qfx.match.apart import compile_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
@@ -35,8 +37,6 @@ from qfx.plan.plan import Plan
 from qfx.rewriting.constants import NewInputs, as_placeholders
 from qfx.rewriting.inputs import drop_unused_inputs
 from qfx.values.config import Config, parse_options
-from qfx.values.digest import digest
-from qfx.values.printable import printable
 from qfx.weights.cache import CACHE
 from qfx.weights.feed import example_inputs as fed_examples
 from qfx.weights.feed import with_packed_weights

@@ -21,9 +21,9 @@ from benchmarks.gpu.sweep import nearest
 from qfx.cost.gpu import BATCHED, PASSES, PRODUCTS, SCHEMA, slug
 from qfx.cost.grid import Grid
 from qfx.cost.table import Table
+from qfx.io.atomic_write import write_text
 from qfx.ops.code import Code
 from qfx.rewriting.aten_quantization import quantize_parts
-from qfx.values.atomic_write import write_text
 from qfx.weights.cache import pack
 
 M, K, N = (1, 8, 16, 64, 256, 1024, 8192), (512, 2048, 4096, 14336), (256, 1024, 4096, 14336)

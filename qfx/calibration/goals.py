@@ -9,8 +9,8 @@ from typing import Any
 from qfx.calibration.losses import LOSSES, Loss
 from qfx.calibration.record import SharedInput, SiteKey
 from qfx.calibration.search import Candidate
+from qfx.io.errors import UserError
 from qfx.values.config import Config
-from qfx.values.errors import UserError
 from qfx.values.scheme import PER_ROW, Scheme
 
 

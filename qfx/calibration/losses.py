@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.host.tensors import tree_leaves
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
 
 Loss = str | Callable[[Any], Tensor]  # a name of `LOSSES`, or a function of what the model returns
 

@@ -17,12 +17,12 @@ from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
 from qfx.graph.unchanged import unchanged
 from qfx.host.shapes import hint
+from qfx.io.errors import UserError
 from qfx.match.selection import keyed_products
 from qfx.match.site import Site
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
 from qfx.values.config import parse_options
-from qfx.values.errors import UserError
 from qfx.values.recipe import Recipe
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 

@@ -22,7 +22,7 @@ from qfx.calibration.search import Candidate, costs_of_errors
 from qfx.calibration.sensitivity import Gradients
 from qfx.captured_graphs import watch_recording
 from qfx.graph.unchanged import module_of, unchanged
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
 
 
 def predicted(

@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from qfx.calibration.record import Recorder, SiteKey, keyed_sites, matches_of
 from qfx.graph.views import apply
 from qfx.host.autograd import without_autocast
+from qfx.io.errors import UserError
 from qfx.match.site import Site
-from qfx.values.errors import UserError
 
 ROWS = 256  # of a call: all of its M rows if it has no more
 

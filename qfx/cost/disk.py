@@ -1,7 +1,7 @@
 """What was measured once on this machine, kept on disk in a folder of the user's own.
 
 `<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, MOST of
-them (qfx/values/disk_cache.py). The first line says how many processes have measured it: what did
+them (qfx/io/disk_cache.py). The first line says how many processes have measured it: what did
 not settle, as on a busy machine, is measured again by the next one, TRIES times in all, and the
 best stays. Without a folder of the user's own nothing is kept.
 """
@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 import torch
 
 import qfx._C as _C
-from qfx.values.disk_cache import DiskCache, user_folder
+from qfx.io.disk_cache import DiskCache, user_folder
 
 log = logging.getLogger(__name__)
 

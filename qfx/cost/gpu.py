@@ -20,7 +20,7 @@ import torch
 from qfx.cost.grid import count, seconds
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
-from qfx.values.gpu_build import name_of
+from qfx.host.gpu_build import name_of
 from qfx.values.scheme import PER_TENSOR, Scheme
 
 SCHEMA = 2

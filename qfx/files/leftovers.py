@@ -7,9 +7,9 @@ from pathlib import Path
 
 from qfx.files.manifest import MARK, NAME, is_tensor_file_name, read_manifest
 from qfx.files.tensor_file import table_of
-from qfx.values.atomic_write import remove_partials
-from qfx.values.errors import UserError
-from qfx.values.recipe_files import sweep_codes
+from qfx.io.atomic_write import remove_partials
+from qfx.io.errors import UserError
+from qfx.io.recipe_files import sweep_codes
 
 
 def remove_leftovers(folder: Path, recipe: str) -> None:

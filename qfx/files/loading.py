@@ -20,14 +20,14 @@ from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
 from qfx.files.skeleton import Fitted, fill, fitted
 from qfx.files.tensor_file import Entry, Table, open_table, tensors_of
 from qfx.host.dynamo import uncompiled_module
+from qfx.io.errors import UserError
+from qfx.io.json_text import parsed
+from qfx.io.printable import printable
+from qfx.io.reading import Snapshot, bytes_of, snapshot_of
+from qfx.io.recipe_files import LARGEST
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Stored
 from qfx.values.config import Config
-from qfx.values.errors import UserError
-from qfx.values.json_text import parsed
-from qfx.values.printable import printable
-from qfx.values.reading import Snapshot, bytes_of, snapshot_of
-from qfx.values.recipe_files import LARGEST
 
 
 class Saved(NamedTuple):

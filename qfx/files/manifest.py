@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qfx.values.errors import UserError
-from qfx.values.json_text import parsed
-from qfx.values.printable import printable
-from qfx.values.reading import bytes_of
-from qfx.values.recipe_files import LARGEST, MODEL
+from qfx.io.errors import UserError
+from qfx.io.json_text import parsed
+from qfx.io.printable import printable
+from qfx.io.reading import bytes_of
+from qfx.io.recipe_files import LARGEST, MODEL
 
 NAME = MODEL
 MARK = "qfx_model"

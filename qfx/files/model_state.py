@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 from qfx.files.tensor_file import NAMES
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import has_values, storage_id, wraps_tensors
+from qfx.io.errors import UserError
 from qfx.nn.kinds import stored_linears
 from qfx.nn.loading import Checked, Stored
-from qfx.values.errors import UserError
 
 
 class ModelState(NamedTuple):

@@ -15,11 +15,11 @@ from qfx.files.manifest import FORMAT, MARK, NAME, File, Manifest, read_manifest
 from qfx.files.model_state import ModelState, state_of
 from qfx.files.tensor_file import safetensors, write_tensors
 from qfx.host.dynamo import uncompiled_module
-from qfx.values.atomic_write import Partial, naming, sync_folder, write_bytes
-from qfx.values.errors import UserError
-from qfx.values.folder_lock import locked, made_folder
+from qfx.io.atomic_write import Partial, naming, sync_folder, write_bytes
+from qfx.io.errors import UserError
+from qfx.io.folder_lock import locked, made_folder
+from qfx.io.recipe_files import RecipeFiles, current_recipe, one_of_two, settle
 from qfx.values.recipe import Recipe
-from qfx.values.recipe_files import RecipeFiles, current_recipe, one_of_two, settle
 
 SHARD_SIZE = 2_000_000_000
 RECIPE = "recipe.json"

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from qfx.files.model_state import derived_buffers, ties
 from qfx.files.tensor_file import Entry
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 from qfx.nn.chosen import Chosen, listed, refuse
 from qfx.nn.embedding import Embedding
 from qfx.nn.kinds import NAMES, STORED, kind_of, replaces, told
@@ -19,8 +21,6 @@ from qfx.nn.linear_like import as_linear, is_embedding
 from qfx.nn.loading import Checked, Stored, fault_of
 from qfx.nn.replace import replace
 from qfx.nn.sign_linear import SignLinear
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from qfx.io.errors import UserError
+from qfx.io.json_text import parsed
+from qfx.io.printable import printable
+from qfx.io.reading import first_bytes, missing_as_os_error, opened
 from qfx.memory.huge_pages import Room
-from qfx.values.errors import UserError
-from qfx.values.json_text import parsed
-from qfx.values.printable import printable
-from qfx.values.reading import first_bytes, missing_as_os_error, opened
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

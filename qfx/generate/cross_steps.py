@@ -25,8 +25,8 @@ from qfx.generate.rows import filled
 from qfx.generate.steps import Steps
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import KVLayer
+from qfx.io.errors import UserError
 from qfx.programs import Runner
-from qfx.values.errors import UserError
 
 _log = logging.getLogger("qfx.generate.steps")
 _NAMES = {  # of a decoder's arguments, by those of the whole model

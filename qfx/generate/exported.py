@@ -10,9 +10,9 @@ from qfx.files.tensor_file import safetensors, write_tensors
 from qfx.generate.decoder import KEY
 from qfx.generate.program_file import FORMAT
 from qfx.generate.steps import Steps
+from qfx.io.atomic_write import write_file
+from qfx.io.errors import UserError
 from qfx.programs.stored import Storing
-from qfx.values.atomic_write import write_file
-from qfx.values.errors import UserError
 
 
 def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:

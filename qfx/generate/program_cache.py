@@ -1,6 +1,6 @@
 """Programs on disk: what another process made of the same model, with the weights of this one.
 
-`<user's cache>/qfx/programs/<key>`, MOST of them (qfx/values/disk_cache.py). A file holds the
+`<user's cache>/qfx/programs/<key>`, MOST of them (qfx/io/disk_cache.py). A file holds the
 instructions, and constants by the names that the model has for them. docs/generate.md
 """
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from qfx.generate.program_key import SWITCH, digest_of, key_of
+from qfx.io.disk_cache import DiskCache, user_folder
+from qfx.io.errors import UserError
 from qfx.programs import Runner
 from qfx.programs.stored import Storing, bytes_in, restored
-from qfx.values.disk_cache import DiskCache, user_folder
-from qfx.values.errors import UserError
 
 _log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from qfx.generate.layout import Layout, with_rings
 from qfx.generate.rows import MOST_ROWS, ROWS
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 from qfx.ops.kv_blocks import TOKENS
 from qfx.ops.kv_cache import kv_shapes
 from qfx.programs import Runner
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
 
 FORMAT = 5
 _MOST = 1 << 40  # a size

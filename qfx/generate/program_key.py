@@ -21,7 +21,7 @@ from qfx.generate.model_state import NOT_OWN, attention_of, hooks_on
 from qfx.generate.told import Teller, Unknown
 from qfx.host.modules import global_hooks
 from qfx.host.tensors import storage_id, watched
-from qfx.values.digest import digest
+from qfx.io.digest import digest
 
 SWITCH = "QFX_PROGRAM_CACHE"
 _ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")  # what libraries read

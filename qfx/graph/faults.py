@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from torch import fx
 
 from qfx.host.dynamo import control_flow
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
 
 
 class PassFault(RuntimeError):

@@ -10,11 +10,11 @@ from typing import Any
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
+from qfx.io.reading import inside, relative
 from qfx.nn.scheme_tensor import LENGTH
 from qfx.values.config import Config
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
-from qfx.values.reading import inside, relative
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme
 from qfx.values.scheme_json import scheme_from

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qfx.hf.kv_layer import NAMES, KVLayer
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
 
 ops = torch.ops.qfx
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from qfx.files.tensor_file import safetensors
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 
 KEY = "qfx_save"
 

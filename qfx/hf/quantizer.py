@@ -14,6 +14,8 @@ from qfx.hf.awaited import MARK, Awaited
 from qfx.hf.config import METHOD, QfxConfig
 from qfx.hf.one_save import check_one_save, mark_save
 from qfx.hf.state import marked_state, scheme_numbers
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 from qfx.nn.chosen import Chosen
 from qfx.nn.embedding import Embedding
 from qfx.nn.kinds import stored_linears, told
@@ -22,8 +24,6 @@ from qfx.nn.linear_like import is_embedding, is_transposed
 from qfx.nn.quantized import made, planned, quantize_
 from qfx.nn.replace import replace
 from qfx.nn.weight_faults import unquantizable, unserved
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 

@@ -15,11 +15,11 @@ from torch import Tensor, fx
 from qfx.graph.capture import value
 from qfx.graph.views import View
 from qfx.graph.writes import writes
+from qfx.host.gpu_build import has_kernel
 from qfx.host.tensors import statically
 from qfx.match.base import Match, Size
 from qfx.match.refusals import of_activations
 from qfx.match.repeated_heads import repeated
-from qfx.values.gpu_build import has_kernel
 
 _KEYS = (torch.ops.qfx.kv_keys, torch.ops.qfx.kv_keys.default)
 _VALUES = (torch.ops.qfx.kv_values, torch.ops.qfx.kv_values.default)

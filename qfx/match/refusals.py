@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from qfx.host.autograd import in_compiled_backward
+from qfx.host.gpu_build import why_not
 from qfx.values.floats import short, unserved_type
-from qfx.values.gpu_build import why_not
 
 
 def of_operands(operands: Mapping[str, Any]) -> str | None:

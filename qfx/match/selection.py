@@ -9,12 +9,12 @@ from itertools import chain
 
 from torch import fx
 
+from qfx.io.errors import UserError
 from qfx.match.attention import Attention
 from qfx.match.base import Match, of_kind
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.values.config import Config
-from qfx.values.errors import UserError
 from qfx.values.recipe import Recipe
 from qfx.values.select import left_out
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe

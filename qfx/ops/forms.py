@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from qfx.host.gpu_build import has_kernel
 from qfx.host.operators import schema
 from qfx.ops.code import code_of
 from qfx.ops.layout import Layout, layout_of
-from qfx.values.gpu_build import has_kernel
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, Scheme
 
 ops = torch.ops.qfx

@@ -9,9 +9,9 @@ import sympy
 from tabulate import tabulate
 
 from qfx.cost.model import Estimate
+from qfx.io.printable import printable
 from qfx.match.base import FLOAT, Kind, Match, of_kind
 from qfx.ops.guard_counts import Guard
-from qfx.values.printable import printable
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from qfx._C import Program
+from qfx.io.errors import UserError
 from qfx.programs.inputs import View
 from qfx.programs.running import Call, Run, Runner
 from qfx.programs.words import ELEMENTS, Kind, Region, contiguous_strides
-from qfx.values.errors import UserError
 
 Described = dict[str, Any]
 _MOST = 1 << 48  # a size, an offset, a number of bytes

@@ -17,8 +17,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from qfx.io.printable import printable
 from qfx.report.report_row import Row
-from qfx.values.printable import printable
 
 # Stand-ins for CSS variables, which matplotlib does not know.
 INK, LINE, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qfx.io.printable import printable
 from qfx.report.report_row import Row, float_rows
-from qfx.values.printable import printable
 
 if TYPE_CHECKING:
     from qfx.report.report import Report

@@ -17,6 +17,8 @@ from qfx.cost.model import Costs
 from qfx.graph.capture import parameter_name
 from qfx.graph.unchanged import in_training, unchanged
 from qfx.host.dynamo import uncompiled_module
+from qfx.io.atomic_write import write_text
+from qfx.io.printable import printable
 from qfx.match.own_calls import BINARY
 from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
 from qfx.nn.weight_bytes import WeightBytes, kinds, weight_bytes
@@ -25,9 +27,7 @@ from qfx.report.breaks import BEFORE, said, said_since
 from qfx.report.html import page
 from qfx.report.report_row import Row, float_rows, shares
 from qfx.report.side_by_side import SideBySide
-from qfx.values.atomic_write import write_text
 from qfx.values.config import Config, parse_options
-from qfx.values.printable import printable
 from qfx.values.select import check_names, names_in
 
 

@@ -19,10 +19,10 @@ from qfx.graph.bodies import Given, callers, family, siblings
 from qfx.graph.capture import OUTER, attribute, roots
 from qfx.graph.views import View, emit_view, token
 from qfx.host.nodes import mark_as_new_input
+from qfx.io.errors import UserError
 from qfx.match.site import Site
 from qfx.ops.packing import Constant, Packing, parts_of
 from qfx.rewriting.codes import PackedNodes, Provide, ProvideConstant, ProvideWeight
-from qfx.values.errors import UserError
 from qfx.weights.cache import pack
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qfx.host.inductor import known_options
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import BACKWARD, PER_TENSOR, QSpec, Scheme
 

@@ -13,9 +13,9 @@ from typing import Any
 from tabulate import tabulate
 from torch import Tensor
 
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
-from qfx.values.recipe_files import Raw, RecipeFiles, raw_of, read_recipe, recipe_files, save_recipe
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
+from qfx.io.recipe_files import Raw, RecipeFiles, raw_of, read_recipe, recipe_files, save_recipe
 from qfx.values.rounding import Rounding
 from qfx.values.scheme_json import list_of, scheme_from
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe, listed

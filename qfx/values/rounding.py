@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
 
 METHODS = {
     "gptq": "GPTQ",

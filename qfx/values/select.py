@@ -8,9 +8,9 @@ from itertools import chain
 
 from torch import nn
 
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 from qfx.values.config import Config
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
 
 
 def names_in(module: nn.Module) -> set[str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 from qfx.values.rounding import Rounding
 from qfx.values.scheme import PER_COLUMN, Scheme
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import has_values
+from qfx.io.errors import UserError
 from qfx.ops.packing import Packing
-from qfx.values.errors import UserError
 from qfx.values.rounding import Rounding, weight_digest
 
 

@@ -24,7 +24,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from qfx.values import digest as sources
+from qfx.io import digest as sources
 from tests.lib.damaged_package import check_refused
 from tests.lib.models import compiled
 from tests.lib.versions import packages, several_passes
@@ -227,7 +227,7 @@ def test_the_digest_covers_sources_and_kernels(
     def digest() -> str:
         return sources.digest.__wrapped__()
 
-    monkeypatch.setattr("qfx.values.digest.__file__", str(tmp_path / "qfx/values/digest.py"))
+    monkeypatch.setattr("qfx.io.digest.__file__", str(tmp_path / "qfx/io/digest.py"))
     monkeypatch.setattr(_C, "__file__", str(tmp_path / "qfx" / Path(_C.__file__).name))
     before = digest()
     assert before == digest()

@@ -12,9 +12,9 @@ from torch._dynamo import exc
 import qfx
 from qfx import pipeline
 from qfx.graph.capture import clone, graphs
+from qfx.io.errors import UserError
 from qfx.pipeline import PASSES, Context, Pass, Work, run_passes
 from qfx.plan.plan import Plan
-from qfx.values.errors import UserError
 from tests.lib.models import FEATURES, Block, compiled
 
 X = torch.randn(2, 5, FEATURES)

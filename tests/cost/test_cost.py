@@ -25,10 +25,10 @@ from qfx.cost.machine import MachineCost
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
+from qfx.io.disk_cache import DiskCache
 from qfx.ops.forms import form_of
 from qfx.ops.header import PANEL
 from qfx.ops.packing import Packing
-from qfx.values.disk_cache import DiskCache
 from qfx.weights.cache import pack
 from tests.conftest import on_threads
 from tests.lib.costs import FIXED, fixed_tables

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import qfx
-from qfx.values.atomic_write import write_text
-from qfx.values.folder_lock import LOCK
+from qfx.io.atomic_write import write_text
+from qfx.io.folder_lock import LOCK
 from tests.lib.faults import Kind, ended
 from tests.lib.rounded import Net
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import Config, Recipe
-from qfx.values.folder_lock import LOCK
+from qfx.io.folder_lock import LOCK
 from tests.conftest import same_bits
 from tests.lib.rounded import Net, batches, calibrated
 from tests.lib.strategies import POSITIVE, SEEDS, recipes

@@ -19,6 +19,7 @@ from tests.project.house import PACKAGE, Module, circles, modules, private_uses
 ROOMS = (
     "host",
     "memory",
+    "io",
     "values",
     "graph",
     "smoothing",

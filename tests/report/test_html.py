@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 
 import qfx
+from qfx.io.printable import printable
 from qfx.report.charts import charts
 from qfx.report.html import _facts, page
 from qfx.report.report import Report
 from qfx.report.report_row import Row
-from qfx.values.printable import printable
 from tests.lib.models import FEATURES, Block
 
 X = torch.randn(2, 5, FEATURES)

@@ -15,11 +15,11 @@ from qfx.files.foreign.compressed_config import LARGEST, CompressedConfig, Group
 from qfx.files.foreign.importing import Foreign, Item
 from qfx.files.foreign.weight import ForeignWeight
 from qfx.files.tensor_file import Entry, Table, on_own_pages, table_of, tensor_of
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
+from qfx.io.json_text import parsed
+from qfx.io.printable import printable
+from qfx.io.reading import bytes_of
 from qfx.values.floats import FLOATS
-from qfx.values.json_text import parsed
-from qfx.values.printable import printable
-from qfx.values.reading import bytes_of
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

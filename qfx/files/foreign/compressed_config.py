@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from qfx.files.foreign.weight import Grid
-from qfx.values.errors import UserError
-from qfx.values.json_text import parsed
-from qfx.values.printable import printable
-from qfx.values.reading import bytes_of
+from qfx.io.errors import UserError
+from qfx.io.json_text import parsed
+from qfx.io.printable import printable
+from qfx.io.reading import bytes_of
 from qfx.values.scheme import QSpec
 
 METHOD = "compressed-tensors"

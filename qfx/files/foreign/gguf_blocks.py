@@ -15,8 +15,8 @@ from torch import Tensor
 from qfx.files.foreign.gguf_table import Block, gguf
 from qfx.files.foreign.weight import ForeignWeight, Grid
 from qfx.files.tensor_file import on_own_pages
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 
 GROUP = 32
 _AT_ONCE = 2**20  # bytes of a file

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from qfx.files.foreign.gguf_blocks import FLOATS, KINDS, floats_at, weight_at
 from qfx.files.foreign.gguf_table import Block, GgufTable, gguf, gguf_table_of
 from qfx.files.foreign.importing import Foreign, Item
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 from qfx.values.floats import FLOATS as MODEL_FLOATS
-from qfx.values.printable import printable
 
 ARCHITECTURE = "general.architecture"
 SPLIT = "split.count"

@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from qfx.files.foreign.weight import Activations, ForeignWeight, Grid, parts_of, scheme_of, unkept
 from qfx.files.model_state import ties
 from qfx.files.tensor_file import Entry
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 from qfx.nn.frozen_state import TENSORS, kinds, scheme_tensor
 from qfx.nn.linear import Linear
 from qfx.nn.scheme_tensor import KEY, LENGTH
 from qfx.values.config import Config
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
 from qfx.values.scheme import PER_COLUMN, QSpec, Scheme
 from qfx.values.select import check_names, left_out
 

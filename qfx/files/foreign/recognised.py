@@ -15,9 +15,9 @@ from qfx.files.foreign.gguf_table import MAGIC
 from qfx.files.foreign.importing import Foreign
 from qfx.files.foreign.torchao import is_torchao, torchao_file, torchao_state
 from qfx.files.manifest import NAME
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
-from qfx.values.reading import first_bytes, opened
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
+from qfx.io.reading import first_bytes, opened
 
 
 def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> Foreign | None:

@@ -12,15 +12,15 @@ import pytest
 
 import qfx
 from qfx import QSpec, Recipe, Scheme, SiteRecipe
+from qfx.io.atomic_write import write_text
 from qfx.report.report_row import Row
-from qfx.values.atomic_write import write_text
 from tests.lib.mutations import mutated
 from tests.rewriting.test_schemes import STATIC_ASYMMETRIC
 
 LONG = 1 << 20
 FULL = """
 import resource, sys
-from tests.values.test_files import WRITERS
+from tests.io.test_files import WRITERS
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 for name, write in WRITERS.items():
     try:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from qfx.values.errors import UserError
+from qfx.io.errors import UserError
 
 
 def parsed(text: str, refusal: str) -> Any:

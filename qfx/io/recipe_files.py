@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from qfx.values.atomic_write import write_bytes
-from qfx.values.codes_file import (
+from qfx.io.atomic_write import write_bytes
+from qfx.io.codes_file import (
     codes_bytes,
     codes_name,
     earlier_name,
@@ -30,11 +30,11 @@ from qfx.values.codes_file import (
     read_codes,
     remove_codes,
 )
-from qfx.values.errors import UserError
-from qfx.values.folder_lock import locked
-from qfx.values.json_text import parsed
-from qfx.values.printable import printable
-from qfx.values.reading import bytes_of, snapshot_of
+from qfx.io.errors import UserError
+from qfx.io.folder_lock import locked
+from qfx.io.json_text import parsed
+from qfx.io.printable import printable
+from qfx.io.reading import bytes_of, snapshot_of
 
 MODEL = "qfx.json"  # the description of a model that `qfx.save` wrote
 LARGEST = 2**28  # bytes of a JSON file that is read

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from qfx.values.atomic_write import naming, sync_folder
+from qfx.io.atomic_write import naming, sync_folder
 
 LOCK = ".qfx.lock"  # an empty file, which stays: whoever removed it would let a second writer in
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK, errno.EBADF)

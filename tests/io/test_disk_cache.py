@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qfx.values import disk_cache
-from qfx.values.disk_cache import DiskCache, user_folder
+from qfx.io import disk_cache
+from qfx.io.disk_cache import DiskCache, user_folder
 
 NAMES = re.compile(r"[a-z]+\.bin")
 KEY, DATA = "key.bin", b"data"

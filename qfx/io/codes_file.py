@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
-from qfx.values.reading import missing_as_os_error, opened
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
+from qfx.io.reading import missing_as_os_error, opened
 
 _MARK = {"qfx_codes": "1"}  # version of the file, in its header
 

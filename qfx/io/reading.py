@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from qfx.values.errors import UserError
-from qfx.values.printable import printable
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
 
 _KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import qfx
 from qfx import PER_COLUMN, QSpec, Recipe, Rounding, Scheme
-from qfx.values.folder_lock import LOCK
+from qfx.io.folder_lock import LOCK
 from tests.conftest import same_bits
 from tests.lib.rounded import Net, batches, calibrated, nearest, run
 

@@ -1,0 +1,1 @@
+"""Files and folders: how they are read, written whole, locked and compared."""
