@@ -26,7 +26,7 @@ from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
 from qfx.io.reading import first_bytes, missing_as_os_error, opened
-from qfx.memory.huge_pages import Room
+from qfx.weights.huge_pages import Room
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

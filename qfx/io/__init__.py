@@ -1,1 +1,1 @@
-"""Files and folders: how they are read, written whole, locked and compared."""
+"""Files and folders: how they are read, written whole, locked, compared and mapped to memory."""

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
-from qfx.memory.huge_pages import Room, lie_apart
-from qfx.memory.pages import trim
+from qfx.io.pages import trim
 from qfx.nn.kinds import stored_linears
 from qfx.nn.loading import Stored
+from qfx.weights.huge_pages import Room, lie_apart
 
 
 def packed_together(model: nn.Module) -> None:

@@ -9,8 +9,7 @@ from dataclasses import replace as changed
 from torch import nn
 
 from qfx.host.tensors import storage_id
-from qfx.memory.held import drop_file_pages
-from qfx.memory.pages import trim
+from qfx.io.pages import trim
 from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.embedding import TABLE, Embedding
 from qfx.nn.kinds import told
@@ -22,6 +21,7 @@ from qfx.values.config import Config
 from qfx.values.few_features import why_few_features
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
+from qfx.weights.offload import drop_file_pages
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:

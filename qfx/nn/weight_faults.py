@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from qfx.host.tensors import has_values
-from qfx.memory.held import drop_file_pages
 from qfx.values.floats import LARGEST_K, unserved_type
+from qfx.weights.offload import drop_file_pages
 
 _LARGEST = 2.0**100  # below it rotated sums and scales are finite in float32
 

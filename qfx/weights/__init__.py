@@ -1,1 +1,1 @@
-"""Packed weights: the cache, and how they reach compiled code."""
+"""Weights in memory: packed, cached, fed to compiled code, offloaded; whether they have changed."""

@@ -22,10 +22,10 @@ import qfx._C as _C
 from qfx.graph.views import View, apply
 from qfx.host.optimizers import after_each_step
 from qfx.host.tensors import is_fake, storage_id, weak_storage
-from qfx.memory.held import give_back, is_held
-from qfx.memory.seen import Seen, seen
 from qfx.ops.packing import Packing, parts_of
+from qfx.weights.change_detection import Seen, seen
 from qfx.weights.given_codes import codes_of
+from qfx.weights.offload import give_back, is_held
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Cache:
 
     def give_back(self, weight: Tensor) -> bool:
         """Gives back the float values of a packed weight that has not changed since, and what it is
-        packed to stays; whether that is new. Raises OSError as `qfx.memory.held.give_back`."""
+        packed to stays; whether that is new. Raises OSError as `qfx.weights.offload.give_back`."""
         with self._lock:
             owner, was = storage_id(weight), (is_held(weight), weight.data_ptr())
             current = [e for e in self._entries(weight).values() if e.knows(weight)]

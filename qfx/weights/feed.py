@@ -21,10 +21,10 @@ import qfx._C as _C
 from qfx.graph.views import View
 from qfx.host.autograd import in_forward_mode
 from qfx.host.tensors import FakeMode, fake_mode_of, is_fake
-from qfx.memory.pages import trim
-from qfx.memory.seen import Seen, seen
+from qfx.io.pages import trim
 from qfx.ops.packing import Constant, Packing
 from qfx.weights.cache import CACHE, pack
+from qfx.weights.change_detection import Seen, seen
 
 
 class Source(NamedTuple):

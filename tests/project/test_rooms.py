@@ -18,15 +18,14 @@ from tests.project.house import PACKAGE, Module, circles, modules, private_uses
 # From the bottom up: a room may import those before it, and nothing else of qfx.
 ROOMS = (
     "host",
-    "memory",
     "io",
     "values",
     "graph",
-    "smoothing",
     "ops",
+    "weights",
+    "smoothing",
     "programs",
     "match",
-    "weights",
     "nn",
     "files",
     "hf",

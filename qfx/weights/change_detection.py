@@ -1,7 +1,7 @@
-"""Seen: whether tensors are those of an earlier call, unchanged.
+"""Change detection: whether tensors are those of an earlier call, unchanged.
 
-Of tensors whose memory was given back only what PyTorch counts is looked at: reading their values
-would fetch them again.
+Of offloaded tensors only what PyTorch counts is looked at: reading their values would fetch them
+again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import qfx._C as _C
 from qfx.host.tensors import version, weak_storage
-from qfx.memory.held import is_held
+from qfx.weights.offload import is_held
 
 
 class Seen(Protocol):

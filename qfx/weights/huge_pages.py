@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.memory.pages import LIBC
+from qfx.io.pages import LIBC
 
 _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
 _LINE = 64  # bytes

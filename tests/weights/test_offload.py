@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.memory.held import LEAST, give_back, is_held
 from qfx.weights.cache import CACHE
+from qfx.weights.offload import LEAST, give_back, is_held
 from tests.lib.models import compiled
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux")

@@ -1,4 +1,4 @@
-"""Held: tensors whose values a file holds, so that they take no memory until someone reads them.
+"""Offloading: a file holds the values of a tensor, which takes no memory until someone reads it.
 
 Nothing is lost: whoever reads one gets its pages from the file, whoever writes to it gets pages of
 its own. The file has no name, and goes when the tensor does.
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from qfx.host.tensors import owners, storage_id, weak_storage
-from qfx.memory.pages import drop, is_of_a_file
+from qfx.io.pages import drop, is_of_a_file
 
 LEAST = 2**16  # bytes below which a mapping of its own saves nothing
 _HELD: dict[tuple[int | None, int], Any] = {}  # by storage and place in it
 
 
 def is_held(tensor: Tensor) -> bool:
-    """Whether its memory was given back."""
+    """Whether a file holds the values of this tensor, and its memory was given back."""
     return bool(_HELD) and _place(tensor) in _HELD
 
 
