@@ -14,7 +14,7 @@ from torch import fx
 
 from qfx.graph.capture import clone, trace
 from qfx.graph.decomposition import open_operators
-from qfx.graph.unchanged import keep_written
+from qfx.graph.writes import written_constants
 from qfx.host.dynamo import uncompiled, without_skip_marks
 from qfx.host.frame import Frame, surroundings
 from qfx.host.source_text import released_source_texts
@@ -22,6 +22,7 @@ from qfx.io.errors import UserError
 from qfx.match.apart import capture_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
+from qfx.weights.model_restore import restore_later
 from qfx.weights.repacked import mark_repacked
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -89,11 +90,11 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
 def _watched(graph: fx.GraphModule, frame: Frame) -> Callable[..., Any]:
     """Runs a graph of its own by the watcher of the call."""
     open_operators(graph)  # before it runs node by node
-    keep = keep_written(graph)
+    written = written_constants(graph)
 
     def run(*arguments: Any) -> Any:
         # Dynamo runs one graph for layers that are alike: the one that runs now gives the names
-        keep(arguments)
+        restore_later(written(arguments))
         return _WATCHER.get()(graph, frame.prefixes(), arguments)
 
     return run

@@ -37,12 +37,12 @@ from qfx.calibration.with_recipe import quantized
 from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.machine import MachineCost
-from qfx.graph.unchanged import in_training, unchanged
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme
 from qfx.values.select import check_names, left_out
 from qfx.values.site_recipe import SiteRecipe
+from qfx.weights.model_restore import in_training, unchanged
 
 Model = Callable[..., Any]
 Found = Mapping[SiteKey, Sequence[Candidate]]

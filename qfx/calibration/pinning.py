@@ -15,7 +15,6 @@ from torch import fx
 from qfx.calibration.record import keyed_sites
 from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
-from qfx.graph.unchanged import unchanged
 from qfx.host.shapes import hint
 from qfx.io.errors import UserError
 from qfx.match.selection import keyed_products
@@ -25,6 +24,7 @@ from qfx.plan.plan import Entry, Plan
 from qfx.values.config import parse_options
 from qfx.values.recipe import Recipe
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe
+from qfx.weights.model_restore import unchanged
 
 Value = TypeVar("Value", SiteRecipe, PinnedProduct)
 

@@ -21,8 +21,8 @@ from qfx.calibration.record import SharedInput, SiteKey
 from qfx.calibration.search import Candidate, costs_of_errors
 from qfx.calibration.sensitivity import Gradients
 from qfx.captured_graphs import watch_recording
-from qfx.graph.unchanged import module_of, unchanged
 from qfx.io.errors import UserError
+from qfx.weights.model_restore import module_of, unchanged
 
 
 def predicted(

@@ -20,11 +20,11 @@ from qfx.calibration.gptq import ComparedMoments
 from qfx.calibration.record import Recorder, SharedInput, SiteKey, keyed_sites, matches_of
 from qfx.calibration.search import Candidate, rounded_activation
 from qfx.captured_graphs import watch
-from qfx.graph.unchanged import unchanged
 from qfx.graph.views import apply
 from qfx.io.errors import UserError
 from qfx.match.site import Site
 from qfx.ops.single_tensors import Quantized, dequantize, quantize
+from qfx.weights.model_restore import unchanged
 
 Captured = tuple[fx.GraphModule, Mapping[str, str], Sequence[Any]]
 Round = Callable[[SiteKey, ComparedMoments], Candidate]

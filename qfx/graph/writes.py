@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from qfx.graph.calls import call, inputs
-from qfx.graph.capture import attribute, value
+from qfx.graph.capture import attribute, is_constant, value
 from qfx.host.autograd import SET_GRAD_ENABLED
 from qfx.host.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, overloads, schema
 from qfx.host.tensors import storage_id, tree_leaves
@@ -147,6 +148,16 @@ def written_roots(graph: fx.Graph) -> set[fx.Node]:
     written = {_storage(root) for root in roots} - {None}
     sources = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
     return roots | {n for n in sources if _storage(n) in written}
+
+
+def written_constants(gm: fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]]:
+    """For a captured graph a function of its arguments: the parameters and buffers that the graph
+    may write."""
+    written = written_roots(gm.graph)
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    at = [i for i, n in enumerate(placeholders) if n in written and is_constant(n)]
+    attributes = [attribute(n) for n in written if n.op == "get_attr"]
+    return lambda arguments: [*attributes, *(arguments[i] for i in at)]
 
 
 def _storage(node: fx.Node) -> int | None:

@@ -22,8 +22,8 @@ from qfx.host.tensors import is_fake, storage_id
 from qfx.match.base import Match
 from qfx.match.site import Site
 from qfx.match.token_flow import why_not_from_ids
-from qfx.smoothing.factors import Part, parts_of
-from qfx.smoothing.token_ids import has_part_taking_ids, token_ids_of
+from qfx.weights.smoothing.factors import Part, parts_of
+from qfx.weights.smoothing.token_ids import has_part_taking_ids, token_ids_of
 
 Factor = tuple[float, ...]
 WhyNot = Callable[[Site, int | None], str]

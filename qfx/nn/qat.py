@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from qfx.graph.unchanged import unchanged
 from qfx.nn.binary import BinaryLinear
 from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.functional import specs
@@ -20,6 +19,7 @@ from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
 from qfx.values.config import Config
 from qfx.values.scheme import PER_TENSOR
+from qfx.weights.model_restore import unchanged
 
 Learned: TypeAlias = LSQLinear | BinaryLinear
 

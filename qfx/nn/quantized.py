@@ -16,12 +16,12 @@ from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
 from qfx.nn.replace import replace
-from qfx.smoothing.factors import Factors, factors_without_graph
 from qfx.values.config import Config
 from qfx.values.few_features import why_few_features
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.offload import drop_file_pages
+from qfx.weights.smoothing.factors import Factors, factors_without_graph
 
 
 def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:

@@ -15,7 +15,6 @@ from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.model import Costs
 from qfx.graph.capture import parameter_name
-from qfx.graph.unchanged import in_training, unchanged
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.atomic_write import write_text
 from qfx.io.printable import printable
@@ -29,6 +28,7 @@ from qfx.report.report_row import Row, float_rows, shares
 from qfx.report.side_by_side import SideBySide
 from qfx.values.config import Config, parse_options
 from qfx.values.select import check_names, names_in
+from qfx.weights.model_restore import in_training, unchanged
 
 
 @dataclass(frozen=True)

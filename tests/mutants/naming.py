@@ -79,7 +79,7 @@ NAMING = (
     ),
     Mutant(
         "what the model's graphs write stays written",
-        old="        keep(arguments)\n",
+        old="        restore_later(written(arguments))\n",
         new="",
         tests=("test_of_a_function_what_its_graphs_write_is_put_back", "test_nothing_is_changed"),
     ),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import qfx
 from qfx.host.tensors import tree_leaves, watched
-from qfx.smoothing.factors import factors_of
+from qfx.weights.smoothing.factors import factors_of
 from tests.lib import model_calls, public_calls
 from tests.lib.public_calls import Call
 

@@ -23,7 +23,6 @@ ROOMS = (
     "graph",
     "ops",
     "weights",
-    "smoothing",
     "programs",
     "match",
     "nn",

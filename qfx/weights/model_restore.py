@@ -1,4 +1,4 @@
-"""Unchanged: a model and the default random generators are left as they were by what runs inside.
+"""Restoring: what runs inside `unchanged` leaves a model and the default generators as they were.
 
 The generators are those of torch on CPUs and CUDA, of Python and of numpy; what is put back of a
 model says `Snapshot`. Inputs and other generators are not.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -18,9 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from qfx.graph.capture import attribute, is_constant
-from qfx.graph.model_snapshot import Snapshot
-from qfx.graph.writes import written_roots
+from qfx.weights.model_snapshot import Snapshot
 
 _KEPT: ContextVar[Snapshot] = ContextVar("kept")
 
@@ -50,21 +48,13 @@ def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
             )
 
 
-def keep_written(gm: fx.GraphModule) -> Callable[[Sequence[Any]], None]:
-    """For a captured graph a function of its arguments, to be called before it runs: parameters and
-    buffers that the graph may write will be put back."""
-    written = written_roots(gm.graph)
-    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    at = [i for i, n in enumerate(inputs) if n in written and is_constant(n)]
-    held = [attribute(n) for n in written if n.op == "get_attr"]
-
-    def keep(arguments: Sequence[Any]) -> None:
-        kept = _KEPT.get(None)
-        for tensor in (*held, *(arguments[i] for i in at)):
-            if kept is not None and isinstance(tensor, Tensor):
-                kept.keep(tensor)
-
-    return keep
+def restore_later(values: Iterable[Any]) -> None:
+    """The tensors among these values are about to be written to: the `unchanged` around this call,
+    if there is one, puts their values back."""
+    kept = _KEPT.get(None)
+    for value in values:
+        if kept is not None and isinstance(value, Tensor):
+            kept.keep(value)
 
 
 def in_training(model: Callable[..., Any]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import qfx
-from qfx.graph.unchanged import in_training
+from qfx.weights.model_restore import in_training
 
 K = 16
 X = torch.randn(8, K, generator=torch.Generator().manual_seed(0))

@@ -15,8 +15,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import qfx
 from qfx.ops.single_tensors import sqnr
-from qfx.smoothing.factors import factors_of
-from qfx.smoothing.token_ids import SHAPE, token_ids_of
+from qfx.weights.smoothing.factors import factors_of
+from qfx.weights.smoothing.token_ids import SHAPE, token_ids_of
 
 ALL: dict[str, Any] = {"minimum_gain": 0, "inner": "eager"}
 VOCABULARY, D = 100, 64
@@ -115,7 +115,7 @@ def test_it_makes_unlike_channels_more_exact() -> None:
 ONE_PROCESS = """
 import sys, torch, qfx
 sys.path.insert(0, {path!r})
-from tests.smoothing.test_smoothing import compiled, language, tokens
+from tests.weights.test_smoothing import compiled, language, tokens
 torch.set_num_threads(1)
 f = compiled(language())
 with torch.no_grad():

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import qfx
 from benchmarks.zoo import TABLE, build
 from qfx.ops.single_tensors import sqnr
-from qfx.smoothing.factors import factors_of, parts_of
-from tests.smoothing.test_smoothing import ALL, VOCABULARY, Block, D, Language, reasons, tokens
+from qfx.weights.smoothing.factors import factors_of, parts_of
+from tests.weights.test_smoothing import ALL, VOCABULARY, Block, D, Language, reasons, tokens
 
 FLOATS = "depends on a float input of the graph"
 NO_IDS = "not computed from token ids of the graph"

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from qfx.graph.unchanged import unchanged
 from qfx.host.modules import has_forward_hooks
 from qfx.host.tensors import has_values, storage_id, without_modes, wraps_tensors
-from qfx.smoothing.activations import Moments, Read, Reads, reads_of
-from qfx.smoothing.fed import why_fed
-from qfx.smoothing.token_ids import TokenIds, hooked, token_ids_of
 from qfx.weights.change_detection import Seen, seen
+from qfx.weights.model_restore import unchanged
 from qfx.weights.offload import drop_file_pages, is_held
+from qfx.weights.smoothing.input_moments import Moments, Read, Reads, reads_of
+from qfx.weights.smoothing.inputs_embeds import why_fed
+from qfx.weights.smoothing.token_ids import TokenIds, hooked, token_ids_of
 
 log = logging.getLogger(__name__)
 _STRENGTH = 0.35  # below the 1/2 of known statistics: those of random ids are off (decision 0024)
