@@ -140,7 +140,7 @@ def taken_apart(model: nn.Module, x: torch.Tensor) -> dict[str, Calls]:
         return outer
 
     torch._dynamo.reset()
-    with patch("qfx.dynamo_backend.with_packed_weights", wrap):
+    with patch("qfx.dynamo_backend.backend.with_packed_weights", wrap):
         f = torch.compile(model, backend="qfx", options={"minimum_gain": 0})
         f(x)
     with Recorded() as recorded:

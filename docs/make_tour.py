@@ -18,9 +18,9 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx import dynamo_backend
 from qfx.cost.chosen import costs_from
 from qfx.cost.model import Costs, Estimate, Work
+from qfx.dynamo_backend import backend as dynamo_backend
 from qfx.match.base import of_kind
 from qfx.match.matching import match
 from qfx.match.site import Site

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qfx.calibration.calibrating import calibrate
     from qfx.calibration.pinning import pin
     from qfx.cost.kernels import Kernels, kernels
-    from qfx.dynamo_backend import qfx as backend
+    from qfx.dynamo_backend.backend import qfx as backend
     from qfx.files.loading import load
     from qfx.files.saving import save
     from qfx.generate.compiled import compile_for_generate
@@ -87,7 +87,7 @@ _WHEN_ASKED_FOR = {
     "Kernels": ("cost.kernels", "Kernels"),
     "Plan": ("plan.policy", "Plan"),
     "Report": ("report.report", "Report"),
-    "backend": ("dynamo_backend", "qfx"),
+    "backend": ("dynamo_backend.backend", "qfx"),
     "calibrate": ("calibration.calibrating", "calibrate"),
     "compile_for_generate": ("generate.compiled", "compile_for_generate"),
     "explain": ("report.report", "explain"),

@@ -34,9 +34,9 @@ from qfx.calibration.rounding import (
 from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.sequential import sequential
 from qfx.calibration.with_recipe import quantized
-from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.machine import MachineCost
+from qfx.dynamo_backend.captured_graphs import watch
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from torch import fx
 
 from qfx.calibration.record import keyed_sites
-from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
+from qfx.dynamo_backend.captured_graphs import watch
 from qfx.host.shapes import hint
 from qfx.io.errors import UserError
 from qfx.match.selection import keyed_products

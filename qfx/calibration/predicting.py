@@ -20,7 +20,7 @@ from qfx.calibration.losses import Loss, losses_of
 from qfx.calibration.record import SharedInput, SiteKey
 from qfx.calibration.search import Candidate, costs_of_errors
 from qfx.calibration.sensitivity import Gradients
-from qfx.captured_graphs import watch_recording
+from qfx.dynamo_backend.captured_graphs import watch_recording
 from qfx.io.errors import UserError
 from qfx.weights.model_restore import module_of, unchanged
 

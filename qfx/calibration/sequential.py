@@ -19,7 +19,7 @@ from qfx.calibration.batches import arguments_of
 from qfx.calibration.gptq import ComparedMoments
 from qfx.calibration.record import Recorder, SharedInput, SiteKey, keyed_sites, matches_of
 from qfx.calibration.search import Candidate, rounded_activation
-from qfx.captured_graphs import watch
+from qfx.dynamo_backend.captured_graphs import watch
 from qfx.graph.views import apply
 from qfx.io.errors import UserError
 from qfx.match.site import Site

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import fx
 
-from qfx.captured_graphs import watch
 from qfx.cost.model import Costs
+from qfx.dynamo_backend.captured_graphs import watch
 from qfx.graph.capture import clone
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Plan

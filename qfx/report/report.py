@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 from torch import fx, nn
 
-from qfx.captured_graphs import watch
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.model import Costs
+from qfx.dynamo_backend.captured_graphs import watch
 from qfx.graph.capture import parameter_name
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.atomic_write import write_text

@@ -8,7 +8,7 @@ import torch
 from qfx.calibration import sensitivity
 from qfx.calibration.batches import arguments_of, parted
 from qfx.calibration.sensitivity import _pairs
-from qfx.captured_graphs import watch_recording
+from qfx.dynamo_backend.captured_graphs import watch_recording
 
 K = 32
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx import _C, dynamo_backend
+from qfx import _C
+from qfx.dynamo_backend import backend
 from qfx.graph.views import apply
 from qfx.match import matching
 from qfx.ops.packing import Packing
@@ -241,7 +242,7 @@ def _patterns_unread(patch: pytest.MonkeyPatch) -> None:
 
 def _layers_share_decisions(patch: pytest.MonkeyPatch) -> None:
     """What is decided for a module holds for all that share its code."""
-    patch.setattr(dynamo_backend, "compile_apart", lambda *a: None)
+    patch.setattr(backend, "compile_apart", lambda *a: None)
 
 
 class Mutant(NamedTuple):

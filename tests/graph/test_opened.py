@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 import qfx
 from qfx.graph.decomposition import open_operators
 from qfx.ops.single_tensors import sqnr
-from tests.backend.test_backend import _int8_calls
+from tests.dynamo_backend.test_backend import _int8_calls
 from tests.lib.models import compiled
 
 E, HEADS = 16, 2

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import qfx
-from qfx.dynamo_backend import qfx as compile_graph
+from qfx.dynamo_backend.backend import qfx as compile_graph
 from qfx.generate.program_key import SWITCH
 from qfx.host.source_text import _TEXTS
 from tests.lib.decoders import decoder, ids

@@ -220,5 +220,5 @@ def _recorded_plans(found: dict[str, str]) -> Iterator[None]:
     def recorded(plan: Plan, gm: Any) -> None:
         found.update((e.match.name, str(e.scheme or e.reason)) for e in plan.entries)
 
-    with mock.patch("qfx.dynamo_backend._record", recorded):
+    with mock.patch("qfx.dynamo_backend.backend._record", recorded):
         yield

@@ -20,8 +20,8 @@ from qfx.cost.model import Estimate, Work
 from qfx.graph.capture import value
 from qfx.plan.breakeven import condition
 from qfx.plan.plan import Plan
-from tests.backend.test_backend import _int8_calls
 from tests.conftest import UseCosts
+from tests.dynamo_backend.test_backend import _int8_calls
 from tests.lib.costs import Free
 
 
@@ -112,7 +112,7 @@ def test_both_sides_of_an_expression(use_costs: UseCosts, name: str) -> None:
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     found: list[Plan] = []
-    monkeypatch.setattr("qfx.dynamo_backend._record", lambda plan, gm: found.append(plan))
+    monkeypatch.setattr("qfx.dynamo_backend.backend._record", lambda plan, gm: found.append(plan))
     return found
 
 

@@ -32,7 +32,6 @@ ROOMS = (
     "plan",
     "rewriting",
     "pipeline",
-    "captured_graphs",
     "dynamo_backend",
     "calibration",
     "report",

@@ -271,7 +271,7 @@ def test_faults_of_the_inner_compiler_pass_through(monkeypatch: pytest.MonkeyPat
     def broken(gm: object, inputs: object) -> None:
         raise RuntimeError("inner trouble")
 
-    monkeypatch.setattr("qfx.dynamo_backend._run_as_it_is", broken)
+    monkeypatch.setattr("qfx.dynamo_backend.backend._run_as_it_is", broken)
     with torch.no_grad(), pytest.raises(Exception, match="inner trouble"):
         compiled(Block())(X)
 

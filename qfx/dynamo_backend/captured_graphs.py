@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from qfx.dynamo_backend.recompiling import mark_repacked
 from qfx.graph.capture import clone, trace
 from qfx.graph.decomposition import open_operators
 from qfx.graph.writes import written_constants
@@ -23,7 +24,6 @@ from qfx.match.apart import capture_apart
 from qfx.match.naming import name_nodes
 from qfx.match.smoothed import note_factors, tie_to_modules
 from qfx.weights.model_restore import restore_later
-from qfx.weights.repacked import mark_repacked
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
 _WATCHER: ContextVar[Watcher] = ContextVar("watcher")

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 import qfx
 from qfx.ops.single_tensors import sqnr
-from tests.backend.test_backend import _int8_calls
+from tests.dynamo_backend.test_backend import _int8_calls
 from tests.lib.models import compiled, int8_by_hand
 
 K, N = 16, 12

@@ -1,8 +1,9 @@
-"""Operands that a graph packs itself, at every call, although they are constants of the model: what
-FSDP gathers for each call, and buffers that are rewritten between calls, as a cache of keys is.
+"""Recompiling: constants of a model that change between calls become operands that the graph packs
+itself, at every call.
 
-The first are known when a graph is captured; the second show as it runs: the wrapper of the graph
-reports them, and the frame's next call compiles anew.
+Weights that FSDP gathers for each call are known when a graph is captured. Buffers that are
+rewritten between calls, as a cache of keys is, show as the graph runs: its wrapper reports them,
+and the frame's next call compiles anew.
 """
 
 from __future__ import annotations

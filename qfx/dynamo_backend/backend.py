@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from qfx.cost.chosen import chosen_costs
+from qfx.dynamo_backend.recompiling import forget, mark_repacked, reporter
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
 from qfx.host.autograd import below_autograd
@@ -40,7 +41,6 @@ from qfx.values.config import Config, parse_options
 from qfx.weights.cache import CACHE
 from qfx.weights.feed import example_inputs as fed_examples
 from qfx.weights.feed import with_packed_weights
-from qfx.weights.repacked import forget, mark_repacked, reporter
 
 log = logging.getLogger(__name__)
 Compiled = Callable[..., Any]
