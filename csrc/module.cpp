@@ -331,6 +331,8 @@ PYBIND11_MODULE(_C, m) {
       "take_guard_counts",
       [](const std::string& site) { return as_tuple(qfx::cpu::take_guard_counts(site)); },
       pybind11::arg("site"), "The counts of one site, which then has none.");
+  m.attr("activations") =
+      std::vector<std::string>(std::begin(qfx::kActivationNames), std::end(qfx::kActivationNames));
   m.def("cuda_architectures", &cuda_architectures,
         "The architectures of GPUs that this build has kernels for; none without CUDA.");
   m.def("cuda_packed_size", &cuda_packed_size, pybind11::arg("layout"), pybind11::arg("k"),

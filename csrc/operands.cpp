@@ -38,11 +38,13 @@ Dtype dtype_of(const char* op, ScalarType dtype) {
 }
 
 Activation activation_of(const char* op, const std::string& name) {
-  static const char* const names[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
-  const auto found = std::find(std::begin(names), std::end(names), name);
-  STD_TORCH_CHECK(found != std::end(names), op, ": unknown activation '", name,
-                  "', expected none, relu, gelu, gelu_tanh or silu");
-  return static_cast<Activation>(found - std::begin(names));
+  std::string known;
+  for (Activation activation : kActivations) {
+    const std::string each = kActivationNames[static_cast<int>(activation)];
+    if (name == each) return activation;
+    known.append(known.empty() ? "" : ", ").append(each);
+  }
+  STD_TORCH_CHECK(false, op, ": unknown activation '", name, "', expected one of ", known);
 }
 
 CodeSpec code_spec_of(const char* op, const std::vector<int64_t>& axes, int64_t bits,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 
 namespace qfx {
 
@@ -15,8 +16,28 @@ inline constexpr int64_t kMaxGroup = 33025;
 inline constexpr int64_t kGroupMultiple = 32, kCudaGroupMultiple = 64;
 
 enum class Dtype : int { kFloat32, kBFloat16, kFloat16 };
-enum class Activation : int { kNone, kRelu, kGelu, kGeluTanh, kSilu };
-inline constexpr int kDtypes = 3, kOutputs = 5 * kDtypes;
+enum class Activation : int {
+#define QFX_ACTIVATION(value, name, in_float) value,
+#include "activations.inc"
+#undef QFX_ACTIVATION
+};
+inline constexpr Activation kActivations[] = {
+#define QFX_ACTIVATION(value, name, in_float) Activation::value,
+#include "activations.inc"
+#undef QFX_ACTIVATION
+};
+inline constexpr const char* kActivationNames[] = {
+#define QFX_ACTIVATION(value, name, in_float) #name,
+#include "activations.inc"
+#undef QFX_ACTIVATION
+};
+inline constexpr int kDtypes = 3, kOutputs = static_cast<int>(std::size(kActivations)) * kDtypes;
+
+// An activation as an argument, for `use(auto activation)` to have it as a constant.
+template <Activation kValue>
+struct ActivationValue {
+  static constexpr Activation value = kValue;
+};
 
 // A number below kOutputs.
 constexpr int output_of(Activation activation, Dtype dtype) {

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from qfx.graph.activations import ACTIVATIONS
 from qfx.host import nodes
 from qfx.host.source_text import released_source_texts
 from qfx.host.tensors import propagate_shapes
@@ -31,7 +32,9 @@ _BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # a holder 
 class Tracer(fx.Tracer):
     """Symbolic tracer that opens nn.Linear and activations: each becomes one function node."""
 
-    opened = (nn.Linear, nn.ReLU, nn.GELU, nn.SiLU)
+    opened: tuple[type[nn.Module], ...] = (
+        nn.Linear, *(row.module for row in ACTIVATIONS.values() if row.module),
+    )  # fmt: skip
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not isinstance(m, self.opened) and super().is_leaf_module(m, module_qualified_name)

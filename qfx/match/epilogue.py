@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from qfx.graph.activations import ACTIVATIONS
 from qfx.graph.bodies import RECORDS
 from qfx.graph.capture import is_constant, value
 from qfx.match.site import Site
-from qfx.ops.activations import ACTIVATIONS
 
 _ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
 

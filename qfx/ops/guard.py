@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.ops.activations import activate
+from qfx.graph.activations import activate
 from qfx.ops.code import Code
 from qfx.ops.linear import linear_dynamic
 from qfx.ops.quantize import code_range, quantize

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qfx.ops.activations import activate
+from qfx.graph.activations import activate
 from qfx.ops.layout import Layout
 from qfx.ops.quantize import dequantize, quantize
 from qfx.ops.registry import fake, linear_fake, no_gradient, reference

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qfx.ops.activations import activate
+from qfx.graph.activations import activate
 from qfx.ops.weight import pack_weight, unpack_weight
 
 _LIBRARY = torch.library.Library("qfx", "FRAGMENT")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from qfx.graph.activations import ACTIVATIONS
 from qfx.host.operators import schema
-from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.code import Code
 from qfx.programs.emitting import EMIT, Emitter, Outside, argument
 from qfx.programs.words import Kind, Operand

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from qfx.cost.timing import medians
+from qfx.graph.activations import activate
 from qfx.graph.capture import attribute
 from qfx.graph.views import apply
 from qfx.host.operators import HigherOrderOperator
@@ -21,7 +22,6 @@ from qfx.match.base import FLOAT
 from qfx.match.own_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
-from qfx.ops.activations import activate
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from qfx.graph.activations import ACTIVATIONS
 from qfx.graph.capture import value
 from qfx.graph.faults import at
 from qfx.graph.views import emit_view
@@ -32,7 +33,6 @@ from qfx.host.nodes import is_erased
 from qfx.match.attention import Attention
 from qfx.match.products import Product
 from qfx.match.site import Site
-from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.forms import GUARDED, STE, Call, ste_code
 from qfx.ops.guard_counts import Guard
 from qfx.plan.plan import Entry, Plan

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from qfx.graph.activations import activate
 from qfx.ops import REFERENCES
-from qfx.ops.activations import activate
 from qfx.ops.layout import Layout
 from qfx.ops.weight import cuda_pack_weight
 from tests.conftest import same_bits

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.graph.activations import ACTIVATIONS
 from qfx.ops import REFERENCES
-from qfx.ops.activations import ACTIVATIONS
 from qfx.ops.code import Code
 from qfx.ops.guard import relative_bound
 from qfx.ops.header import MINIMUMS, NONE, ZERO_POINTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import qfx
+from qfx.graph.activations import ACTIVATIONS, Activation
 from qfx.graph.views import T
 from qfx.match import spellings
 from qfx.match.base import Match, Unmatched
@@ -233,24 +235,41 @@ def test_exported_operators_with_a_matmul_inside_are_told(name: str) -> None:
     assert any("with a matmul inside" in r for r in reasons), (reasons, gm.graph)
 
 
-ACTIVATIONS = {
-    "relu": (lambda y: F.relu(y), "relu"),
+def _call(row: Activation, spelled: Any) -> Callable[[Tensor], Tensor]:
+    if isinstance(spelled, str):
+        return lambda y: getattr(y, spelled.removeprefix("."))(**row.settings)
+    return lambda y: spelled(y, **row.settings)
+
+
+EPILOGUES = {
+    f"{name}_{number}": (_call(row, spelled), name)
+    for name, row in ACTIVATIONS.items()
+    for number, spelled in enumerate(row.spelled)
+}
+EPILOGUES |= {
     "relu_in_place": (lambda y: F.relu(y, inplace=True), "relu"),
-    "relu_method": (lambda y: y.relu(), "relu"),
-    "gelu": (lambda y: F.gelu(y), "gelu"),
-    "gelu_tanh": (lambda y: F.gelu(y, approximate="tanh"), "gelu_tanh"),
-    "silu": (lambda y: F.silu(y), "silu"),
+    "gelu_by_default": (lambda y: F.gelu(y), "gelu"),
     "used_twice": (lambda y: F.relu(y) + y, "none"),
-    "tanh": (lambda y: torch.tanh(y), "none"),
+    "unknown": (lambda y: F.softplus(y), "none"),
 }
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogue(name: str) -> None:
-    function, expected = ACTIVATIONS[name]
+    function, expected = EPILOGUES[name]
     gm = _dynamo_graph(Holder(lambda s, x: function(F.linear(x, s.nk, s.b))), X2)
     (site,) = match(gm)
     assert isinstance(site, Site) and site.activation == expected
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("name", list(ACTIVATIONS)[1:])
+def test_activation_module(name: str, capture: str) -> None:
+    row = ACTIVATIONS[name]
+    assert row.module is not None
+    model = nn.Sequential(nn.Linear(K, N), row.module(**row.settings))
+    (site,) = match(CAPTURES[capture](model, X2))
+    assert isinstance(site, Site) and site.activation == name
 
 
 def _written_bias(s: Holder, x: Tensor) -> Tensor:

@@ -125,9 +125,6 @@ inline constexpr Numbers kNumbers[] = {Numbers::kPlain, Numbers::kTiny, Numbers:
 std::vector<float> numbers(Numbers kind, int64_t count);
 
 inline constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16};
-inline constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu,
-                                              Activation::kGelu, Activation::kGeluTanh,
-                                              Activation::kSilu};
 
 inline int64_t element_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
 import qfx
-from qfx.ops.activations import ACTIVATIONS, activate
+from qfx.graph.activations import ACTIVATIONS, activate
 from qfx.ops.code import Code
 from qfx.ops.guard import relative_bound
 from qfx.ops.guard_counts import GuardCount, taken
@@ -164,7 +164,7 @@ def _outliers(rows: int = 40, k: int = K) -> tuple[Tensor, Tensor]:
     return x, bad
 
 
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("biased", [True, False])
 def test_rows_above_are_float_and_rows_below_int8(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qfx.graph.activations import ACTIVATIONS
 from qfx.ops.code import Code
 from qfx.ops.header import HEADER_BYTES
 from qfx.ops.layout import Layout
@@ -119,7 +120,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ops.quantize(X, Code(per_tensor=1, group=32)),
         "code has groups of 32 and one scale for the tensor, expected one of them",
     ),
-    "activation": (lambda: dynamic(activation="softmax"), "unknown activation 'softmax'"),
+    "activation": (
+        lambda: dynamic(activation="softmax"),
+        f"unknown activation 'softmax', expected one of {', '.join(ACTIVATIONS)}",
+    ),
     "out_dtype": (lambda: dynamic(out_dtype=torch.int8), "out_dtype is Char"),
     "scale_count": (
         lambda: linear(scale=torch.ones(4, 1)),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx.ops.activations import ACTIVATIONS
+from qfx.graph.activations import ACTIVATIONS
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 from tests.lib.strategies import BITS, SEEDS
@@ -119,18 +119,10 @@ def _of_codes(codes: Any, weight: Any, activation: str = "none") -> Any:
     return ops.linear.default(codes[0], codes[1], codes[2], weight, *END, activation, F32)
 
 
-SPELLED = {
-    "relu": lambda y: aten.relu.default(y),
-    "silu": lambda y: aten.silu.default(y),
-    "gelu": lambda y: aten.gelu.default(y),
-    "gelu_tanh": lambda y: aten.gelu.default(y, approximate="tanh"),
-}
-
-
-@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("name", list(ACTIVATIONS)[1:])
 def test_the_activation_behind_a_linear_is_its_epilogue(name: str) -> None:
-    x, weight = _fixed()
-    runner = built(lambda a: SPELLED[name](_linear(a, weight)), (x,))
+    (x, weight), row = _fixed(), ACTIVATIONS[name]
+    runner = built(lambda a: row.spelled[-1](_linear(a, weight), **row.settings), (x,))
     assert same_bits(runner(x)[0], _linear(x, weight, name)) and runner.outside == []
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import qfx
+from qfx.graph.activations import ACTIVATIONS
 from tests.lib.models import FEATURES, Block
 from tests.lib.strategies import PACKED
 
@@ -84,32 +85,23 @@ linear_2_int8 = linear_dynamic(mul, up_weight_s8r_weight, [4, 8, 0, 0, 0], up_bi
 
 BITS, ROTATIONS = st.integers(2, 8), st.sampled_from([0, 16, 64])
 ANY_AXES = st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR, qfx.PER_COLUMN])
-ACTIVATIONS = st.builds(
-    qfx.QSpec, BITS, st.booleans(), st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR])
-)
+CODES = st.builds(qfx.QSpec, BITS, st.booleans(), st.sampled_from([qfx.PER_ROW, qfx.PER_TENSOR]))
 ONE_SCALE = st.builds(qfx.QSpec, BITS, st.just(True), ANY_AXES)
 GROUPS = st.builds(
     qfx.QSpec, BITS, st.booleans(), st.just(qfx.PER_ROW), st.sampled_from([0, 64, 128])
 )
-SCHEMES = st.builds(
-    qfx.Scheme, ACTIVATIONS, ONE_SCALE | GROUPS, st.just("float"), ROTATIONS
-) | st.builds(qfx.Scheme, st.none(), ONE_SCALE, st.just("float"), ROTATIONS)
-SCHEMES |= st.builds(qfx.Scheme, ACTIVATIONS | st.none(), PACKED, st.just("float"), ROTATIONS)
+SCHEMES = st.builds(qfx.Scheme, CODES, ONE_SCALE | GROUPS, st.just("float"), ROTATIONS) | st.builds(
+    qfx.Scheme, st.none(), ONE_SCALE, st.just("float"), ROTATIONS
+)
+SCHEMES |= st.builds(qfx.Scheme, CODES | st.none(), PACKED, st.just("float"), ROTATIONS)
 SIZES = st.sampled_from([1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 47, 64, 65, 128])
-EPILOGUES = {
-    "none": lambda y: y,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
-    "silu": F.silu,
-}
 
 
 class OneLinear(nn.Module):
     def __init__(self, k: int, n: int, bias: bool, epilogue: str, shared: bool) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(k, n, bias=bias), nn.Linear(k, n)
-        self.epilogue, self.shared = EPILOGUES[epilogue], shared
+        self.epilogue, self.shared = ACTIVATIONS[epilogue].reference, shared
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.epilogue(self.a(x))
@@ -123,7 +115,7 @@ class OneLinear(nn.Module):
     n=SIZES,
     bias=st.booleans(),
     shared=st.booleans(),
-    epilogue=st.sampled_from(list(EPILOGUES)),
+    epilogue=st.sampled_from(list(ACTIVATIONS)),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 2**31),
 )

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Scheme, SiteRecipe
+from qfx.graph.activations import ACTIVATIONS
 from qfx.ops.forms import why_no_gradient
 from qfx.values.config import PRESETS
 from tests.conftest import same_bits
@@ -300,9 +301,11 @@ def test_two_huge_channels_cost_no_accuracy_once_they_are_outliers() -> None:
     assert whole.norm() > 10 * split.norm()
 
 
-@pytest.mark.parametrize("name", ["ReLU", "SiLU", "GELU", "tanh"])
+@pytest.mark.parametrize("name", list(ACTIVATIONS)[1:])
 def test_the_activation_of_a_split_site_sees_the_sum(name: str) -> None:
-    activation = nn.GELU("tanh") if name == "tanh" else getattr(nn, name)()
+    row = ACTIVATIONS[name]
+    assert row.module is not None
+    activation = row.module(**row.settings)
     x = 10 * torch.randn(9, 128)
     f, g = (_split((5, 77), x, *more)[1] for more in ((activation,), ()))
     with torch.no_grad():

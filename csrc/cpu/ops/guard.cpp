@@ -77,22 +77,25 @@ std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMat
   return rows;
 }
 
-// aten::<name> of the arguments on the stack, one tensor out.
-template <size_t N>
-Tensor call(const char* name, std::array<StableIValue, N> stack) {
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+// aten::<name> of these arguments, one tensor out.
+template <typename... Arguments>
+Tensor aten(const char* name, const Arguments&... arguments) {
+  std::array<StableIValue, sizeof...(arguments)> stack = {from(arguments)...};
+  const std::string known = std::string("aten::") + name;
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(known.c_str(), "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-Tensor activated(const char* op, const Tensor& y, const std::string& activation) {
-  if (activation == "relu") return call<1>("aten::relu", {from(y)});
-  if (activation == "silu") return call<1>("aten::silu", {from(y)});
-  if (activation == "none") return y;
-  const bool tanh = activation == "gelu_tanh";
-  STD_TORCH_CHECK(tanh || activation == "gelu", op, ": no float form of the activation '",
-                  activation, "'");
-  const std::string approximate = tanh ? "tanh" : "none";
-  return call<2>("aten::gelu", {from(y), from(approximate)});
+// As the float model computes it, of a tensor in its dtype.
+Tensor activated(Activation activation, const Tensor& y) {
+  switch (activation) {
+#define QFX_ACTIVATION(value, name, in_float) \
+  case Activation::value:                     \
+    return in_float;
+#include "activations.inc"
+#undef QFX_ACTIVATION
+  }
+  return y;  // activation_of gives no other
 }
 
 // The linear on these rows of x, in the dtype that it had before the pass.
@@ -100,8 +103,7 @@ Tensor in_float(const char* op, const Tensor& x, const Tensor& w, const DynamicL
   const auto cast = [&](const Tensor& t) { return torch::stable::to(t, how.out_dtype); };
   const std::optional<Tensor> bias =
       how.bias.has_value() ? std::optional<Tensor>(cast(*how.bias)) : std::nullopt;
-  return activated(op, call<3>("aten::linear", {from(cast(x)), from(cast(w)), from(bias)}),
-                   how.activation);
+  return activated(activation_of(op, how.activation), aten("linear", cast(x), cast(w), bias));
 }
 
 // Replaces these rows of y, an operator's fresh output, by those of the float linear.

@@ -6,21 +6,35 @@
 
 namespace qfx::cuda {
 
-template <Activation kActivation>
-__device__ __forceinline__ float activate(float v) {  // (E2)
-  if constexpr (kActivation == Activation::kRelu) {
-    return v < 0.f ? 0.f : v;
-  } else if constexpr (kActivation == Activation::kGelu) {
-    return 0.5f * v * (1.f + erff(v * 0.70710678118654752f));
-  } else if constexpr (kActivation == Activation::kGeluTanh) {
-    const float inner = 0.79788456080286536f * (v + 0.044715f * (v * v * v));
-    return 0.5f * v * (1.f + tanhf(inner));
-  } else if constexpr (kActivation == Activation::kSilu) {
-    return v / (1.f + expf(-v));
-  } else {
-    return v;
-  }
+// The activations, each under the name of its row in activations.inc. (E2)
+namespace activations {
+
+__device__ __forceinline__ float none(float v) { return v; }
+
+__device__ __forceinline__ float relu(float v) { return v < 0.f ? 0.f : v; }
+
+__device__ __forceinline__ float gelu(float v) {
+  return 0.5f * v * (1.f + erff(v * 0.70710678118654752f));
 }
+
+__device__ __forceinline__ float gelu_tanh(float v) {
+  const float inner = 0.79788456080286536f * (v + 0.044715f * (v * v * v));
+  return 0.5f * v * (1.f + tanhf(inner));
+}
+
+__device__ __forceinline__ float silu(float v) { return v / (1.f + expf(-v)); }
+
+}  // namespace activations
+
+template <Activation kActivation>
+__device__ __forceinline__ float activate(float v);
+#define QFX_ACTIVATION(value, name, in_float)                             \
+  template <>                                                             \
+  __device__ __forceinline__ float activate<Activation::value>(float v) { \
+    return activations::name(v);                                          \
+  }
+#include "activations.inc"
+#undef QFX_ACTIVATION
 
 // (E1) of scale_m * wscale_n and, if there is one, bias_n.
 template <Activation kActivation>
@@ -35,27 +49,17 @@ __device__ __forceinline__ int32_t minus(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
 }
 
-template <Activation kValue>
-struct ActivationValue {
-  static constexpr Activation value = kValue;
-};
-
 // Calls use(ActivationValue<...>{}), on the host and on the device, there outside of loops: the
 // values become templates.
 #pragma nv_exec_check_disable
 template <typename Use>
 __host__ __device__ __forceinline__ void with_activation(Activation activation, const Use& use) {
   switch (activation) {
-    case Activation::kNone:
-      return use(ActivationValue<Activation::kNone>{});
-    case Activation::kRelu:
-      return use(ActivationValue<Activation::kRelu>{});
-    case Activation::kGelu:
-      return use(ActivationValue<Activation::kGelu>{});
-    case Activation::kGeluTanh:
-      return use(ActivationValue<Activation::kGeluTanh>{});
-    case Activation::kSilu:
-      return use(ActivationValue<Activation::kSilu>{});
+#define QFX_ACTIVATION(value, name, in_float) \
+  case Activation::value:                     \
+    return use(ActivationValue<Activation::value>{});
+#include "activations.inc"
+#undef QFX_ACTIVATION
   }
 }
 

@@ -1,5 +1,5 @@
-// silu and gelu on one float, without branches, so that compilers vectorize a loop over them, or on
-// a vector (F) that has these operations. (E2)
+// Activations on one float, without branches, so that compilers vectorize a loop over them, or on a
+// vector (F) that has these operations. (E2)
 // The same IEEE operations in the same order on every instruction set give the same bits; fused
 // multiply-adds are written out, never left to the compiler.
 // Error against float64 on a dense sweep: about 2.5 * 2^-24 * max(1, |v|); tests bound it.
@@ -50,10 +50,17 @@ inline F gated(F v, F u) {
   return v / (1.f + exp_of(-u));
 }
 
+// The activations, each under the name of its row in activations.inc. (E2)
+namespace activations {
+
 template <typename F>
-inline F gelu_tanh(F v) {
-  // v/2 (1 + tanh(u)) = v sigmoid(2u), u = sqrt(2/pi) (v + 0.044715 v^3)
-  return gated(v, 1.59576912160573071f * fma(0.044715f * v, v * v, v));
+inline F none(F v) {
+  return v;
+}
+
+template <typename F>
+inline F relu(F v) {
+  return select(v < 0.f, 0.f, v);
 }
 
 template <typename F>
@@ -83,29 +90,38 @@ inline F gelu(F v) {
   return v * select(v < 0.f, tail, 1.f - tail);
 }
 
-template <Activation A, typename F>
-inline F activate(F v) {
-  if constexpr (A == Activation::kRelu) return select(v < 0.f, 0.f, v);
-  if constexpr (A == Activation::kSilu) return gated(v, v);
-  if constexpr (A == Activation::kGelu) return gelu(v);
-  if constexpr (A == Activation::kGeluTanh) return gelu_tanh(v);
-  return v;
+template <typename F>
+inline F gelu_tanh(F v) {
+  // v/2 (1 + tanh(u)) = v sigmoid(2u), u = sqrt(2/pi) (v + 0.044715 v^3)
+  return gated(v, 1.59576912160573071f * fma(0.044715f * v, v * v, v));
 }
 
-// Calls what is compiled for the activation.
-#define QFX_BY_ACTIVATION(function, args)           \
-  switch (args.activation) {                        \
-    case Activation::kNone:                         \
-      return function<Activation::kNone>(args);     \
-    case Activation::kRelu:                         \
-      return function<Activation::kRelu>(args);     \
-    case Activation::kGelu:                         \
-      return function<Activation::kGelu>(args);     \
-    case Activation::kGeluTanh:                     \
-      return function<Activation::kGeluTanh>(args); \
-    case Activation::kSilu:                         \
-      return function<Activation::kSilu>(args);     \
+template <typename F>
+inline F silu(F v) {
+  return gated(v, v);
+}
+
+}  // namespace activations
+
+template <Activation A, typename F>
+inline F activate(F v) {
+#define QFX_ACTIVATION(value, name, in_float) \
+  if constexpr (A == Activation::value) return activations::name(v);
+#include "activations.inc"
+#undef QFX_ACTIVATION
+}
+
+// Calls use(ActivationValue<...>{}): what is compiled for the activation.
+template <typename Use>
+inline void with_activation(Activation activation, const Use& use) {
+  switch (activation) {
+#define QFX_ACTIVATION(value, name, in_float) \
+  case Activation::value:                     \
+    return use(ActivationValue<Activation::value>{});
+#include "activations.inc"
+#undef QFX_ACTIVATION
   }
+}
 
 }  // namespace
 }  // namespace qfx::cpu

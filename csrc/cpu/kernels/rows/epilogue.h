@@ -56,10 +56,13 @@ inline void finish_rows_of_floats(const FloatEpilogueArgs& e) {
   }
 }
 
-inline void epilogue(const EpilogueArgs* args) { QFX_BY_ACTIVATION(finish_tile, (*args)) }
+inline void epilogue(const EpilogueArgs* args) {
+  with_activation(args->activation, [&](auto a) { finish_tile<decltype(a)::value>(*args); });
+}
 
 inline void finish_floats(const FloatEpilogueArgs* args) {
-  QFX_BY_ACTIVATION(finish_rows_of_floats, (*args))
+  with_activation(args->activation,
+                  [&](auto a) { finish_rows_of_floats<decltype(a)::value>(*args); });
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ void finish_lines(const FloatEpilogueArgs& e) {
 }
 
 inline void finish_all_lines(const FloatEpilogueArgs* args) {
-  QFX_BY_ACTIVATION(finish_lines, (*args))
+  with_activation(args->activation, [&](auto a) { finish_lines<decltype(a)::value>(*args); });
 }
 
 }  // namespace

@@ -1,0 +1,52 @@
+"""Activations that the epilogue of a matmul computes (E2), one row for each of
+`csrc/activations.inc`, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import qfx._C as _C
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation: its definition and its forms in graphs and models.
+
+    `reference` defines it on float32. `spelled` are the calls in graphs that mean it, `.relu` for
+    a tensor method, where they say what `settings` does; qfx emits the last. `module` is the class
+    of torch.nn, which takes `settings` too.
+    """
+
+    reference: Callable[[Tensor], Tensor]
+    spelled: tuple[Any, ...] = ()
+    module: type[nn.Module] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+_GELU = (F.gelu, aten.gelu.default)
+ACTIVATIONS = {
+    "none": Activation(lambda v: v),
+    "relu": Activation(F.relu, (F.relu, torch.relu, ".relu", aten.relu.default), nn.ReLU),
+    "gelu": Activation(F.gelu, _GELU, nn.GELU, {"approximate": "none"}),
+    "gelu_tanh": Activation(
+        lambda v: F.gelu(v, approximate="tanh"), _GELU, nn.GELU, {"approximate": "tanh"}
+    ),
+    "silu": Activation(F.silu, (F.silu, aten.silu.default), nn.SiLU),
+}
+# Operators know activations by name, programs by their place.
+assert list(ACTIVATIONS) == _C.activations, (
+    f"the kernels have the activations {_C.activations}, ACTIVATIONS has {list(ACTIVATIONS)}"
+)
+
+
+def activate(name: str, y: Tensor) -> Tensor:
+    """(E2) in float32."""
+    return ACTIVATIONS[name].reference(y)
