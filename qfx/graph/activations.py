@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx._C as _C
+from qfx.graph.patterns import Pattern
 
 aten = torch.ops.aten
 
@@ -21,14 +23,26 @@ class Activation:
     """One activation: its definition and its forms in graphs and models.
 
     `reference` defines it on float32. `spelled` are the calls in graphs that mean it, `.relu` for
-    a tensor method, where they say what `settings` does; qfx emits the last. `module` is the class
-    of torch.nn, which takes `settings` too.
+    a tensor method, where they say what `settings` does. `module` is the class of torch.nn that
+    makes such a call, and takes `settings` too. `composed` are several calls that mean it, of a
+    node `v` that the last of them reads.
     """
 
     reference: Callable[[Tensor], Tensor]
     spelled: tuple[Any, ...] = ()
     module: type[nn.Module] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    composed: tuple[Pattern, ...] = ()
+
+
+_CALLS = {
+    "mul": (operator.mul, torch.mul, ".mul", aten.mul.Tensor),
+    "sigmoid": (torch.sigmoid, ".sigmoid", aten.sigmoid.default),
+}
+
+
+def _composed(*texts: str) -> tuple[Pattern, ...]:
+    return tuple(Pattern(text, _CALLS, v="node") for text in texts)
 
 
 _GELU = (F.gelu, aten.gelu.default)
@@ -39,8 +53,11 @@ ACTIVATIONS = {
     "gelu_tanh": Activation(
         lambda v: F.gelu(v, approximate="tanh"), _GELU, nn.GELU, {"approximate": "tanh"}
     ),
-    "silu": Activation(F.silu, (F.silu, aten.silu.default), nn.SiLU),
-}
+    "silu": Activation(
+        F.silu, (F.silu, aten.silu.default), nn.SiLU,
+        composed=_composed("mul(v, sigmoid(v))", "mul(sigmoid(v), v)"),
+    ),
+}  # fmt: skip
 # Operators know activations by name, programs by their place.
 assert list(ACTIVATIONS) == _C.activations, (
     f"the kernels have the activations {_C.activations}, ACTIVATIONS has {list(ACTIVATIONS)}"

@@ -117,8 +117,15 @@ class Template:
 
 
 def calls(node: Any, *targets: Any) -> bool:
-    """Whether it is a call of one of these functions."""
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+    """Whether it is a call of one of these functions, or of a method `.name` of tensors."""
+    return isinstance(node, fx.Node) and called(node) in targets
+
+
+def called(node: fx.Node) -> Any:
+    """The function that a node calls, `.name` of a method; None where it calls neither."""
+    if node.op == "call_method":
+        return f".{node.target}"
+    return node.target if node.op == "call_function" else None
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -13,13 +13,10 @@ from torch import fx
 from qfx.graph.activations import ACTIVATIONS
 from qfx.graph.bodies import RECORDS
 from qfx.graph.capture import is_constant, value
+from qfx.graph.patterns import calls
 from qfx.match.site import Site
 
 _ADDS = (operator.add, torch.add, ".add", torch.ops.aten.add.Tensor)
-
-
-def _target(node: fx.Node) -> Any:
-    return f".{node.target}" if node.op == "call_method" else node.target
 
 
 def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
@@ -28,20 +25,41 @@ def with_epilogue(site: Site, written: set[fx.Node]) -> Site:
     site = site if grown.bias in written else replace(grown, trains=trains(grown.out))
     if site.trains:  # the gradient of an activation needs its input
         return site
-    following = _only_user(site.out)
-    if following is None or following.args[:1] != (site.out,):
-        return site
-    name = _activation(following)
-    return site if name is None else replace(site, end=following, activation=name)
+    for end in site.out.users:
+        if name := _one_call(site.out, end) or _several_calls(site.out, end):
+            return replace(site, end=end, activation=name)
+    return site
 
 
-def _activation(node: fx.Node) -> str | None:
-    """The activation that a node is, or None."""
+def _one_call(v: fx.Node, end: fx.Node) -> str | None:
+    """The activation of `v` that a node is, if it alone reads `v`."""
+    if len(v.users) != 1 or end.args[:1] != (v,):
+        return None
     fits = (
         name for name, row in ACTIVATIONS.items()
-        if _target(node) in row.spelled and _says(node, row.settings)
+        if calls(end, *row.spelled) and _says(end, row.settings)
     )  # fmt: skip
     return next(fits, None)
+
+
+def _several_calls(v: fx.Node, end: fx.Node) -> str | None:
+    """The activation of `v` whose last call a node is, if its calls alone read `v`."""
+    fits = (
+        name for name, row in ACTIVATIONS.items() for pattern in row.composed
+        if pattern.starts_at(end) and pattern.match(end) == {"v": v} and _alone(v, end)
+    )  # fmt: skip
+    return next(fits, None)
+
+
+def _alone(v: fx.Node, end: fx.Node) -> bool:
+    """Whether `v`, and what is computed from it up to `end`, has no other reader and no options."""
+    inside, todo = {end}, [end]
+    while todo:
+        sources = {*todo.pop().all_input_nodes} - {v} - inside
+        inside |= sources
+        todo += sources
+    readers = {user for node in ({v} | inside) - {end} for user in node.users}
+    return readers <= inside and not any(node.kwargs for node in inside)
 
 
 def _says(node: fx.Node, settings: Mapping[str, Any]) -> bool:
@@ -60,13 +78,7 @@ def trains(node: fx.Node) -> bool:
 def _grow_bias(site: Site) -> Site:
     """x @ w + b, b one constant per output feature -> bias."""
     add = _only_user(site.out)
-    if (
-        site.bias is not None
-        or site.y_view
-        or add is None
-        or _target(add) not in _ADDS
-        or add.kwargs
-    ):
+    if site.bias is not None or site.y_view or add is None or not calls(add, *_ADDS) or add.kwargs:
         return site
     others = [a for a in add.args if a is not site.out]
     if len(add.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):

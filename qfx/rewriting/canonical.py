@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from qfx.graph.activations import ACTIVATIONS
+from qfx.graph.activations import activate
 from qfx.graph.capture import value
 from qfx.graph.faults import at
 from qfx.graph.views import emit_view
@@ -159,11 +159,16 @@ def _split(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> 
     few = emit(graph, aten.to.dtype, (few, torch.float32), f"{stem}_few_float")
     few = emit(graph, F.linear, (few, nodes.packed.columns), f"{stem}_outliers")
     y = emit(graph, aten.add.Tensor, (made[-1], few), f"{stem}_sum")
-    if site.activation != "none":
-        activation = ACTIVATIONS[site.activation]
-        y = graph.call_function(activation.spelled[-1], (y,), dict(activation.settings))
+    y = _activated(graph, site.activation, y)
     y = emit(graph, aten.to.dtype, (y, _out_dtype(site)), f"{stem}_split")
     return [*made, few, y]
+
+
+def _activated(graph: fx.Graph, activation: str, y: fx.Node) -> fx.Node:
+    """The calls that compute an activation of a float32 node. (E2)"""
+    traced: Any = fx.Proxy(y, fx.proxy.GraphAppendingTracer(graph))
+    result: Any = activate(activation, traced)
+    return result.node  # type: ignore[no-any-return]
 
 
 def _int8(site: Site, nodes: SiteNodes, codes: Codes, rest: tuple[Any, ...]) -> list[fx.Node]:

@@ -16,7 +16,7 @@ from qfx.ops.code import Code
 from qfx.values.scheme import PER_COLUMN, PER_TENSOR, QSpec, Scheme
 from tests.conftest import UseCosts, same_bits
 from tests.lib.costs import Prices
-from tests.lib.models import compiled
+from tests.lib.models import Applied, compiled
 
 M, N, K = 5, 6, 64
 ROW, COLUMN, FEATURE = 2, 4, 7  # of the faults
@@ -174,9 +174,7 @@ def test_a_product(scheme: str, use_costs: UseCosts) -> None:
 @torch.no_grad()
 def test_activations_keep_nan(name: str) -> None:
     """(E2) in the epilogue of the operator."""
-    row = ACTIVATIONS[name]
-    assert row.module is not None
-    model = nn.Sequential(*_model(), row.module(**row.settings))
+    model = nn.Sequential(*_model(), Applied(ACTIVATIONS[name].reference))
     gm, _ = qfx.rewrite(qfx.trace(model, X), qfx.Config(minimum_gain=0, scheme="w8a8-tensor"))
     y = gm(_with(X, (ROW, FEATURE), torch.inf))
     assert y[ROW].isnan().all() and y.isnan().sum() == N

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,17 @@ class Block(nn.Module):
         h = self.norm(x + F.softmax(scores, -1) @ self.v(x))
         h = h + (F.silu(self.gate(h)) * self.up(h)) @ self.down
         return self.lm_head(h)
+
+
+class Applied(nn.Module):
+    """A function of one tensor as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 def compiled(

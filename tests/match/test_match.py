@@ -251,6 +251,13 @@ EPILOGUES |= {
     "gelu_by_default": (lambda y: F.gelu(y), "gelu"),
     "used_twice": (lambda y: F.relu(y) + y, "none"),
     "unknown": (lambda y: F.softplus(y), "none"),
+    "silu_written_out": (lambda y: y * torch.sigmoid(y), "silu"),
+    "silu_of_methods": (lambda y: y.sigmoid().mul(y), "silu"),
+    "part_of_a_product": (lambda y: y * torch.sigmoid(y + 1), "none"),
+    "another_factor": (lambda y: (y + 1) * torch.sigmoid(y), "none"),
+    "read_elsewhere": (lambda y: y * torch.sigmoid(y) + y, "none"),
+    "half_read_elsewhere": (lambda y: (s := torch.sigmoid(y)) * y + s, "none"),
+    "with_options": (lambda y: y * torch.sigmoid(y, out=None), "none"),
 }
 
 
@@ -264,12 +271,16 @@ def test_epilogue(name: str) -> None:
 
 @pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("name", list(ACTIVATIONS)[1:])
-def test_activation_module(name: str, capture: str) -> None:
+def test_activation(name: str, capture: str) -> None:
+    """As its reference and as its module, which all that one call spells have."""
     row = ACTIVATIONS[name]
-    assert row.module is not None
-    model = nn.Sequential(nn.Linear(K, N), row.module(**row.settings))
-    (site,) = match(CAPTURES[capture](model, X2))
-    assert isinstance(site, Site) and site.activation == name
+    models: list[nn.Module] = [Holder(lambda s, x: row.reference(F.linear(x, s.nk, s.b)))]
+    if row.spelled:
+        assert row.module is not None
+        models.append(nn.Sequential(nn.Linear(K, N), row.module(**row.settings)))
+    for model in models:
+        (site,) = match(CAPTURES[capture](model, X2))
+        assert isinstance(site, Site) and site.activation == name
 
 
 def _written_bias(s: Holder, x: Tensor) -> Tensor:

@@ -157,8 +157,14 @@ GRAPHS = (
     ),
     Mutant(
         "an activation is absorbed although others read what is before it",
-        old="return users[0] if len(users) == 1 and",
-        new="return users[0] if len(users) >= 1 and",
+        old="if len(v.users) != 1 or",
+        new="if",
+        tests=("test_epilogue",),
+    ),
+    Mutant(
+        "several calls are an activation although others read one of them",
+        old="return readers <= inside and not",
+        new="return not",
         tests=("test_epilogue",),
     ),
     Mutant(

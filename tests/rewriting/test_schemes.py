@@ -19,7 +19,7 @@ from qfx.ops.forms import why_no_gradient
 from qfx.values.config import PRESETS
 from tests.conftest import same_bits
 from tests.lib.bounds import U32, UNIT, Known, product, quantization_error, rotation
-from tests.lib.models import compiled
+from tests.lib.models import Applied, compiled
 from tests.lib.strategies import step_error
 
 K, N = 192, 40
@@ -303,9 +303,7 @@ def test_two_huge_channels_cost_no_accuracy_once_they_are_outliers() -> None:
 
 @pytest.mark.parametrize("name", list(ACTIVATIONS)[1:])
 def test_the_activation_of_a_split_site_sees_the_sum(name: str) -> None:
-    row = ACTIVATIONS[name]
-    assert row.module is not None
-    activation = row.module(**row.settings)
+    activation = Applied(ACTIVATIONS[name].reference)
     x = 10 * torch.randn(9, 128)
     f, g = (_split((5, 77), x, *more)[1] for more in ((activation,), ()))
     with torch.no_grad():

@@ -77,12 +77,15 @@ std::vector<int64_t> rows_above(double guard, const Bound& bound, const FloatMat
   return rows;
 }
 
-// aten::<name> of these arguments, one tensor out.
+// aten::<name>, its overload behind a dot, of these arguments, one tensor out.
 template <typename... Arguments>
-Tensor aten(const char* name, const Arguments&... arguments) {
+Tensor aten(const std::string& name, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(arguments)> stack = {from(arguments)...};
-  const std::string known = std::string("aten::") + name;
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(known.c_str(), "", stack.data(), TORCH_ABI_VERSION));
+  const size_t dot = std::min(name.find('.'), name.size());
+  const std::string known = "aten::" + name.substr(0, dot);
+  const char* overload = dot == name.size() ? "" : name.c_str() + dot + 1;
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher(known.c_str(), overload, stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
