@@ -57,6 +57,13 @@ ACTIVATIONS = {
         F.silu, (F.silu, aten.silu.default), nn.SiLU,
         composed=_composed("mul(v, sigmoid(v))", "mul(sigmoid(v), v)"),
     ),
+    "quick_gelu": Activation(
+        lambda v: v * torch.sigmoid(1.702 * v),
+        composed=_composed(
+            "mul(v, sigmoid(mul(1.702, v)))", "mul(v, sigmoid(mul(v, 1.702)))",
+            "mul(sigmoid(mul(1.702, v)), v)", "mul(sigmoid(mul(v, 1.702)), v)",
+        ),
+    ),
 }  # fmt: skip
 # Operators know activations by name, programs by their place.
 assert list(ACTIVATIONS) == _C.activations, (

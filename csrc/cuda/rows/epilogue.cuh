@@ -24,6 +24,8 @@ __device__ __forceinline__ float gelu_tanh(float v) {
 
 __device__ __forceinline__ float silu(float v) { return v / (1.f + expf(-v)); }
 
+__device__ __forceinline__ float quick_gelu(float v) { return v / (1.f + expf(-1.702f * v)); }
+
 }  // namespace activations
 
 template <Activation kActivation>

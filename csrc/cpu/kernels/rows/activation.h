@@ -101,6 +101,11 @@ inline F silu(F v) {
   return gated(v, v);
 }
 
+template <typename F>
+inline F quick_gelu(F v) {
+  return gated(v, 1.702f * v);
+}
+
 }  // namespace activations
 
 template <Activation A, typename F>
