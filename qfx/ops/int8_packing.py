@@ -5,7 +5,8 @@ P = ceil(N / 32) panels of 32 rows, first the values of each panel, (csrc/cpu/ge
     zero point int32 [S][32]            where there are any
     sums int32 [T][32]                  of the codes of each group; T = 1 where K is not cut
 
-then the codes of each panel, int8 [Kp / 4][32][4]: W[n, k] = codes[k // 4][n % 32][k % 4]. Kp is K rounded up to 64. What lies beyond N and K is zero, scales too.
+then the codes of each panel, int8 [Kp / 4][32][4]: W[n, k] = codes[k // 4][n % 32][k % 4].
+Kp is K rounded up to 64. What lies beyond N and K is zero, scales too.
 """
 
 from __future__ import annotations
