@@ -25,7 +25,7 @@ from qfx.host.frame import Surroundings, surroundings
 from qfx.host.inductor import inductor
 from qfx.host.logs import trace_artifact
 from qfx.host.source_text import released_source_texts
-from qfx.io.digest import digest
+from qfx.io.digest import own_digest
 from qfx.io.printable import printable
 from qfx.match.apart import compile_apart
 from qfx.match.naming import name_nodes
@@ -148,7 +148,7 @@ def _inner_compiler(config: Config, options: dict[str, Any], mode: str | None) -
     if config.inner == "aot_eager":
         return aot_eager()
     operators = [getattr(torch.ops.qfx, name) for name in FAKES]
-    return inductor(options, mode, operators, f"qfx-{digest()}")
+    return inductor(options, mode, operators, f"qfx-{own_digest()}")
 
 
 def _below_autograd(compiled: Compiled) -> Compiled:

@@ -11,10 +11,11 @@ from torch.nn.parameter import is_lazy
 
 from qfx.files.tensor_file import NAMES
 from qfx.host.fsdp import is_sharded
-from qfx.host.tensors import has_values, storage_id, wraps_tensors
+from qfx.host.tensors import has_values, wraps_tensors
 from qfx.io.errors import UserError
 from qfx.nn.kinds import stored_linears
 from qfx.nn.loading import Checked, Stored
+from qfx.weights.change_detection import place_of
 
 
 class ModelState(NamedTuple):
@@ -83,16 +84,10 @@ def ties(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, str]:
     same = {}
     for name, value in tensors.items():
         if isinstance(value, Tensor):
-            key = parts.get(name) or _place(value)
+            key = parts.get(name) or place_of(value)
             if first.setdefault(key, name) != name:
                 same[name] = first[key]
     return same
-
-
-def _place(tensor: Tensor) -> Any:
-    """Tells tensors apart that are not one."""
-    where = storage_id(tensor), tensor.storage_offset(), tensor.stride()
-    return (*where, tensor.shape, tensor.dtype)
 
 
 def _parts_of_shared(model: nn.Module) -> dict[str, tuple[int, str]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qfx.generate.private_names import ATTENTION
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
-from qfx.host.tensors import version
+from qfx.weights.change_detection import Stamp, stamp_of
 
 PROGRAMS = {torch.float32, torch.bfloat16, torch.float16}  # types of parameters
 _PLAIN = (bool, int, float, str)
@@ -26,9 +26,9 @@ def tensors_of(model: nn.Module) -> tuple[Tensor, ...]:
     return tuple(t for t in tensors if id(t) not in unsaved)
 
 
-def values_of(tensors: tuple[Tensor, ...]) -> list[tuple[int, int]]:
-    """Changes with the values that tensors hold."""
-    return [(t.data_ptr(), version(t)) for t in tensors]
+def values_of(tensors: tuple[Tensor, ...]) -> list[Stamp]:
+    """Changes with the values that tensors hold, as far as PyTorch counts writes."""
+    return [stamp_of(tensor) for tensor in tensors]
 
 
 def settings_of(model: Any) -> list[Any]:
@@ -36,7 +36,7 @@ def settings_of(model: Any) -> list[Any]:
     found: list[Any] = [attention_of(model)]
     for module in model.modules():
         own = [(n, _plain(v)) for n, v in vars(module).items() if n not in NOT_OWN]
-        unsaved = [b.data_ptr() for b in unsaved_buffers(module)]
+        unsaved = [stamp_of(b).address for b in unsaved_buffers(module)]
         found.append((id(module), module.training, _hooks(module), own, unsaved))
     return found
 

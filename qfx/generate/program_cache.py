@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.generate.program_key import SWITCH, digest_of, key_of
+from qfx.generate.program_key import SWITCH, key_of, values_digest
 from qfx.io.disk_cache import DiskCache, user_folder
 from qfx.io.errors import UserError
 from qfx.programs import Runner
@@ -86,7 +86,7 @@ def _runner(data: bytes, held: Mapping[str, Tensor]) -> Runner | None:
     """None where it is of other weights. ValueError for what `_write` did not write."""
     head, _, body = data.partition(b"\n")
     told = json.loads(head)
-    if told["values"] is not None and told["values"] != digest_of(held):
+    if told["values"] is not None and told["values"] != values_digest(held):
         return None
     tensors = {f"model {name}": bytes_in(t.untyped_storage()) for name, t in held.items()}
     for name, dtype, begin, size in told["tensors"]:
@@ -114,7 +114,7 @@ def _write(cache: DiskCache, key: str, runner: Runner, held: Mapping[str, Tensor
         parts.append(tensor.contiguous().view(torch.uint8).numpy().tobytes())
         table.append([name, str(tensor.dtype).removeprefix("torch."), end, len(parts[-1])])
         end += len(parts[-1])
-    values = digest_of(held) if storing.made else None
+    values = values_digest(held) if storing.made else None
     told = {"values": values, "program": program, "tensors": table}
     try:
         cache.write(key, json.dumps(told).encode() + b"\n" + b"".join(parts))

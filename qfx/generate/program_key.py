@@ -21,7 +21,7 @@ from qfx.generate.model_state import NOT_OWN, attention_of, hooks_on
 from qfx.generate.told import Teller, Unknown
 from qfx.host.modules import global_hooks
 from qfx.host.tensors import storage_id, watched
-from qfx.io.digest import digest
+from qfx.io.digest import digest_of, own_digest
 
 SWITCH = "QFX_PROGRAM_CACHE"
 _ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")  # what libraries read
@@ -43,13 +43,12 @@ def key_of(
     return total.hexdigest(), held
 
 
-def digest_of(held: Mapping[str, Tensor]) -> str:
-    """Of the values of parameters and buffers."""
-    total = hashlib.sha256()
+def values_digest(held: Mapping[str, Tensor]) -> str:
+    """A digest of the names and values of parameters and buffers."""
+    parts: list[str | Tensor] = []
     for name, tensor in held.items():
-        plain = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        total.update(name.encode() + b"\0" + plain.numpy().data)
-    return total.hexdigest()
+        parts += f"{name}\0", tensor
+    return digest_of(*parts)
 
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
@@ -87,7 +86,7 @@ def _parts(
 
 
 def _surroundings() -> Iterator[str]:
-    yield f"qfx {digest()}"
+    yield f"qfx {own_digest()}"
     yield f"torch {torch.__version__} {torch.version.git_version}"
     yield f"transformers {transformers.__version__}"
     yield f"{sys.version} {sys.flags.optimize} {platform.machine()}"

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from qfx.host.operators import OpOverload, OpOverloadPacket
+from qfx.io.digest import digest_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _TORCH = (
@@ -129,9 +130,8 @@ class Teller:
         plain = type(value) in (Tensor, torch.nn.Parameter) and value.device.type == "cpu"
         if not plain or value.numel() * value.element_size() > _MOST_BYTES:
             raise Unknown(f"a tensor {tuple(value.shape)} that is no parameter and no buffer")
-        held = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         kind = (value.dtype, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg())
-        return f"tensor {kind} {hashlib.sha256(held).hexdigest()}"
+        return f"tensor {kind} {digest_of(value)}"
 
     def _nothing(self, value: Any) -> str:
         raise Unknown(f"a {type(value).__name__} that is no part of the model")

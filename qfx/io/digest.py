@@ -1,18 +1,56 @@
-"""A digest of what qfx is: of its Python sources and of its extension."""
+"""Digests: SHA-256 of the values of tensors, and of what qfx is.
+
+They are what leaves a process: in keys of what is kept on disk, in recipes. How else a tensor is
+compared with what it was is said in qfx/weights/change_detection.py.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 import qfx._C as _C
+
+_AT_ONCE = 2**20  # elements of a tensor that are read as another type
 
 
 @lru_cache
-def digest() -> str:
+def own_digest() -> str:
+    """That of qfx: of its Python sources and of its extension."""
     files = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(_C.__file__)]
     total = hashlib.sha256()
     for file in files:
         total.update(file.name.encode() + file.read_bytes())
     return total.hexdigest()
+
+
+def digest_of(*parts: str | Tensor, dtype: torch.dtype | None = None) -> str:
+    """SHA-256 of texts and of the values of tensors, one after the other, in hexadecimal.
+
+    It is the same on every machine, whatever the devices and strides of the tensors; with `dtype`,
+    as which their values are read, whatever their types as well.
+    """
+    total = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            total.update(part.encode())
+            continue
+        for values in _in_order(part, dtype):
+            size = values.numel() * values.element_size()
+            total.update((ctypes.c_char * size).from_address(values.data_ptr()))
+    return total.hexdigest()
+
+
+def _in_order(tensor: Tensor, dtype: torch.dtype | None) -> Iterator[Tensor]:
+    """All elements, contiguous on the CPU, some rows at a time."""
+    rows = tensor.detach().reshape(tensor.shape or (1,))
+    if not rows.numel():
+        return
+    for some in rows.split(max(_AT_ONCE * len(rows) // rows.numel(), 1)):
+        yield some.to("cpu", dtype or some.dtype).resolve_conj().resolve_neg().contiguous()

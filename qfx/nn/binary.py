@@ -14,7 +14,7 @@ from qfx.nn.functional import first_order, scaled_gradient, shifted
 from qfx.nn.scheme_tensor import written
 from qfx.nn.trained_state import TrainedState
 from qfx.values.scheme import PER_ROW, PER_TENSOR
-from qfx.weights.cache import Memo
+from qfx.weights.memo import Memo
 
 ops = torch.ops.qfx
 torch.fx.wrap("output_dtype")  # here too: where it is called

@@ -14,7 +14,7 @@ from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient
 from qfx.nn.scheme_tensor import fields_of, written
 from qfx.nn.trained_state import TrainedState
 from qfx.values.scheme import PER_TENSOR, Scheme
-from qfx.weights.cache import Memo
+from qfx.weights.memo import Memo
 
 
 class LSQLinear(TrainedState):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from qfx.io.digest import digest_of
 from qfx.io.errors import UserError
 
 METHODS = {
     "gptq": "GPTQ",
     "gptq-sequential": "sequential GPTQ",
 }  # how codes may be found, and what people call it
-_CHUNK = 2**20  # elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,21 +64,10 @@ class Rounding:
 
 
 def codes_digest(codes: Tensor) -> str:
-    return _digest(codes, f"codes {list(codes.shape)}", torch.int8)
+    return digest_of(f"codes {list(codes.shape)}", codes)
 
 
 def weight_digest(w_nk: Tensor, how: str) -> str:
     """SHA-256 of the values of a float weight [N, K], as float32, and of `how` it is transformed
     and quantized: the same on every machine, whatever the weight's type, device and strides."""
-    return _digest(w_nk, f"weight {list(w_nk.shape)} {how}", torch.float32)
-
-
-def _digest(matrix: Tensor, head: str, dtype: torch.dtype) -> str:
-    total = hashlib.sha256(head.encode())
-    rows = max(_CHUNK // max(matrix.shape[1], 1), 1)
-    for part in matrix.detach().split(rows):
-        values = part.to("cpu", dtype).contiguous()
-        if values.numel():
-            size = values.numel() * values.element_size()
-            total.update((ctypes.c_char * size).from_address(values.data_ptr()))
-    return total.hexdigest()
+    return digest_of(f"weight {list(w_nk.shape)} {how}", w_nk, dtype=torch.float32)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from qfx.graph.views import View, apply
 from qfx.host.optimizers import after_each_step
 from qfx.host.tensors import is_fake, storage_id, weak_storage
 from qfx.ops.packing import Packing, parts_of
-from qfx.weights.change_detection import Seen, seen
+from qfx.weights.change_detection import Snapshot, content_of, place_of, snapshot, stamp_of
 from qfx.weights.given_codes import codes_of
 from qfx.weights.offload import give_back, is_held
 
@@ -59,6 +59,11 @@ def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
         return Packed(**parts_of(w_nk, packing, given, w_nk.shape[1]))
 
 
+def _in_storage(weight: Tensor) -> tuple[Any, ...]:
+    """Which elements of its storage it is: what is given back moves to another one."""
+    return place_of(weight)[1:]
+
+
 _SHARING = 8  # tensors of one storage and shape that an entry knows by their stamps
 
 
@@ -67,23 +72,18 @@ class _Entry:
 
     def __init__(self, packed: Packed, content: int | None) -> None:
         self.packed, self.content = packed, content
-        self._known: deque[Seen] = deque(maxlen=_SHARING)
+        self._known: deque[Snapshot] = deque(maxlen=_SHARING)
 
     def knows(self, weight: Tensor) -> bool:
         """Whether this tensor had the packed content and has not changed since."""
-        return any(snapshot.unchanged((weight,)) for snapshot in self._known)
+        return any(known.unchanged((weight,)) for known in self._known)
 
-    def learn(self, snapshot: Seen) -> None:
-        self._known.append(snapshot)
+    def learn(self, now: Snapshot) -> None:
+        self._known.append(now)
 
     def forget(self) -> None:
         """From now on only a comparison of the content tells whether this is still right."""
         self._known.clear()
-
-
-def _content(weight: Tensor) -> int | None:
-    """A hash of all values; None where reading them takes more than comparing saves."""
-    return _C.content(weight.detach().contiguous()) if weight.device.type == "cpu" else None
 
 
 class Cache:
@@ -109,9 +109,8 @@ class Cache:
             raise RuntimeError(
                 f"a weight of shape {list(weight.shape)} has no storage: it was freed"
             )
-        place = (weight.storage_offset(), weight.shape, weight.stride(), weight.dtype)
         with self._lock:
-            entries, key = self._entries(weight), (*place, view, packing)
+            entries, key = self._entries(weight), (*_in_storage(weight), view, packing)
             entry = entries.get(key)
             if entry is None or not entry.knows(weight):
                 entry = entries[key] = self._up_to_date(entry, weight, view, packing)
@@ -120,7 +119,7 @@ class Cache:
     def _up_to_date(
         self, entry: _Entry | None, weight: Tensor, view: View, packing: Packing
     ) -> _Entry:
-        snapshot, content = seen((weight,), [0]), _content(weight)  # before it is packed
+        now, content = snapshot((weight,)), content_of(weight)  # before it is packed
         if entry is None:
             entry = _Entry(self._pack(weight, view, packing), content)
         elif content is None or content != entry.content:
@@ -129,7 +128,7 @@ class Cache:
                 old.copy_(new)
             entry.content = content
             entry.forget()  # the other tensors that share this memory
-        entry.learn(snapshot)
+        entry.learn(now)
         return entry
 
     def distrust(self, weights: Iterable[Tensor]) -> None:
@@ -142,18 +141,20 @@ class Cache:
         """Gives back the float values of a packed weight that has not changed since, and what it is
         packed to stays; whether that is new. Raises OSError as `qfx.weights.offload.give_back`."""
         with self._lock:
-            owner, was = storage_id(weight), (is_held(weight), weight.data_ptr())
+            was, was_held = stamp_of(weight), is_held(weight)
             current = [e for e in self._entries(weight).values() if e.knows(weight)]
             if why_not := give_back(weight) if current else "it has changed":
                 log.info("a weight %s stays in memory: %s", list(weight.shape), why_not)
                 return False
-            if (now := storage_id(weight)) != owner:
-                assert owner is not None and now is not None
-                self._owners[now] = (weak_storage(weight), self._owners.pop(owner)[1])
+            now = stamp_of(weight)
+            if now.storage != was.storage:
+                assert was.storage is not None and now.storage is not None
+                moved = self._owners.pop(was.storage)[1]
+                self._owners[now.storage] = (weak_storage(weight), moved)
             for entry in current:
                 entry.forget()
-                entry.learn(seen((weight,), [0]))
-            return was != (True, weight.data_ptr())
+                entry.learn(snapshot((weight,)))
+            return not was_held or now.address != was.address
 
     def _forget(self, weights: Iterable[Tensor] | None) -> bool:
         """Whether there was an entry to forget about."""
@@ -195,32 +196,6 @@ class Cache:
 
 
 CACHE = Cache()
-
-
-class Memo:
-    """What a module derives from tensors of its own, derived anew when one may have changed.
-
-    A copy of it is empty: what a copied module derives belongs to the copy's tensors.
-    """
-
-    def __init__(self) -> None:
-        self._epoch = -1
-        self._seen: _C.Snapshot | None = None
-        self._value: Any = None
-
-    def get(self, tensors: tuple[Tensor, ...], derive: Callable[[], Any]) -> Any:
-        """`derive()`, or what it returned for the same values of `tensors`."""
-        if torch.compiler.is_compiling() or any(map(is_fake, tensors)):
-            return derive()
-        epoch, seen = CACHE.epoch, self._seen
-        if seen is None or self._epoch != epoch or not seen.unchanged(tensors):
-            now = _C.Snapshot(tensors, list(range(len(tensors))))
-            self._value = derive()
-            self._seen, self._epoch = now, epoch
-        return self._value
-
-    def __reduce__(self) -> Any:
-        return Memo, ()
 
 
 def invalidate(target: nn.Module | Tensor | None = None) -> None:

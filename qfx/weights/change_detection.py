@@ -1,57 +1,109 @@
-"""Change detection: whether tensors are those of an earlier call, unchanged.
+"""Change detection: whether a tensor is what it was when it was last looked at.
 
-Of offloaded tensors only what PyTorch counts is looked at: reading their values would fetch them
-again.
+There are three levels; each notices what those before it do, and more, and takes longer:
+
+- A stamp (`stamp_of`, `Snapshot.same_tensors`) is which tensor it is, its storage, its address and
+  its version. It tells another tensor, other memory (`w.data = ...`) and each write that PyTorch
+  counts. It misses writes that are not counted: `w.data += d`, numpy. No values are read.
+- A sample (`snapshot`, `Snapshot.unchanged`) is stamps and six cache lines of each tensor on the
+  CPU (csrc/fingerprint.h). It tells uncounted writes to most elements, or to many in a third of
+  the rows. It misses those to a few elements, and on a GPU any. 0.15 us a weight in the caches.
+- The content is all values. It misses nothing, and reads the whole tensor: `content_of` is a hash
+  of 64 bits for this process, `digest_of` (qfx/io/digest.py) is SHA-256, which leaves the process
+  in keys and files.
+
+Offloaded tensors are known by their stamps alone in a snapshot: a sample would fetch them. A place
+(`place_of`) says which elements of which memory a tensor is, and nothing of their values. Damage,
+which is no change, is found by the checksum of a packed weight (csrc/cpu/gemm/whole.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
 
 import qfx._C as _C
-from qfx.host.tensors import version, weak_storage
+from qfx.host.tensors import storage_id, version, weak_storage
 from qfx.weights.offload import is_held
 
 
-class Seen(Protocol):
-    """The state of some of the arguments of a call."""
+class Stamp(NamedTuple):
+    """Equal for one tensor whose memory and version are what they were, as long as it lives."""
+
+    tensor: int
+    storage: int | None
+    address: int
+    version: int
+
+
+def stamp_of(tensor: Tensor) -> Stamp:
+    return Stamp(id(tensor), storage_id(tensor), tensor.data_ptr(), version(tensor))
+
+
+class Place(NamedTuple):
+    """Equal for tensors of the same elements of one memory, as long as that lives."""
+
+    storage: int | None
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def place_of(tensor: Tensor) -> Place:
+    where = storage_id(tensor), int(tensor.storage_offset())
+    return Place(*where, tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def place_and_version(tensor: Tensor) -> tuple[Place, int]:
+    """Equal for tensors of the same elements that were not written in between, as PyTorch counts
+    it."""
+    return place_of(tensor), version(tensor)
+
+
+class Snapshot(Protocol):
+    """The state of some of the arguments of a call. It keeps none of them alive."""
 
     def same_tensors(self, arguments: tuple[Any, ...]) -> bool:
-        """Same tensors, with the same storages, addresses and versions."""
+        """Whether their stamps are the same."""
 
     def unchanged(self, arguments: tuple[Any, ...]) -> bool:
-        """The same, and the same values where one looks."""
+        """Whether their stamps and samples are the same."""
 
 
-class _SeenHeld:
-    """As `_C.Snapshot`, where some of the tensors are held by files."""
+def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -> Snapshot:
+    """The state of the tensors arguments[p], p in `positions`; of all arguments by default."""
+    wanted = list(range(len(arguments)) if positions is None else positions)
+    held = [p for p in wanted if is_held(arguments[p])]
+    if held:
+        return _SnapshotOfHeld(arguments, [p for p in wanted if p not in held], held)
+    found: Snapshot = _C.Snapshot(arguments, wanted)
+    return found
 
-    def __init__(self, arguments: Sequence[Any], looked_at: list[int], held: list[int]) -> None:
-        self._looked_at = _C.Snapshot(arguments, looked_at)
-        self._stamps = [(p, _stamp(arguments[p])) for p in held]
+
+class _SnapshotOfHeld:
+    """The same, where some of the tensors are offloaded, whose stamps alone count."""
+
+    def __init__(self, arguments: Sequence[Any], sampled: list[int], held: list[int]) -> None:
+        self._sampled = _C.Snapshot(arguments, sampled)
+        self._stamps = [(p, stamp_of(arguments[p])) for p in held]
         self._storages = [weak_storage(arguments[p]) for p in held]
 
     def same_tensors(self, arguments: tuple[Any, ...]) -> bool:
-        return self._looked_at.same_tensors(arguments) and self._same_held(arguments)
+        return self._sampled.same_tensors(arguments) and self._same_held(arguments)
 
     def unchanged(self, arguments: tuple[Any, ...]) -> bool:
-        return self._looked_at.unchanged(arguments) and self._same_held(arguments)
+        return self._sampled.unchanged(arguments) and self._same_held(arguments)
 
     def _same_held(self, arguments: tuple[Any, ...]) -> bool:
-        if any(p >= len(arguments) or _stamp(arguments[p]) != was for p, was in self._stamps):
+        if any(p >= len(arguments) or stamp_of(arguments[p]) != was for p, was in self._stamps):
             return False
         return not any(storage.expired() for storage in self._storages)
 
 
-def _stamp(tensor: Any) -> tuple[int, int, int]:
-    return id(tensor), tensor.data_ptr(), version(tensor)
-
-
-def seen(arguments: Sequence[Any], positions: Sequence[int]) -> Seen:
-    """The state of arguments[p], p in `positions`: tensors. It keeps none of them alive."""
-    held = [p for p in positions if is_held(arguments[p])]
-    if not held:
-        snapshot: Seen = _C.Snapshot(arguments, list(positions))
-        return snapshot
-    return _SeenHeld(arguments, [p for p in positions if p not in held], held)
+def content_of(tensor: Tensor) -> int | None:
+    """A hash of all values; None where reading them takes more than comparing saves."""
+    return _C.content(tensor.detach().contiguous()) if tensor.device.type == "cpu" else None

@@ -24,7 +24,7 @@ from qfx.host.tensors import FakeMode, fake_mode_of, is_fake
 from qfx.io.pages import trim
 from qfx.ops.packing import Constant, Packing
 from qfx.weights.cache import CACHE, pack
-from qfx.weights.change_detection import Seen, seen
+from qfx.weights.change_detection import Snapshot, snapshot
 
 
 class Source(NamedTuple):
@@ -108,7 +108,7 @@ class _Known:
     """What was packed for one set of weights: valid while these and the generation stay."""
 
     generation: int
-    weights: Seen
+    weights: Snapshot
     packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them; the wrapper the constants
     repacked: Counter[int]  # argument -> calls in a row, up to the last, that packed it
     used: bool = False
@@ -152,7 +152,7 @@ def with_packed_weights(
             packed, _ = _packed(feed, arguments)
             return feed.gather(arguments, [*packed, _as_fake(constants, fake)])
         before, generation = known.get(_identity(arguments, holders)), CACHE.generation
-        weights = seen(arguments, holders)  # before they are read
+        weights = snapshot(arguments, holders)  # before they are read
         if before is None or before.written_unseen(arguments):
             CACHE.distrust(arguments[i] for i in holders)
         packed, fresh = _packed(feed, arguments)

@@ -225,7 +225,7 @@ def test_the_digest_covers_sources_and_kernels(
     shutil.copytree(place.root / "old" / "qfx", tmp_path / "qfx")
 
     def digest() -> str:
-        return sources.digest.__wrapped__()
+        return sources.own_digest.__wrapped__()
 
     monkeypatch.setattr("qfx.io.digest.__file__", str(tmp_path / "qfx/io/digest.py"))
     monkeypatch.setattr(_C, "__file__", str(tmp_path / "qfx" / Path(_C.__file__).name))

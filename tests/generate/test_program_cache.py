@@ -215,7 +215,7 @@ CHANGES: dict[str, Change] = {
         program_key.transformers, "__version__", "6"
     ),
     "the version of torch": lambda m, p: p.setattr(torch, "__version__", "3"),
-    "qfx": lambda m, p: p.setattr(program_key, "digest", lambda: "other"),
+    "qfx": lambda m, p: p.setattr(program_key, "own_digest", lambda: "other"),
 }
 
 

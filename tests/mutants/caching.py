@@ -13,7 +13,7 @@ CACHE = (
     ),
     Mutant(
         "a write to a weight is not noticed",
-        old="return any(snapshot.unchanged((weight,)) for snapshot in self._known)",
+        old="return any(known.unchanged((weight,)) for known in self._known)",
         new="return bool(self._known)",
         tests=("test_change_is_seen",),
     ),
@@ -31,14 +31,14 @@ CACHE = (
     ),
     Mutant(
         "the strides of a weight are not in the cache's key",
-        old="weight.shape, weight.stride(), weight.dtype)",
-        new="weight.shape, weight.dtype)",
+        old="*where, tensor.shape, tensor.stride(), tensor.dtype)",
+        new="*where, tensor.shape, (), tensor.dtype)",
         tests=("test_a_parameter_and_its_transpose_in_one_memory_are_two_weights",),
     ),
     Mutant(
         "the packing of a weight is not in the cache's key",
-        old="entries, key = self._entries(weight), (*place, view, packing)",
-        new="entries, key = self._entries(weight), (*place, view)",
+        old="(*_in_storage(weight), view, packing)",
+        new="(*_in_storage(weight), view)",
         tests=("test_recipes_have_their_own_packed_weights_which_follow_the_weight",),
     ),
     Mutant(
@@ -49,8 +49,8 @@ CACHE = (
     ),
     Mutant(
         "a module's pack outlives an optimizer's step",
-        old="if seen is None or self._epoch != epoch or not",
-        new="if seen is None or not",
+        old="if before is None or self._epoch != epoch or not",
+        new="if before is None or not",
         tests=("test_never_stale",),
     ),
     Mutant(

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from qfx.host.modules import has_forward_hooks
 from qfx.host.tensors import has_values, storage_id, without_modes, wraps_tensors
-from qfx.weights.change_detection import Seen, seen
+from qfx.weights.change_detection import Snapshot, snapshot
 from qfx.weights.model_restore import unchanged
 from qfx.weights.offload import drop_file_pages, is_held
 from qfx.weights.smoothing.input_moments import Moments, Read, Reads, reads_of
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class _Known(NamedTuple):
-    weights: Seen
+    weights: Snapshot
     modes: tuple[tuple[bool, bool], ...]  # of each part: whether it trains, and is hooked
     parts: tuple[Part, ...]
     factors: Factors
@@ -94,9 +94,9 @@ def _known_of(module: nn.Module | None) -> _Known | None:
     modes = tuple((part.training, has_forward_hooks(part)) for part in module.modules())
     known = _known.get(module)
     if known is None or known.modes != modes or not known.weights.unchanged(weights):
-        snapshot, parts = seen(weights, range(len(weights))), tuple(_found(module, ()))
+        before, parts = snapshot(weights), tuple(_found(module, ()))
         factors = {key: factor for part in parts for key, factor in part.factors.items()}
-        known = _known[module] = _Known(snapshot, modes, parts, factors)
+        known = _known[module] = _Known(before, modes, parts, factors)
         for weight in filter(is_held, weights):  # what it read of them has been fetched
             drop_file_pages(weight)
     return known

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.host.tensors import Watching, storage_id, tree_leaves, version, weak_storage
+from qfx.host.tensors import Watching, storage_id, tree_leaves, weak_storage
+from qfx.weights.change_detection import place_and_version
 
 aten = torch.ops.aten
 _SMALLEST = 2.0**-1022
@@ -111,7 +112,7 @@ class _Watch(Watching):
         read.inputs.add(self._input(x))
 
     def _input(self, x: Tensor) -> int:
-        place = (storage_id(x), x.storage_offset(), x.shape, x.stride(), version(x))
+        place = place_and_version(x)
         if place not in self.places:
             self.alive.append(weak_storage(x))
             self.places[place] = len(self.reads.moments)

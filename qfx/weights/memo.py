@@ -1,0 +1,39 @@
+"""Memo: what a module derives from tensors of its own, kept until one of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.host.tensors import is_fake
+from qfx.weights.cache import CACHE
+from qfx.weights.change_detection import Snapshot, snapshot
+
+
+class Memo:
+    """What a module derives from tensors of its own, derived anew when one may have changed.
+
+    A copy of it is empty: what a copied module derives belongs to the copy's tensors.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._of: Snapshot | None = None
+        self._value: Any = None
+
+    def get(self, tensors: tuple[Tensor, ...], derive: Callable[[], Any]) -> Any:
+        """`derive()`, or what it returned for the same values of `tensors`."""
+        if torch.compiler.is_compiling() or any(map(is_fake, tensors)):
+            return derive()
+        epoch, before = CACHE.epoch, self._of
+        if before is None or self._epoch != epoch or not before.unchanged(tensors):
+            now = snapshot(tensors)
+            self._value = derive()
+            self._of, self._epoch = now, epoch
+        return self._value
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
