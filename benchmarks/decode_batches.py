@@ -26,9 +26,9 @@ from benchmarks.bandwidth import rate, readers, weights
 from benchmarks.common import Timing, keep_memory, machine, merge
 from benchmarks.decode import Worker
 from benchmarks.decode_models import MODELS, text
-from benchmarks.decode_programs import TRYING
 from benchmarks.decode_static import Case, load
 from qfx.nn.kinds import stored_linears
+from qfx.programs.streaming import TRIALS
 
 STEPS, TURN = 12, 3  # timed steps of a round, and those before them
 LLAMA = "llama.cpp Q8_0"
@@ -50,7 +50,7 @@ class Texts:
         for layer in self.cache.layers:
             drawn = torch.randn(2, batch, layer.shape[0], context - 1, layer.shape[1])
             layer.update(*drawn)
-        self.run(TRYING)  # in which programs choose how weights are fetched
+        self.run(TRIALS)  # in which programs choose how weights are fetched
 
     def _step(self) -> None:
         self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True)

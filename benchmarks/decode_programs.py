@@ -10,9 +10,7 @@ from torch import Tensor
 from benchmarks.decode_static import Case
 from qfx.generate import compile_for_generate
 from qfx.nn.kinds import stored_linears
-from qfx.programs.streaming import ROUNDS
-
-TRYING = sum(ways * runs for ways, runs in ROUNDS)  # steps in which programs choose
+from qfx.programs.streaming import TRIALS
 
 
 class Programs:
@@ -33,7 +31,7 @@ class Programs:
         read = {t.data_ptr(): t.nbytes for _, m in stored_linears(self.model) for t in m.buffers()}
         self.weights = sum(read.values())  # bytes
         self.cache_bytes = _bytes_of_token(self.model.forward)
-        for _ in range(-(-TRYING // case.new)):
+        for _ in range(-(-TRIALS // case.new)):
             self.generate(torch.zeros(case.batch, 1, dtype=torch.int64), case.new + 1)
 
     def prefill(self, tokens: Tensor) -> Tensor:

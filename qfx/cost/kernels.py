@@ -17,8 +17,20 @@ from tabulate import tabulate
 
 import qfx._C as _C
 from qfx.cost import disk
-from qfx.cost.choosing import CLOSE, SAMPLES, Load, Parameters, Way
-from qfx.cost.questions import FAR, FEW, MOST_ROWS, NEAR, NO_STEPS, SHARED, Format
+from qfx.cost.questions import (
+    CLOSE,
+    FAR,
+    FEW,
+    MOST_ROWS,
+    NEAR,
+    NO_STEPS,
+    SAMPLES,
+    SHARED,
+    Format,
+    Load,
+    Parameters,
+    Way,
+)
 from qfx.cost.tuned import Tuned, tuned
 
 WEIGHTS = 24  # in turn, 12 MB: their pages are more than a processor has at hand

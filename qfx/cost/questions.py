@@ -8,21 +8,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, product
+from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
-from qfx.cost.choosing import Answer, Load, Parameters, Question, Way
+from qfx.cost.choosing import ALL, Answer, Question, Round, Schedule
+from qfx.cost.prefetch import KERNELS, STREAMS, tried_for
 
 FAR, NEAR = (1024, 512), (512, 256)  # K and N of weights in memory and in the second cache
 CALLS = 8  # in a row, of weights in the second cache
-HINTS = ("t0", "t1", "nta")
-AHEAD = (2048, 4096, 8192)  # with 1024, weights of 16 MB take a fifth longer on 256 bits
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # rows
 SHARED = (512, 512)  # K and N of products that threads share
 DURATIONS = (4e-6, 2e-5, 1e-4, 7e-4)  # seconds of those on one thread
 MOST_ROWS = 4096  # of a product that is timed
 NO_ROWS, NO_STEPS = 1 << 20, 1 << 40  # that a format or another thread is used for: never
+SAMPLES = 3  # of each way in a round, the least of which counts
+CLOSE = 0.03  # a part of the time; what differs by less is equally fast
+ALONE = Schedule((Round(ALL, SAMPLES),) * 4, min, CLOSE, enough=CLOSE)
+TOGETHER = replace(ALONE, rounds=(Round(ALL, 2),) * 4, together=True)  # which take long
+Parameters = Mapping[str, int | str]  # of a format, by name
 Tunings = Mapping[str, Parameters]  # of each format
+
+
+class Load(NamedTuple):
+    """A product of codes [rows, k] and a weight [n, k]. `calls`: 0 for one whose weight comes from
+    memory, else so many in a row."""
+
+    rows: int
+    k: int
+    n: int
+    calls: int
+
+    @property
+    def steps(self) -> int:
+        """Multiply-accumulates."""
+        return self.rows * self.k * self.n
+
+
+class Way(NamedTuple):
+    """How a load may be run: on a format, with these parameters."""
+
+    format: str
+    parameters: Parameters
+
+
+Asked = Question[Way, Load, Parameters]
 
 
 class Format(NamedTuple):
@@ -36,21 +66,22 @@ class Format(NamedTuple):
     speed: float
 
 
-def hint(format: Format, tunings: Tunings, threads: int) -> Question | None:
+def hint(format: Format, tunings: Tunings, threads: int) -> Asked | None:
     """Into which caches weights are fetched, and how early. Several rows take nta for t0."""
-    rows, hints = ([4], HINTS[:2]) if format.below else ([1], HINTS)
-    options: list[Parameters] = [{"hint": h, "ahead": ahead} for h, ahead in product(hints, AHEAD)]
+    rows, no_hint = ([4], "nta") if format.below else ([1], "")
+    tried = [way for way in tried_for(KERNELS) if way.hint != no_hint]
+    options: list[Parameters] = [{"hint": way.hint, "ahead": way.ahead} for way in tried]
     return _alternatives(format, tunings, options, rows) if format.few_rows else None
 
 
-def streams(format: Format, tunings: Tunings, threads: int) -> Question | None:
+def streams(format: Format, tunings: Tunings, threads: int) -> Asked | None:
     """How many panels side by side."""
-    options: list[Parameters] = [{"streams": 1}, {"streams": 2}]
+    options: list[Parameters] = [{"streams": count} for count in STREAMS]
     rows = (4, format.pair_rows) if format.below else (2, 4)
     return _alternatives(format, tunings, options, rows) if format.pair_rows >= 4 else None
 
 
-def stream_rows(format: Format, tunings: Tunings, threads: int) -> Question | None:
+def stream_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
     """Up to how many rows the weights pass by once."""
     rows = [m for m in FEW if m <= 2 * format.few_rows and m != 3]
     now = tunings[format.name]
@@ -59,7 +90,7 @@ def stream_rows(format: Format, tunings: Tunings, threads: int) -> Question | No
     return _cut("stream_rows", now, rows, _loads(rows), ways, at) if rows else None
 
 
-def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Question | None:
+def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Asked | None:
     """From how many rows on the format is used, and not the one below."""
     if not format.below:
         return None
@@ -69,7 +100,7 @@ def minimum_rows(format: Format, tunings: Tunings, threads: int) -> Question | N
     return _cut("minimum_rows", now, values, _loads(FEW[:-1]), ways, at)
 
 
-def serial_steps(format: Format, tunings: Tunings, threads: int) -> Question | None:
+def serial_steps(format: Format, tunings: Tunings, threads: int) -> Asked | None:
     """From how many steps on other threads are woken, if they gain at all."""
     if threads == 1:
         return None
@@ -79,7 +110,7 @@ def serial_steps(format: Format, tunings: Tunings, threads: int) -> Question | N
     between = [math.isqrt(a.steps * b.steps) for a, b in pairwise(loads)]
     values = [loads[0].steps, *between, NO_STEPS]
     at = lambda load, serial: load.steps >= serial  # noqa: E731
-    return _cut("serial_steps", now, values, loads, ways, at)._replace(together=True)
+    return replace(_cut("serial_steps", now, values, loads, ways, at), schedule=TOGETHER)
 
 
 def _lasting(seconds: float, format: Format) -> Load:
@@ -102,13 +133,13 @@ def _loads(rows: Sequence[int]) -> list[Load]:
 
 def _alternatives(
     format: Format, tunings: Tunings, options: Sequence[Parameters], rows: Sequence[int]
-) -> Question:
+) -> Asked:
     """Each option on all loads."""
     now, loads = tunings[format.name], _loads(rows)
     others = [option for option in options if {**now, **option} != now]
     ways = [_alone(format.name, {**now, **option}) for option in ({}, *others)]
     answers = [Answer(option, (i,) * len(loads)) for i, option in enumerate(({}, *others))]
-    return Question(loads, ways, answers)
+    return Question(loads, ways, answers, ALONE)
 
 
 def _cut(
@@ -118,11 +149,12 @@ def _cut(
     loads: Sequence[Load],
     ways: Sequence[Way],
     second: Callable[[Load, int], bool],
-) -> Question:
+) -> Asked:
     """A parameter that says which loads are run by the second of two ways."""
 
     def ways_for(value: int) -> tuple[int, ...]:
         return tuple(int(second(load, value)) for load in loads)
 
-    others = [Answer({name: value}, ways_for(value)) for value in values]
-    return Question(loads, ways, [Answer({}, ways_for(int(now[name]))), *others])
+    given: list[Parameters] = [{name: value} for value in values]
+    others = [Answer(each, ways_for(value)) for each, value in zip(given, values, strict=True)]
+    return Question(loads, ways, [Answer({}, ways_for(int(now[name]))), *others], ALONE)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qfx.cost.choosing import CLOSE, UNKNOWN, Machine, Parameters, choose
+from qfx.cost.choosing import UNKNOWN, Machine, choose
 from qfx.cost.grid import seconds as number
-from qfx.cost.questions import QUESTIONS, Format, Tunings
+from qfx.cost.questions import CLOSE, QUESTIONS, Format, Load, Parameters, Tunings, Way
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Tuned:
         return json.dumps(asdict(self))
 
 
-def tuned(formats: Sequence[Format], start: Tunings, threads: int, machine: Machine) -> Tuned:
+def tuned(
+    formats: Sequence[Format], start: Tunings, threads: int, machine: Machine[Way, Load]
+) -> Tuned:
     """The answers to all questions, which start from these parameters. What could not be asked
     stays, with a spread that says so."""
     found, spreads = dict(start), dict.fromkeys(start, 0.0)

@@ -3,7 +3,6 @@ that is simulated."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -14,23 +13,25 @@ import qfx._C as _C
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfx.cost.choosing import (
+from qfx.cost.choosing import UNKNOWN, Answer, Choice, Question, choose
+from qfx.cost.prefetch import KERNELS, tried_for
+from qfx.cost.questions import (
+    ALONE,
     CLOSE,
-    MOST_ROUNDS,
+    NO_STEPS,
+    QUESTIONS,
     SAMPLES,
-    UNKNOWN,
-    Answer,
-    Choice,
+    Asked,
+    Format,
     Load,
-    Question,
+    Tunings,
     Way,
-    choose,
 )  # fmt: skip
-from qfx.cost.questions import AHEAD, HINTS, NO_STEPS, QUESTIONS, Format, Tunings
 from qfx.cost.tuned import tuned
 from tests.kernels.test_tuning import TUNINGS
 
-OPTIONS = list(itertools.product(HINTS, AHEAD))
+OPTIONS = [(way.hint, way.ahead) for way in tried_for(KERNELS)]
+HINTS = [*dict.fromkeys(hint for hint, _ in OPTIONS)]
 BANDWIDTH = 1e10  # bytes a second
 
 
@@ -68,7 +69,7 @@ TRUTHS = st.builds(
     speed=st.floats(1e10, 1e12),
     call=st.floats(1e-7, 1e-5),
     hint=st.sampled_from(HINTS),
-    ahead=st.sampled_from(AHEAD),
+    ahead=st.sampled_from([ahead for _, ahead in OPTIONS]),
     near=st.tuples(*[st.floats(1, 1.5)] * 3),
     pairs=st.floats(0.7, 1.3),
     once=st.sampled_from([0, 1, 2, 4, 12, 64]),
@@ -122,7 +123,7 @@ class Simulated:
         asked = ((a, f, a(f, found, threads)) for a in QUESTIONS for f in self.formats())
         return {f"{a.__name__} of {f.name}": self._regret(q) for a, f, q in asked if q}
 
-    def _regret(self, question: Question) -> float:
+    def _regret(self, question: Asked) -> float:
         def cost(ways: tuple[int, ...]) -> float:
             pairs = zip((question.ways[way] for way in ways), question.loads, strict=True)
             taken = [self.truths[w.format].seconds(dict(w.parameters), load) for w, load in pairs]
@@ -206,7 +207,7 @@ def test_rounds_that_do_not_agree_are_counted_and_told() -> None:
     machine = Fickle({"tall": ONE, "low": ONE}, rounds=1000)
     found = tuned(machine.formats()[1:], {"low": START["low"]}, 1, machine)
     assert not found.settled and found.spread == pytest.approx(0.5)
-    assert machine.rounds >= 1000 - MOST_ROUNDS - 2  # of the other question two rounds agree
+    assert machine.rounds >= 1000 - len(ALONE.rounds) - 2  # of the other question two rounds agree
 
 
 def test_one_disturbed_sample_of_each_round_changes_nothing() -> None:
@@ -219,5 +220,6 @@ def test_one_disturbed_sample_of_each_round_changes_nothing() -> None:
             return 10.0 if disturbed else {"tall": 2.0, "low": 1.0}[way.format]
 
     ways = [Way("tall", {}), Way("low", {})]
-    question = Question([Load(1, 1, 1, 1)], ways, [Answer({}, (0,)), Answer({"hint": "t1"}, (1,))])
+    answers = [Answer({}, (0,)), Answer({"hint": "t1"}, (1,))]
+    question: Asked = Question([Load(1, 1, 1, 1)], ways, answers, ALONE)
     assert choose(question, Disturbed({})) == Choice({"hint": "t1"}, 0.0)

@@ -121,8 +121,8 @@ PLANNING = (
     ),
     Mutant(
         "one disturbed sample decides",
-        old="times[way, load] = min(times[way, load], taken)",
-        new="times[way, load] = taken",
+        old="(Round(ALL, SAMPLES),) * 4, min, CLOSE",
+        new="(Round(ALL, SAMPLES),) * 4, max, CLOSE",
         tests=("test_one_disturbed_sample_of_each_round_changes_nothing",),
     ),
     Mutant(
@@ -133,7 +133,7 @@ PLANNING = (
     ),
     Mutant(
         "threads that waited for cores are believed",
-        old="waited = question.together and not machine.has_free_cores()",
+        old="waited = together and not conditions.has_free_cores()",
         new="waited = False",
         tests=("test_threads_that_waited_for_cores_say_nothing",),
     ),

@@ -73,8 +73,8 @@ PROGRAMS = (
     ),
     Mutant(
         "the default gives way to what is hardly faster",
-        old="self._cost(DEFAULT) <= (1 + CLOSE) * self._cost(best)",
-        new="self._cost(DEFAULT) <= self._cost(best)",
+        old="cost(0) <= cost(best) + math.log1p(question.schedule.close)",
+        new="cost(0) <= cost(best)",
         tests=("test_the_default_stays_where_none_is_clearly_faster",),
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,56 +11,68 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qfx.cost.choosing import Always, Tuner
+from qfx.cost.prefetch import Prefetch
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
-from qfx.programs.streaming import CLOSE, DEFAULT, ROUNDS, WAYS, Choice, Streaming, Way
+from qfx.programs.streaming import DEFAULT, QUESTION, SCHEDULE, TRIALS, WAYS, Streaming, next_way
 from tests.conftest import on_isa, on_threads
 from tests.programs.traced import built, same_bits
 
 ops = torch.ops.qfx
-STEPS = sum(ways * runs for ways, runs in ROUNDS)
 
 
-def _chosen(seconds: dict[Way, float], late: set[int] = frozenset()) -> Choice:  # type: ignore[assignment]
+Choosing = Tuner[Prefetch, None, Prefetch]
+
+
+def _tuner() -> Choosing:
+    return Tuner(QUESTION, Always())
+
+
+def _chosen(seconds: dict[Prefetch, float], late: Collection[int] = ()) -> Choosing:
     """After all rounds; the steps with these numbers take three times as long."""
-    choice = Choice()
-    for step in range(STEPS):
-        assert not choice.settled
-        choice.took(seconds[choice.next] * (3 if step in late else 1))
-    assert choice.settled
-    return choice
+    tuner = _tuner()
+    for step in range(TRIALS):
+        assert tuner.choice is None
+        tuner.took(seconds[next_way(tuner)] * (3 if step in late else 1))
+    assert tuner.choice is not None
+    return tuner
 
 
 @given(
-    st.sampled_from(WAYS), st.sets(st.integers(0, STEPS - 1), max_size=STEPS // 8), st.floats(1, 9)
+    st.sampled_from(WAYS),
+    st.sets(st.integers(0, TRIALS - 1), max_size=TRIALS // 8),
+    st.floats(1, 9),
 )
 def test_the_fastest_is_found_where_some_steps_are_held_up(
-    best: Way, late: set[int], others: float
+    best: Prefetch, late: set[int], others: float
 ) -> None:
     held = {step for step in late if step % 3}  # never all three runs of a way
     seconds = {way: 1.0 + 0.2 * others for way in WAYS} | {best: 1.0}
-    assert _chosen(seconds, held).next == best
+    assert next_way(_chosen(seconds, held)) == best
 
 
 @given(st.permutations(WAYS), st.floats(0.2, 3))
-def test_the_default_stays_where_none_is_clearly_faster(order: list[Way], spread: float) -> None:
-    least = 1 / (1 + CLOSE)
+def test_the_default_stays_where_none_is_clearly_faster(
+    order: list[Prefetch], spread: float
+) -> None:
+    least = 1 / (1 + 0.99 * SCHEDULE.close)
     seconds = {way: least + (1 - least) * min(i * spread / 9, 1) for i, way in enumerate(order)}
-    assert _chosen(seconds | {DEFAULT: 1.0}).next == DEFAULT
+    assert next_way(_chosen(seconds | {DEFAULT: 1.0})) == DEFAULT
 
 
 def test_every_way_is_tried_in_turn() -> None:
-    choice, tried = Choice(), []
+    tuner, tried = _tuner(), []
     for _ in WAYS:
-        tried.append(choice.next)
-        choice.took(1.0)
+        tried.append(next_way(tuner))
+        tuner.took(1.0)
     assert tried == list(WAYS)
 
 
 def test_a_choice_is_made_once() -> None:
-    choice = _chosen(dict.fromkeys(WAYS, 1.0) | {WAYS[3]: 0.5})
-    choice.took(100.0)
-    assert choice.next == WAYS[3]
+    tuner = _chosen(dict.fromkeys(WAYS, 1.0) | {WAYS[3]: 0.5})
+    tuner.took(100.0)
+    assert next_way(tuner) == WAYS[3]
 
 
 class _Program:
@@ -67,10 +80,10 @@ class _Program:
 
     def __init__(self, rows: list[int]) -> None:
         self.weights = [(64, 64, count) for count in rows]
-        self.told: list[Way] = []
+        self.told: list[Prefetch] = []
 
     def stream(self, *way: Any) -> None:
-        self.told.append(Way(*way))
+        self.told.append(Prefetch(*way))
 
     def run(self, given: list[int]) -> None:
         pass
@@ -82,7 +95,7 @@ class _Program:
 def test_few_rows_alone_choose(rows: list[int], chooses: bool) -> None:
     program: Any = _Program(rows)
     streaming = Streaming(program)
-    for _ in range(STEPS + 5):
+    for _ in range(TRIALS + 5):
         streaming.run([])
     assert {*program.told} == ({*WAYS} if chooses else set())
     assert not chooses or program.told[-1] == streaming.way
@@ -94,7 +107,7 @@ def test_each_number_of_threads_makes_its_own_choice() -> None:
     for threads in (1, 2, 1):
         with on_threads(threads):
             streaming.run([])
-    assert {n: len(c._seconds[DEFAULT]) for n, c in streaming.choices.items()} == {1: 1, 2: 1}
+    assert {n: next_way(t) for n, t in streaming.tuners.items()} == {1: WAYS[2], 2: WAYS[1]}
 
 
 @pytest.mark.parametrize("layout", [Layout(160), Layout(160, 8, 64, 64), Layout(160, 4, 64, 64, 1)])
@@ -114,7 +127,7 @@ def test_no_way_changes_a_bit(layout: Layout, rows: int) -> None:
         with on_isa(isa):
             program.stream("")
             (expected,) = runner(x)
-            for way in (*WAYS, Way("t0", 0), Way("nta", 1 << 20, 2)):
+            for way in (*WAYS, Prefetch("t0", 0), Prefetch("nta", 1 << 20, 2)):
                 program.stream(*way)
                 assert same_bits(runner(x)[0], expected), (isa, way)
 

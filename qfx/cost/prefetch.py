@@ -1,0 +1,44 @@
+"""Prefetch: the ways to fetch weights ahead of their use, and who tries which of them.
+
+The kernels of a machine have one way for all products, of weights of any size. A program tries more
+of them: it runs its own weights, and may take what would be wrong for others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+KERNELS, PROGRAMS = "kernels", "programs"
+
+
+class Prefetch(NamedTuple):
+    """Into which caches weights are fetched, how many bytes ahead of their use, and how many panels
+    side by side. The hint '' is for what is set for the kernels."""
+
+    hint: str
+    ahead: int = 0
+    streams: int = 1
+
+
+CANDIDATES: dict[Prefetch, tuple[str, ...]] = {
+    Prefetch("t0", 1024): (PROGRAMS,),  # for kernels weights of 16 MB take a fifth longer, 256 bits
+    Prefetch("t0", 2048): (KERNELS,),
+    Prefetch("t0", 4096): (KERNELS, PROGRAMS),
+    Prefetch("t0", 8192): (KERNELS,),
+    Prefetch("t1", 1024): (PROGRAMS,),
+    Prefetch("t1", 1024, 2): (PROGRAMS,),  # kernels are asked for the number of panels apart
+    Prefetch("t1", 2048): (KERNELS,),
+    Prefetch("t1", 4096): (KERNELS, PROGRAMS),
+    Prefetch("t1", 4096, 2): (PROGRAMS,),
+    Prefetch("t1", 8192): (KERNELS,),
+    Prefetch("nta", 2048): (KERNELS,),
+    Prefetch("nta", 4096): (KERNELS, PROGRAMS),
+    Prefetch("nta", 4096, 2): (PROGRAMS,),
+    Prefetch("nta", 8192): (KERNELS,),
+    Prefetch("nta", 16384): (PROGRAMS,),
+}
+STREAMS = (1, 2)
+
+
+def tried_for(who: str) -> tuple[Prefetch, ...]:
+    return tuple(way for way, tried in CANDIDATES.items() if who in tried)
