@@ -28,6 +28,7 @@ from qfx.cost.gpu import cost_of
 from qfx.cost.kinds import KINDS
 from qfx.cost.model import CostModel, Costs
 from qfx.cost.tuned import Tuned
+from qfx.io.kept import is_switch
 from qfx.rewriting import verifying
 from qfx.values.floats import FLOATS
 from tests.lib.costs import FIXED, FIXED_COSTS
@@ -89,6 +90,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     fixed costs, as if measured: so processes that tests start need not measure either."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name in filter(is_switch, [*os.environ]):
+            patch.delenv(name)
         _keep_fixed_costs()
         yield
 

@@ -1,9 +1,8 @@
 """What was measured once on this machine, kept on disk in a folder of the user's own.
 
-`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, MOST of
-them (qfx/io/disk_cache.py). The first line says how many processes have measured it: what did
-not settle, as on a busy machine, is measured again by the next one, TRIES times in all, and the
-best stays. Without a folder of the user's own nothing is kept.
+`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, kept as
+qfx/io/kept.py says. The first line says how many processes have measured it: what did not settle,
+as on a busy machine, is measured again by the next one, TRIES times in all, and the best stays.
 """
 
 from __future__ import annotations
@@ -13,21 +12,20 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 import qfx._C as _C
-from qfx.io.disk_cache import DiskCache, user_folder
+from qfx.io.kept import Kept
 
 log = logging.getLogger(__name__)
 
 FORMAT = 15  # of the files, and of what is measured
-MOST = 256  # files of a few kB
 TRIES = 3
 _OURS = re.compile(r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json")  # those of formats before 12 too
+TABLES = Kept("cost", "the cost tables", "", _OURS, 256, log)  # files of a few kB
 Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
 
 
@@ -52,46 +50,45 @@ def kept(kind: str, machine: Machine, read: Callable[[str], T], measure: Callabl
 
     `read` raises ValueError, KeyError or TypeError for a text that is none of it.
     """
-    cache = _cache()
-    if cache is None:
-        return measure()
-    key = _name(kind, *machine)
-    tries, before = 0, None
-    try:
-        first, _, text = cache.read(key).decode("utf-8").partition("\n")
-        tries, before = _count(first), read(text)
+    return TABLES.get(_Entry(kind, machine, read, measure))
+
+
+class _Entry(Generic[T]):
+    """A kind on a machine. `tries`, `before`: those of a file that did not settle."""
+
+    def __init__(
+        self, kind: str, machine: Machine, read: Callable[[str], T], measure: Callable[[], T]
+    ) -> None:
+        self._kind, self._machine, self._of_text, self._measure = kind, machine, read, measure
+        self._tries = 0
+        self._before: T | None = None
+
+    def key(self) -> str:
+        return _name(self._kind, *self._machine)
+
+    def read(self, data: bytes) -> T | None:
+        first, _, text = data.decode("utf-8").partition("\n")
+        tries, before = _count(first), self._of_text(text)
         if before.settled or tries >= TRIES:
             return before
-        log.info("%s: measured anew, as its spread was %.0f%%", kind, 100 * before.spread)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
-        log.info("%s: measured, as there is none: %s", kind, why)
-    measured = measure()
-    if before is not None and before.spread < measured.spread:
-        measured = before
-    try:
-        cache.write(key, f"{tries + 1}\n{measured.text()}".encode())
-    except (OSError, ValueError) as why:
-        log.warning("the cost model cannot be kept in %s: %s", cache.folder / key, why)
-    return measured
+        self._tries, self._before = tries, before
+        log.info("%s: measured anew, as its spread was %.0f%%", self._kind, 100 * before.spread)
+        return None
+
+    def make(self) -> T:
+        measured, before = self._measure(), self._before
+        if before is not None and before.spread < measured.spread:
+            return before
+        return measured
+
+    def written(self, value: T) -> bytes:
+        return f"{self._tries + 1}\n{value.text()}".encode()
 
 
 def _count(line: str) -> int:
     if re.fullmatch(r"[1-9]", line):
         return int(line)
     raise ValueError(f"it begins with {line[:40]!r}, not with how often it was measured")
-
-
-def _cache() -> DiskCache | None:
-    """Where tables are kept, or None, which the log says once."""
-    try:
-        return DiskCache(user_folder(), _OURS, MOST)
-    except (OSError, ValueError) as why:
-        return _none(str(why))
-
-
-@lru_cache
-def _none(why: str) -> None:
-    log.warning("the cost model is measured in each process, and not kept: %s", why)
 
 
 def _name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:

@@ -22,8 +22,8 @@ from qfx.generate.told import Teller, Unknown
 from qfx.host.modules import global_hooks
 from qfx.host.tensors import storage_id, watched
 from qfx.io.digest import digest_of, own_digest
+from qfx.io.kept import is_switch
 
-SWITCH = "QFX_PROGRAM_CACHE"
 _ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")  # what libraries read
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -90,7 +90,7 @@ def _surroundings() -> Iterator[str]:
     yield f"torch {torch.__version__} {torch.version.git_version}"
     yield f"transformers {transformers.__version__}"
     yield f"{sys.version} {sys.flags.optimize} {platform.machine()}"
-    read = {n: v for n, v in os.environ.items() if n.startswith(_ENVIRONMENT) and n != SWITCH}
+    read = {n: v for n, v in os.environ.items() if n.startswith(_ENVIRONMENT) and not is_switch(n)}
     yield repr(sorted(read.items()))
     cuda, backends = torch.backends.cuda, torch.backends
     yield repr(

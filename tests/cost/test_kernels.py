@@ -133,7 +133,7 @@ def test_a_file_that_is_none_is_measured_anew(
 ) -> None:
     measuring = Measuring(monkeypatch, 0.0, 0.0)
     measuring.in_new_process()
-    cache = disk._cache()
+    cache = disk.TABLES.cache()
     assert cache is not None and cache.folder == tmp_path / "qfx"
     (key,) = (path.name for path in cache.folder.iterdir())
     text = cache.read(key).decode()

@@ -21,6 +21,7 @@ from qfx.cost.gpu import GpuCost
 from qfx.cost.grid import LONGEST
 from qfx.cost.kinds import KINDS
 from qfx.cost.table import NEAR, Table
+from qfx.io import kept
 from tests.cost.test_gpu_plan import raw_table
 from tests.lib.costs import FIXED
 from tests.lib.mutations import mutated
@@ -101,7 +102,7 @@ def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    disk._none.cache_clear()
+    kept._warn.cache_clear()
     return tmp_path / "cache" / "qfx"
 
 
@@ -202,15 +203,20 @@ def test_without_a_folder_nothing_is_kept_and_the_log_says_so_once(
     with caplog.at_level(logging.WARNING, "qfx"):
         assert [ask()[1] for _ in range(3)] == [True] * 3
     (said,) = caplog.messages
-    assert said.startswith("the cost model is measured in each process, and not kept: ")
+    assert said.startswith("the cost tables are not kept on disk: ")
     assert not folder.is_dir() or not list(folder.iterdir())
+
+
+def test_it_is_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QFX_COST_CACHE", "0")
+    assert [ask()[1] for _ in range(2)] == [True] * 2 and not folder.exists()
 
 
 def test_what_was_not_of_use_for_longest_goes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables of earlier formats too."""
-    monkeypatch.setattr(disk, "MOST", 3)
+    monkeypatch.setattr(disk, "TABLES", replace(disk.TABLES, most=3))
     for age, kind in enumerate(("old", "older", "oldest")):
         ask(kind)
         path = folder / disk._name(kind, *MACHINE)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ from qfx.generate import model_programs, program_cache, program_key
 from qfx.generate.asked import Asked
 from qfx.generate.columns import columns
 from qfx.generate.layout import with_rings, without_rings
-from qfx.generate.program_key import SWITCH, key_of
+from qfx.generate.program_key import key_of
 from qfx.generate.told import Unknown
+from qfx.io import kept
 from tests.conftest import same_bits
 from tests.lib.decoders import decoder, ids
 
 LENGTH = 64
+SWITCH = program_cache.PROGRAMS.switch
 LAYOUTS = [
     with_rings(LENGTH, {"": 8}, [""] * 2),
     with_rings(4 * LENGTH, {"": 8}, [""] * 2),
@@ -424,7 +427,7 @@ def test_it_is_switched_off(
 def test_it_lies_with_what_else_qfx_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache = program_cache._cache()
+    cache = program_cache.PROGRAMS.cache()
     assert cache is not None and cache.folder == tmp_path / "qfx/programs"
 
 
@@ -435,16 +438,19 @@ def test_no_folder_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "file").touch()
+    kept._warn.cache_clear()
     for place in (tmp_path / "file/programs", Path("/proc/programs")):
         monkeypatch.setenv(SWITCH, str(place))
-        compiled()
-    assert made == [1, 1] and warnings_in(caplog) == []
+        for _ in range(2):
+            compiled()
+    told = warnings_in(caplog)
+    assert made == [1] * 4 and len(told) == 2 and "/proc/programs" in told[1]
 
 
 def test_those_that_were_not_read_for_longest_go(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program_cache, "MOST", 2)
+    monkeypatch.setattr(program_cache, "PROGRAMS", replace(program_cache.PROGRAMS, most=2))
     folder.mkdir(mode=0o700)
     for age, name in enumerate("cab"):
         (folder / (name * 64)).touch()
@@ -482,7 +488,7 @@ def test_a_second_process(folder: Path) -> None:
 
 def test_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find nothing and write the same file."""
-    model, cache = compiled(), program_cache._cache()
+    model, cache = compiled(), program_cache.PROGRAMS.cache()
     runner, held = model.forward.runners[1, 1, (), torch.float32], program_key._held(model)
     (path,) = folder.iterdir()
     assert cache is not None
@@ -490,7 +496,7 @@ def test_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def write() -> None:
         for _ in range(20):
-            program_cache._write(cache, path.name, runner, held)
+            cache.write(path.name, program_cache.written(runner, held))
             read.append(path.read_bytes())
 
     threads = [threading.Thread(target=write) for _ in range(4)]

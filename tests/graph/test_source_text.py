@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.dynamo_backend.backend import qfx as compile_graph
-from qfx.generate.program_key import SWITCH
+from qfx.generate.program_cache import PROGRAMS
 from qfx.host.source_text import _TEXTS
 from tests.lib.decoders import decoder, ids
 
@@ -79,7 +79,7 @@ KEPT_BY_TORCH = {
 
 @pytest.mark.parametrize("name", USES)
 def test_no_text_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(PROGRAMS.switch, "0")
     USES[name]()  # what is made once in a process
     before = names()
     for _ in range(3):
