@@ -64,14 +64,17 @@ def _weights(found: profile) -> int:
     few. Views that an operator takes of itself are not counted: only the operator is."""
     results: Any = found.profiler
     return sum(
-        sum(map(_size, event.shapes(), event.dtypes()))
+        sum(map(_size, event.structured_input_shapes(), event.dtypes()))
         for event in results.kineto_results.events()
         if event.name() in LINEARS
         or (event.name().startswith("qfx::") and "linear" in event.name())
     )
 
 
-def _size(shape: list[int], dtype: str) -> int:
+def _size(shape: list[Any], dtype: str) -> int:
+    """Of a list of tensors, which are those of packed weights, all."""
+    if dtype == "TensorList":
+        return sum(_size(each, "signed char") for each in shape)
     count = SIZES.get(dtype, 0) if shape else 0
     for size in shape:
         count *= size

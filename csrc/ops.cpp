@@ -30,6 +30,7 @@ STABLE_TORCH_LIBRARY(QFX_LIBRARY, m) {
   m.def("kv_attention(Tensor q, Tensor keys, Tensor key_scale, Tensor values, Tensor value_scale, Tensor? mask, float scale, SymInt length, ScalarType out_dtype, Tensor? block_table=None, float softcap=0.0) -> Tensor");
   m.def("linear(Tensor q, Tensor scale, Tensor zero_point, Tensor weight, SymInt[] layout, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("linear_dynamic(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, int[] code, str activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor");
+  m.def("linears(Tensor x, Tensor[] weight, SymInt[] layout, Tensor?[] bias, int[] code, str[] activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor[]");
   m.def("linear_float(Tensor x, Tensor weight, SymInt[] layout, Tensor? bias, str activation, ScalarType out_dtype) -> Tensor");
   m.def("linear_ste(Tensor x, Tensor? w, Tensor? bias, Tensor? x_step, Tensor? w_step, Tensor[] codes, Tensor weight, SymInt[] layout, int[] code, Tensor? seed, ScalarType out_dtype, Tensor? factor=None) -> Tensor");
   m.def("linear_guarded(Tensor x, Tensor w, Tensor weight, SymInt[] layout, Tensor error, Tensor? bias, float guard, str site, int[] code, str activation, ScalarType out_dtype, Tensor? factor=None) -> Tensor");

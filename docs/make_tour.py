@@ -170,14 +170,13 @@ def _tour() -> str:
     torch.manual_seed(0)
     gm = qfx.trace(Model(), torch.randn(6, 64))
     canonical, plan = qfx.rewrite(gm, CONFIG, canonical=True)
-    fused, noted = qfx.rewrite(gm, CONFIG)
+    fused, _ = qfx.rewrite(gm, CONFIG)
     blocks = {
         "captured": calls(gm),
         "sites": sites(gm),
         "plan": str(decide(match(gm), CONFIG, None)),
         "canonical": calls(canonical),
         "fused": calls(fused),
-        "noted": str(noted),
         "refused": refused(),
         **compiled(),
         **arithmetic(),

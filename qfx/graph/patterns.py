@@ -142,10 +142,19 @@ def _defaults(target: Any) -> dict[int, Any]:
 
 
 def _whole(node: fx.Node, count: int) -> tuple[Any, ...]:
-    """Its arguments, with defaults up to `count` of them."""
-    defaults, given = _defaults(node.target), node.args
-    more = range(len(given), count)
-    return (*given, *(defaults[i] for i in more)) if all(i in defaults for i in more) else given
+    """Its arguments in their order, those by name too, with defaults up to `count` of them."""
+    named, given = _named(node), node.args
+    known = _defaults(node.target) | named
+    more = range(len(given), max([count, *(place + 1 for place in named)]))
+    return (*given, *(known[i] for i in more)) if all(i in known for i in more) else given
+
+
+def _named(node: fx.Node) -> dict[int, Any]:
+    """The arguments that an operator's call says by name, by their places."""
+    if not node.kwargs or not isinstance(node.target, OpOverload):
+        return {}
+    names = [argument.name for argument in schema(node.target).arguments]
+    return {names.index(name): value for name, value in node.kwargs.items()}
 
 
 def _argument(tree: ast.expr, bound: Bound) -> Any:

@@ -160,6 +160,22 @@ def written_constants(gm: fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]
     return lambda arguments: [*attributes, *(arguments[i] for i in at)]
 
 
+def changed_between(first: fx.Node, last: fx.Node, read: Sequence[fx.Node]) -> fx.Node | None:
+    """A node between these two of a graph that may modify one of the tensors `read`: through a
+    view, or through another input of the graph, as two may share their memory."""
+    roots = {_root(node) for node in read}
+    memory = {_storage(root) for root in roots} - {None}
+    given = any(root.op == "placeholder" for root in roots)
+    node = first.next
+    while node is not last:
+        for written in map(_root, written_inputs(node)):
+            shares = given and written.op == "placeholder"
+            if shares or written in roots or _storage(written) in memory:
+                return node
+        node = node.next
+    return None
+
+
 def _storage(node: fx.Node) -> int | None:
     recorded = value(node)
     if not isinstance(recorded, torch.Tensor):

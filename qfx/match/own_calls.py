@@ -17,7 +17,7 @@ from qfx.graph.views import View
 from qfx.host.operators import schema
 from qfx.match.base import FLOAT, Match, Size
 from qfx.ops.code import Code
-from qfx.ops.layout import Layout
+from qfx.ops.layout import Layout, each_layout
 from qfx.values.scheme import PER_ROW, PER_TENSOR, QSpec, Scheme
 
 Sizes = tuple[Size | None, Size | None, Size | None, Size | None]  # batch, M, K, N
@@ -57,7 +57,7 @@ def own_call(node: fx.Node, path: str) -> OwnCall | None:
     batch, m, k, n = row.sizes(seen, _seen(node), arguments)
     token = str(node.meta.get(SCHEME) or row.token(arguments))
     codes = seen is None or not seen.is_floating_point()
-    gemm = row.gemm and ("layout" not in arguments or _layout(arguments).one_scale)
+    gemm = row.gemm and all(layout.one_scale for layout in _layouts(arguments))
     return OwnCall(
         node=node, path=path, token=token, gemm=gemm, operand=None if codes else left,
         stored=_stored(arguments),
@@ -88,9 +88,11 @@ def _seen(node: Any) -> Tensor | None:
 
 
 def _stored(a: Arguments) -> int | None:
-    """The bytes of the packed weight, where the call has one."""
-    weight = _seen(a.get("weight", a.get("packed")))
-    return None if weight is None else weight.numel() * weight.element_size()
+    """The bytes of the packed weights, where the call has any."""
+    given = a.get("weight", a.get("packed"))
+    weights = [_seen(each) for each in (given if isinstance(given, list | tuple) else [given])]
+    known = [weight.numel() * weight.element_size() for weight in weights if weight is not None]
+    return sum(known) if len(known) == len(weights) else None
 
 
 # --- sizes ---
@@ -102,6 +104,14 @@ def _linear(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
     if x is None or y is None:
         return _UNKNOWN
     return None, math.prod(x.shape[:-1]), x.shape[-1], y.shape[-1]
+
+
+def _several(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
+    """As one product by the rows of all weights."""
+    rows = [layout.n for layout in _layouts(a)]
+    if x is None or not all(isinstance(n, int) for n in rows):
+        return _UNKNOWN
+    return None, math.prod(x.shape[:-1]), x.shape[-1], sum(rows)
 
 
 def _batched(x: Tensor | None, y: Tensor | None, a: Arguments) -> Sizes:
@@ -127,14 +137,17 @@ def _named(node: fx.Node) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _layout(a: Arguments) -> Layout:
-    return Layout(*a["layout"])
+def _layouts(a: Arguments) -> list[Layout]:
+    return each_layout(a.get("layout", ()))
 
 
-def _weight(a: Arguments) -> QSpec:
-    layout = _layout(a)
-    packed = layout.bits != 8
-    return QSpec(layout.bits, not layout.shift, group=layout.scale_group, packed=packed)
+def _weight(a: Arguments) -> QSpec | str:
+    """The spec that the weights have in common, or `?`."""
+    specs = {
+        QSpec(said.bits, not said.shift, group=said.scale_group, packed=said.bits != 8)
+        for said in _layouts(a)
+    }
+    return specs.pop() if len(specs) == 1 else "?"
 
 
 def _spec(a: Arguments) -> QSpec:
@@ -145,7 +158,7 @@ def _spec(a: Arguments) -> QSpec:
     return QSpec(code.bits, bool(code.symmetric), axes, code.group, static)
 
 
-def _token(x: object, w: QSpec, rotation: int = 0) -> str:
+def _token(x: object, w: object, rotation: int = 0) -> str:
     return f"x{x}_w{w}{f'_h{rotation}' * bool(rotation)}"
 
 
@@ -173,7 +186,7 @@ def _codes(a: Arguments) -> Any:
     return a["codes"][0] if "codes" in a else a["q"] if "q" in a else a["a_q"]
 
 
-def _of_codes(a: Arguments, w: QSpec | None = None) -> str:
+def _of_codes(a: Arguments, w: QSpec | str | None = None) -> str:
     """x as the operator says that made the codes."""
     operand, w = _codes(a), w or QSpec()
     made: Any = operand.args[0] if operand.target is getitem else operand
@@ -189,7 +202,7 @@ def _of_linear(a: Arguments) -> str:
 
 def _of_training(a: Arguments) -> str:
     w_bits, per_tensor = a["code"][len(Code._fields) :]
-    whole = _layout(a).one_scale
+    whole = all(layout.one_scale for layout in _layouts(a))
     axes = PER_TENSOR if per_tensor else PER_ROW
     return _of_codes(a, QSpec(w_bits, axes=axes) if whole else _weight(a))
 
@@ -208,6 +221,7 @@ _ROWS = _by_target(
     linear=_Says(_Q, _linear, _of_linear),
     linear_requantize=_Says(_Q, _linear, _of_linear),
     linear_dynamic=_Says(_X, _linear, _dynamic),
+    linears=_Says(_X, _several, _dynamic),
     linear_guarded=_Says(_X, _linear, _dynamic),
     linear_ste=_Says(_codes, _linear, _of_training),
     linear_float=_Says(_X, _linear, _weight_only, gemm=False),

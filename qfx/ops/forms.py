@@ -59,6 +59,7 @@ class Call:
 QUANTIZE = Call(ops.quantize.default)
 LINEAR = Call(ops.linear.default)
 DYNAMIC = Call(ops.linear_dynamic.default)
+LINEARS = Call(ops.linears.default)
 FLOAT = Call(ops.linear_float.default)
 STE = Call(ops.linear_ste.default)
 GUARDED = Call(ops.linear_guarded.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qfx.values.scheme import QSpec
@@ -33,6 +34,12 @@ class Layout(NamedTuple):
     def scales(self, k: Any) -> Any:
         """The number of scales of a row of k elements."""
         return -(-k // self.scale_group) if self.scale_group else 1
+
+
+def each_layout(numbers: Sequence[Any]) -> list[Layout]:
+    """The layouts of several weights, whose numbers `linears` is given one after the other."""
+    count = len(Layout._fields)
+    return [Layout(*numbers[i : i + count]) for i in range(0, len(numbers), count)]
 
 
 def layout_of(spec: QSpec, group: int, n: Any) -> list[Any]:

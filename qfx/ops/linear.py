@@ -1,5 +1,5 @@
-"""Linears of packed weights: int8_mm, linear, linear_dynamic, linear_float, linear_requantize.
-References, fakes, gradients. docs/numerics.md (E1) (E3) (E4) (W1) (W3)."""
+"""Linears of packed weights: int8_mm, linear, linear_dynamic, linears, linear_float,
+linear_requantize. References, fakes, gradients. docs/numerics.md (E1) (E3) (E4) (W1) (W3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qfx.graph.activations import activate
-from qfx.ops.layout import Layout
+from qfx.ops.layout import Layout, each_layout
 from qfx.ops.quantize import dequantize, quantize
 from qfx.ops.registry import fake, linear_fake, no_gradient, reference
 from qfx.ops.sums import chains, fma, of_groups, sums_of_groups
@@ -101,6 +101,42 @@ def linear_dynamic(
 
 
 @reference
+def linears(
+    x: Tensor,
+    weight: Sequence[Tensor],
+    layout: Sequence[int],
+    bias: Sequence[Tensor | None],
+    code: Sequence[int],
+    activation: Sequence[str],
+    out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+) -> list[Tensor]:
+    """linear_dynamic by each of several weights: x [..., K] float -> a list of out_dtype [..., N].
+
+    x is quantized once. `layout`: the five numbers of each weight. The weights are ones for x
+    transformed by `factor` [K] and the code's rotation (R1).
+    """
+    codes = quantize(x, code, factor=factor)
+    each = zip(weight, each_layout(layout), bias, activation, strict=True)
+    return [linear(*codes, w, said, b, act, out_dtype) for w, said, b, act in each]
+
+
+@fake("linears")
+def _(
+    x: Tensor,
+    weight: Sequence[Tensor],
+    layout: Sequence[int],
+    bias: Sequence[Tensor | None],
+    code: Sequence[int],
+    activation: Sequence[str],
+    out_dtype: torch.dtype,
+    factor: Tensor | None = None,
+) -> list[Tensor]:
+    rows = x.shape[:-1]
+    return [x.new_empty((*rows, said.n), dtype=out_dtype) for said in each_layout(layout)]
+
+
+@reference
 def linear_float(
     x: Tensor,
     weight: Tensor,
@@ -170,4 +206,5 @@ def _(
 for _name in ("linear", "linear_dynamic", "linear_float"):
     linear_fake(_name)
     no_gradient(_name)
-no_gradient("linear_requantize")
+for _name in ("linears", "linear_requantize"):
+    no_gradient(_name)

@@ -6,7 +6,7 @@ operator lacks one of its parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def _tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among the arguments, and in lists of them."""
     for argument in arguments:
         if isinstance(argument, Tensor):
@@ -82,12 +82,18 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     """
     op = getattr(torch.ops.qfx, name).default
     defaults = [argument.default_value for argument in schema(op).arguments]
+    takes_lists = any(_is_of_tensors(argument.type) for argument in schema(op).arguments)
+    gives_list = any(_is_of_tensors(result.type) for result in schema(op).returns)
 
-    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+    def forward(ctx: Any, how: tuple[Any, int], *given: Any) -> Any:
+        """`how`: the keyset and the number of arguments, behind which stand the tensors of those
+        that are lists: autograd sees tensors that are arguments or results themselves alone."""
+        keyset, count = how
+        args, ctx.in_lists = given[:count], len(given) - count
         output = redispatch_below(op, keyset, args)
         # torch leaves out trailing arguments at their default
-        setup(ctx, (*args, *defaults[len(args) :]), output)
-        return output
+        setup(ctx, (*args, *defaults[count:]), output)
+        return tuple(output) if gives_list else output
 
     def backward(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():
@@ -95,7 +101,7 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
                 f"qfx::{name} has no second derivative: {WHY_FIRST_ORDER}; call backward or grad "
                 "with create_graph=False"
             )
-        return None, *formula(ctx, *grads)
+        return None, *formula(ctx, *grads), *[None] * ctx.in_lists
 
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(f"BackwardOf_{name}", (torch.autograd.Function,), parts)
@@ -103,11 +109,18 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     def kernel(keyset: Any, *args: Any) -> Any:
         if in_forward_mode():
             refuse_tangents(f"qfx::{name}", args)
-        if torch.is_grad_enabled() and any_requires_grad(*args):
-            return function.apply(keyset, *args)
+        in_lists = [*_tensors(a for a in args if isinstance(a, list))] if takes_lists else []
+        if torch.is_grad_enabled() and any_requires_grad(*args, *in_lists):
+            output = function.apply((keyset, len(args)), *args, *in_lists)
+            return list(output) if gives_list else output
         return redispatch_below(op, keyset, args)
 
     _AUTOGRAD.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def _is_of_tensors(kind: Any) -> bool:
+    """Whether this type is a list of tensors, some perhaps absent."""
+    return str(kind) in ("List[Tensor]", "List[Optional[Tensor]]")
 
 
 INSTEAD = "use qfx::linear_ste where gradients are needed, as the qfx backend does by itself"
@@ -126,10 +139,10 @@ def no_gradient(name: str, instead: str = INSTEAD) -> None:
     NO_GRADIENT.append(name)
 
 
-def refuse_tangents(what: str, arguments: Sequence[Any]) -> None:
+def refuse_tangents(what: str, arguments: Iterable[Any]) -> None:
     """Raises NotImplementedError when an argument carries a forward-mode tangent."""
     for i, argument in enumerate(arguments):
-        if isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
+        if any(forward_ad.unpack_dual(t).tangent is not None for t in _tensors([argument])):
             raise NotImplementedError(
                 f"{what}: argument {i} carries a forward-mode tangent, which int8 operators cannot "
                 "propagate; run this computation in float"

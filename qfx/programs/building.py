@@ -24,7 +24,6 @@ from qfx.host.tensors import storage_key, tree_leaves
 from qfx.programs.constant_index import slice_constant_indices
 from qfx.programs.emitting import EMIT, Emitter, Outside, Step, argument
 from qfx.programs.inputs import View
-from qfx.programs.joining import joined
 from qfx.programs.lookups import as_embeddings
 from qfx.programs.memory import lay_out
 from qfx.programs.running import Call, Part, Run, Runner
@@ -109,7 +108,6 @@ class _Builder:
 
     def runner(self) -> Runner:
         steps = self._needed([s for n in self.gm.graph.nodes for s in self._steps(n)])
-        steps = joined(steps, [region for _, region in self.emitter.writes])
         for number, step in enumerate(steps):
             for region in step.regions:
                 region.used_at(number)
@@ -127,8 +125,8 @@ class _Builder:
         if done or not called or known or self._is_view(node):
             return []
         instructions = self._instructions(node)
-        self.emitter.write(node, [r for n in _written(node) for r in self._regions(n)])
-        step = Step(self.emitter.ends.get(node, node), instructions)
+        ends = [self.emitter.ends[n] for n in (node, *node.users) if n in self.emitter.ends]
+        step = Step(node, instructions, [r for n in (node, *ends) for r in self._regions(n)])
         if instructions is None:
             for each in (node, *node.all_input_nodes):
                 step.regions += self._regions(each)
@@ -139,7 +137,7 @@ class _Builder:
 
     def _instructions(self, node: fx.Node) -> list[Instruction] | None:
         emit = EMIT.get(node.target)
-        self.emitter.made = []
+        self.emitter.made, ends = [], dict(self.emitter.ends)
         value = self.values[node]
         if isinstance(value, Tensor) and value.numel() == 0 and not _acts(node):
             return []
@@ -148,7 +146,7 @@ class _Builder:
         try:
             emit(self.emitter, node)
         except Outside:
-            self.emitter.ends.pop(node, None)
+            self.emitter.ends = ends
             return None
         return self.emitter.made
 
@@ -161,11 +159,11 @@ class _Builder:
         return {r for n in node.all_input_nodes for r in self._regions(n)}
 
     def _needed(self, steps: list[Step]) -> list[Step]:
-        """Without those whose results nobody reads, as of the codes of a linear that quantizes."""
+        """Without those whose results nobody reads."""
         read = {r for n in self.output.all_input_nodes for r in self._regions(n)}
         kept = []
         for step in reversed(steps):
-            if _acts(step.node) or any(r in read for r in self._regions(step.node)):
+            if _acts(step.node) or any(r in read for r in step.results):
                 read.update(step.regions)
                 kept.append(step)
         return kept[::-1]

@@ -36,10 +36,12 @@ class Outside(Exception):
 
 @dataclass
 class Step:
-    """A node and what becomes of it: instructions, or None where PyTorch runs it."""
+    """A node and what becomes of it: instructions, or None where PyTorch runs it. `regions`: all
+    that it needs; `results`: those in which what it gives lies."""
 
     node: fx.Node
     instructions: list[Instruction] | None
+    results: list[Region]
     regions: list[Region] = field(default_factory=list)
 
 
@@ -51,28 +53,18 @@ class Emitter:
         self.made: list[Instruction] = []
         self.numbers: dict[str, Region] = {}  # as they are written: 0.0 is not -0.0
         self.ends: dict[fx.Node, fx.Node] = {}  # a node -> the later one that it computes too
-        self.writes: list[tuple[fx.Node, Region]] = []
 
     def __call__(self, name: str, *parts: Any) -> None:
         self.made.append((OPERATIONS.index(name), *parts))
-
-    def write(self, node: fx.Node, regions: Sequence[Region]) -> None:
-        """Remembers what the node writes to."""
-        self.writes += [(node, region) for region in regions]
-
-    def written_since(self, node: fx.Node, what: fx.Node) -> bool:
-        """Whether a tensor may have changed behind a node. Inputs may share their memory."""
-        read = self.regions[storage_key(self.values[what])]
-        return any(
-            node < writer and (region is read or region.kind is read.kind is Kind.GIVEN)
-            for writer, region in self.writes
-        )
 
     def of(self, what: Any, dtype: torch.dtype | None = torch.float32) -> Operand:
         """That of a node, or of a number as float32."""
         if isinstance(what, int | float):
             return self._number(float(what))
-        value = self.values[what]
+        return self.of_value(self.values[what], dtype)
+
+    def of_value(self, value: Any, dtype: torch.dtype | None = torch.float32) -> Operand:
+        """That of what a node gives, or of a part of it."""
         if not isinstance(value, Tensor) or value.ndim > MOST_AXES:
             raise Outside
         if dtype is not None and value.dtype != dtype:

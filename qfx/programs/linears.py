@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from qfx.graph.activations import ACTIVATIONS
 from qfx.host.operators import schema
@@ -23,49 +23,45 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return known | dict(zip(known, node.args, strict=False)) | dict(node.kwargs)
 
 
-def quantization(e: Emitter, node: fx.Node) -> dict[str, Any]:
-    """The arguments of the `quantize` whose codes, scales and zero points a linear reads, where it
-    finds the scales itself and what it reads is the same still."""
-    given = arguments(node)
-    parts = [given[name] for name in ("q", "scale", "zero_point")]
-    if not all(isinstance(p, fx.Node) and p.target is operator.getitem for p in parts):
-        raise Outside
-    sources = {part.args[0] for part in parts}
-    if len(sources) != 1 or [part.args[1] for part in parts] != [0, 1, 2]:
-        raise Outside
-    (source,) = sources
-    if source.target is not ops.quantize.default:
-        raise Outside
-    how = arguments(source)
-    if how["scale"] is not None or how["seed"] is not None:
-        raise Outside
-    read = [*parts, how["x"], *([] if how["factor"] is None else [how["factor"]])]
-    if any(e.written_since(source, each) for each in read):
-        raise Outside
-    return how
-
-
-def _quantized(e: Emitter, how: dict[str, Any]) -> tuple[Any, ...]:
-    """What an instruction is told first: `Quantized` in csrc/cpu/program/linears.cpp."""
-    factor = how["factor"]
-    parts = [e.whole(how["x"]), *([0] if factor is None else [1, e.whole(factor)])]
-    return (*parts, *Code(*how["code"]))
-
-
 def _linear(e: Emitter, node: fx.Node) -> None:
     given = arguments(node)
-    how = quantization(e, node) if "q" in given else given
-    e("linear", *_quantized(e, how), 1, *_told(e, node, given))
+    weight, bias, activation = given["weight"], given["bias"], given["activation"]
+    args = _linear_args(e, node, e.values[node], weight, bias, activation)
+    e("linear", *_quantization(e, given), 1, *args)
 
 
-def _told(e: Emitter, node: fx.Node, given: dict[str, Any]) -> tuple[Any, ...]:
-    """Of one weight: `Told`."""
-    end, activation = _activated(node, given["activation"])
-    if end is not node:
-        e.ends[node] = end
-    bias = [0] if given["bias"] is None else [1, e.whole(given["bias"])]
-    weight = _constant(e, given["weight"], torch.int8)
-    return (e.of(end), *bias, list(ACTIVATIONS).index(activation), weight)
+def _linears(e: Emitter, node: fx.Node) -> None:
+    given, results = arguments(node), e.values[node]
+    parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    each = zip(given["weight"], given["bias"], given["activation"], strict=True)
+    args = [
+        _linear_args(e, parts.get(i), results[i], *operands)
+        for i, operands in enumerate(each)
+        if results[i].numel()
+    ]
+    if args:
+        e("linear", *_quantization(e, given), len(args), *(part for own in args for part in own))
+
+
+def _quantization(e: Emitter, given: dict[str, Any]) -> tuple[Any, ...]:
+    """What an instruction begins with: `Quantization` in csrc/cpu/program/linears.cpp."""
+    factor = given["factor"]
+    parts = [e.whole(given["x"]), *([0] if factor is None else [1, e.whole(factor)])]
+    return (*parts, *Code(*given["code"]))
+
+
+def _linear_args(
+    e: Emitter, node: fx.Node | None, result: Tensor, weight: Any, bias: Any, activation: str
+) -> tuple[Any, ...]:
+    """One weight and where its products go: `LinearArgs` there. `node`: the one that stands for
+    `result`, if any does."""
+    if node is not None:
+        end, activation = _activated(node, activation)
+        if end is not node:
+            e.ends[node], result = end, e.values[end]
+    added = [0] if bias is None else [1, e.whole(bias)]
+    packed = _constant(e, weight, torch.int8)
+    return (e.of_value(result), *added, list(ACTIVATIONS).index(activation), packed)
 
 
 def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
@@ -87,4 +83,4 @@ def _constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
     return found
 
 
-EMIT |= {ops.linear_dynamic.default: _linear, ops.linear.default: _linear}
+EMIT |= {ops.linear_dynamic.default: _linear, ops.linears.default: _linears}

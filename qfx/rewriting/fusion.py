@@ -3,7 +3,8 @@
     found in the graph  ->  what takes its place, unless a condition refuses it
 
 The rules are tried in their order on every node, the first that applies is taken. Where one fits
-and is refused, the plan says why. On a GPU Inductor fuses what stands between operators: there what
+and is refused, the plan says why. Then linears of one input become one call
+(`qfx.rewriting.shared_inputs`). On a GPU Inductor fuses what stands between operators: there what
 quantizes without a rotation becomes the aten operators of `qfx.rewriting.aten_quantization`, and
 `linear` reads its codes (docs/decisions/0013-quantization-on-cuda-is-aten.md).
 """
@@ -16,21 +17,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from qfx.graph.capture import device, graphs, value
+from qfx.graph.capture import device, graphs
 from qfx.graph.faults import at
 from qfx.graph.patterns import Bound, Pattern, Template, calls
+from qfx.graph.writes import changed_between
 from qfx.host.nodes import is_erased
 from qfx.ops.code import Code
-from qfx.ops.forms import DYNAMIC
+from qfx.ops.forms import DYNAMIC, LINEAR
 from qfx.rewriting.aten_quantization import inline, inlined
 from qfx.rewriting.canonical import erase, finish
 from qfx.rewriting.codes import emit
-from qfx.rewriting.notation import OF_MODEL, pattern, template
+from qfx.rewriting.notation import OF_MODEL, Notes, pattern, template
+from qfx.rewriting.shared_inputs import runs_several, share_inputs
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 
-Notes = dict[int, list[str]]  # by the place of a match in the plan: what became of it, in words
 Refusal = Callable[[fx.Node, Bound], str | None]
 
 
@@ -62,6 +64,7 @@ def fuse(gm: fx.GraphModule) -> Notes:
                 if not is_erased(node):
                     with at(node):
                         _first(graph, node, rules, notes)
+        share_inputs(graph, notes)
         for node in list(graph.nodes):
             if not is_erased(node) and calls(node, torch.ops.qfx.quantize.default):
                 with at(node):
@@ -88,7 +91,7 @@ def _first(graph: fx.Graph, node: fx.Node, rules: tuple[Rule, ...], notes: Notes
 def _apply(graph: fx.Graph, root: fx.Node, make: Template, bound: Bound) -> None:
     arguments = make.arguments(bound)
     if root.target is make.target:
-        former, root.args = root.all_input_nodes, arguments
+        former, root.args, root.kwargs = root.all_input_nodes, arguments, {}
         for node in former:
             erase(graph, node, down_to=set())
         return
@@ -128,11 +131,19 @@ def _is_turned(root: fx.Node, bound: Bound) -> str | None:
 
 
 def _codes_are_shared(root: fx.Node, bound: Bound) -> str | None:
-    """By several matmuls; but one row a CPU quantizes in less time than a call takes."""
-    readers = len(bound.get("acc", root).args[0].users)
-    if readers == 1 or (_one_row(root) and device(bound["t"]).type == "cpu"):
+    """By several matmuls; but linears that quantize the same may become one call later."""
+    readers = bound.get("acc", root).args[0].users
+    together = runs_several(bound["t"], bound["weight"])
+    if len(readers) == 1 or (together and all(calls(r, *_LINEARS) for r in readers)):
         return None
-    return f"{readers} matmuls read its codes"
+    return f"{len(readers)} matmuls read its codes"
+
+
+def _floats_change(root: fx.Node, bound: Bound) -> str | None:
+    """Before it would quantize them itself."""
+    read = [node for node in (bound["x"], bound["factor"]) if node is not None]
+    writer = changed_between(bound["t"], bound.get("acc", root), read)
+    return f"{writer} may write to what its codes are of" if writer else None
 
 
 def _has_no_kernel(root: fx.Node, bound: Bound) -> str | None:
@@ -148,11 +159,6 @@ def _factors_are_shared(root: fx.Node, bound: Bound) -> str | None:
     return None if all(len(n.users) == 1 for n in parts) else "another matmul reads its codes"
 
 
-def _one_row(y: fx.Node) -> bool:
-    known = value(y)
-    return isinstance(known, Tensor) and all(type(s) is int and s == 1 for s in known.shape[:-1])
-
-
 # --- rules ---
 
 _LINEAR = "dequantize(acc, t[1], None, weight_scale(weight, n), bias, activation, out_dtype)"
@@ -162,7 +168,8 @@ _OF_TURNED = "quantize(turned, [bits, symmetric, per_tensor, group, 0], scale, z
 _TURNING = template(
     "quantize(x, [bits, symmetric, per_tensor, group, rotation], scale, zero_point, seed, factor)"
 )
-_DYNAMIC = (_is_inlined, _has_no_kernel, _codes_are_shared)
+_LINEARS = (torch.ops.qfx.int8_mm.default, LINEAR.operator)
+_DYNAMIC = (_is_inlined, _has_no_kernel, _codes_are_shared, _floats_change)
 
 
 def _axes(bound: Bound) -> Bound:
@@ -190,7 +197,7 @@ RULES: tuple[tuple[Rule, ...], ...] = (
         ),
     ),
     (
-        Rule(  # one matmul reads the codes, or they are those of one row
+        Rule(  # one matmul reads the codes, or linears that quantize for themselves
             pattern(_LINEAR, acc=_MM, t=_QUANTIZE),
             template(
                 "linear_dynamic(x, weight, [n, 8, 0, 0, 0], bias, code, activation, out_dtype, "

@@ -12,6 +12,7 @@ ops = torch.ops.qfx
 CODES = (ops.quantize.default, ops.linear_requantize.default)
 INLINED = "qfx_inlined"  # metadata of aten nodes: which part of which quantization they compute
 OF_MODEL = "qfx_match"  # metadata: the place in the plan of the match that a node computes
+Notes = dict[int, list[str]]  # by the place of a match in the plan: what became of it, in words
 
 
 class _Calls(dict[str, tuple[Any, ...]]):

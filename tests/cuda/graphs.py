@@ -13,7 +13,7 @@ from qfx.graph.capture import value
 
 def as_if_built(patch: pytest.MonkeyPatch) -> None:
     """This build counts as one with CUDA kernels, of those operators that have them."""
-    without = ("attention", "guarded", "append", "cut_weight")
+    without = ("attention", "guarded", "append", "cut_weight", "linears")
     has = lambda name, key: not (key == "CUDA" and any(word in name for word in without))  # noqa: E731
     patch.setattr(_C, "cuda_architectures", lambda: ["90a"])
     patch.setattr("qfx.host.operators.has_kernel", has)

@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import qfx
 from tests.fuzz.changes import halve
@@ -29,7 +30,7 @@ from tests.fuzz.graphs import QUANTIZED, Interpreter, Program
 from tests.fuzz.held import PUT_ON, found
 from tests.lib.bounds import TINY, UNIT, Known
 
-LINEAR = tuple(f"qfx::linear{form}" for form in ("", "_dynamic", "_float", "_ste"))
+LINEAR = tuple(f"qfx::linear{form}" for form in ("", "_dynamic", "_float", "_ste", "s"))
 BMM = ("qfx::int8_bmm", "qfx::int8_bmm_dynamic")
 ATTENTION = ("qfx::int8_attention",)
 
@@ -154,11 +155,19 @@ class Ran(NamedTuple):
 
 def counting(function: Callable[..., Any], arguments: Sequence[Tensor]) -> tuple[Any, Ran]:
     """The result, and what ran in int8."""
-    with torch.autograd.profiler.profile(use_kineto=False) as trace:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
         result = function(*arguments)
-    events = trace.key_averages()
+    recorded: Any = trace.profiler
+    events = recorded.kineto_results.events()
     groups = (LINEAR, BMM, ATTENTION)
-    return result, Ran(*(sum(e.count for e in events if e.key in names) for names in groups))
+    found = (sum(_matmuls(e) for e in events if e.name() in names) for names in groups)
+    return result, Ran(*found)
+
+
+def _matmuls(event: Any) -> int:
+    """How many an operator is: `linears` has a list of weights."""
+    several = event.name() == "qfx::linears"
+    return len(event.structured_input_shapes()[1]) if several else 1
 
 
 def _compare_counts(p: Program, ran: Ran, inner: str) -> None:

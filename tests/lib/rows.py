@@ -194,6 +194,18 @@ def _dynamic(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (*operands, bias, row.code, row.activation, row.out_dtype, _factor(row, g))
 
 
+def _several(row: Row, g: torch.Generator) -> tuple[Any, ...]:
+    """Weights of other sizes than the row's too, some without a bias, one in few bits."""
+    x, few = _x(row, g), {} if row.x_groups else {"w_bits": 4, "group": 32, "shift": MINIMUMS}
+    rows = (row, replace(row, n=row.n + 3, bias=False), replace(row, n=row.n // 2 + 1, **few))  # type: ignore[arg-type]
+    packed = [_packed(each, g) for each in rows]
+    layouts = [number for _, layout in packed for number in layout]
+    biases = [_bias(each, g) for each in rows]
+    activations = [row.activation, "relu", "none"]
+    end = (row.code, activations, row.out_dtype, _factor(row, g))
+    return (x, [weight for weight, _ in packed], layouts, biases, *end)
+
+
 def _float(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     return (_x(row, g), *_packed(row, g), *_tail(row, g))
 
@@ -392,6 +404,7 @@ BUILDERS: dict[str, Callable[[Row, torch.Generator], tuple[Any, ...]]] = {
     "kv_attention": _kv_attention,
     "linear": _linear,
     "linear_dynamic": _dynamic,
+    "linears": _several,
     "linear_float": _float,
     "linear_requantize": _requantize,
     "linear_ste": _ste,
@@ -414,7 +427,8 @@ _LAYOUTS = (_OF_ROWS, _SHIFTED, _LOW_BIT)
 # What an operator does in kinds of its own: rows of it are rows of each.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     **dict.fromkeys(
-        ("pack_weight", "unpack_weight", "linear", "linear_dynamic", "linear_ste"), _LAYOUTS
+        ("pack_weight", "unpack_weight", "linear", "linear_dynamic", "linears", "linear_ste"),
+        _LAYOUTS,
     ),
     "cut_weight": (_OF_ROWS, _SHIFTED, _LOW_BIT, {**_LOW_BIT, "symmetric": True}),
     "linear_guarded": (_OF_ROWS, _SHIFTED),
@@ -439,7 +453,7 @@ def _is_one(fields: dict[str, Any]) -> bool:
     return not (fields.get("given") == "seed" and fields.get("rotation"))
 
 
-_TRANSFORMED = ("rotate", "quantize", "linear_dynamic", "linear_ste", "linear_guarded")
+_TRANSFORMED = ("rotate", "quantize", "linear_dynamic", "linears", "linear_ste", "linear_guarded")
 _SHAPES = (
     {"leading": (1,), "k": 16, "n": 32},
     {"leading": (13,), "k": 65, "n": 31},
@@ -453,10 +467,12 @@ _SHAPES = (
     {"leading": (300,), "k": 33, "n": 40},  # more rows than a row block
 )
 _ARRANGING = (
-    "int8_mm", "linear", "linear_dynamic", "linear_requantize", "linear_ste", "linear_guarded",
-    "binary_mm", "binary_linear",
+    "int8_mm", "linear", "linear_dynamic", "linears", "linear_requantize", "linear_ste",
+    "linear_guarded", "binary_mm", "binary_linear",
 )  # fmt: skip
-_QUANTIZED = ("quantize", "fake_quantize", "linear_dynamic", "int8_bmm_dynamic", "linear_guarded")
+_QUANTIZED = (
+    "quantize", "fake_quantize", "linear_dynamic", "linears", "int8_bmm_dynamic", "linear_guarded",
+)  # fmt: skip
 _ROWWISE = (*_QUANTIZED, "dequantize", "int8_mm", "int8_bmm", "linear")
 _FLOAT_OUT = ("dequantize", "linear", "linear_dynamic", "linear_float", "binary_linear")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -524,6 +540,7 @@ ROWS += [
         ("linear", {"x_groups": True, "w_rows": True}),
         ("linear_dynamic", {}),
         ("linear_dynamic", {"x_groups": True, "bits": 5}),
+        ("linears", {"x_groups": True, "bits": 5}),
         ("linear_guarded", {}),
         ("linear_guarded", {"x_groups": True, "w_rows": True}),
     )
@@ -683,7 +700,7 @@ def results(op: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -
     """What the operator returns, or leaves in copies of the operands that it writes to."""
     if op not in WRITTEN:
         returned = function(*arguments)
-        return returned if isinstance(returned, tuple) else (returned,)
+        return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
     copies = tuple(t.clone() for t in arguments[: WRITTEN[op]])
     assert function(*copies, *arguments[len(copies) :]) is None
     return copies

@@ -197,4 +197,40 @@ REWRITING = (
         new="            pass\n",
         tests=("test_forward_mode_tangents_are_an_error",),
     ),
+    Mutant(
+        "linears are one although their floats changed in between",
+        old="    writer = changed_between(first, linear.node, own + linear.read(*_OF_ALL))\n",
+        new="    writer = None\n",
+        tests=("test_what_keeps_them_apart[a change of it-False]",),
+    ),
+    Mutant(
+        "linears are one although a bias is not yet known",
+        old='if first < node and node.op != "get_attr":',
+        new="if False:",
+        tests=("test_what_keeps_them_apart[a bias-False]",),
+    ),
+    Mutant(
+        "inputs of a graph never share their memory",
+        old='shares = given and written.op == "placeholder"',
+        new="shares = False",
+        tests=("test_an_input_that_is_written_between",),
+    ),
+    Mutant(
+        "codes are of what was written since",
+        old='    writer = changed_between(bound["t"], bound.get("acc", root), read)\n',
+        new="    writer = None\n",
+        tests=("test_codes_are_of_what_was_there",),
+    ),
+    Mutant(
+        "codes of a given scale are made of another",
+        old='_QUANTIZE = "quantize(x, code, None, None, None, factor)"',
+        new='_QUANTIZE = "quantize(x, code, given, None, None, factor)"',
+        tests=("test_codes_of_given_scales_and_of_chance_stay",),
+    ),
+    Mutant(
+        "several biases of half precision are the last of them",
+        old="return copies->emplace_back(values, values + n).data();",
+        new="return values;",
+        tests=("test_they_give_the_bits_of_one_for_each",),
+    ),
 )

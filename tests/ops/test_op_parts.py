@@ -12,6 +12,7 @@ import pytest
 import qfx._C as _C
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from qfx.graph.activations import ACTIVATIONS, activate
 from qfx.ops import FAKES, REFERENCES
@@ -44,6 +45,7 @@ WITHOUT_GRADIENT = (
     "kv_values",
     "kv_attention",
     "int8_bmm_dynamic",
+    "linears",
     "linear_requantize",
     "linear_guarded",
     *FLOAT_OUT,
@@ -58,6 +60,7 @@ WITHOUT_CUDA = {
         ("kv_write", "kv_copy_blocks", "kv_keys", "kv_values", "kv_attention"),
         "codes lie as the CPU's loops read them, 16 keys side by side; on CUDA a cache stays float",
     ),
+    "linears": "on CUDA codes are Inductor's, or one launch whose codes each `linear` reads",
     "cut_weight": "weights are cut on the CPU, before they move to a GPU",
     "linear_guarded": "the guard falls back by row, which the host would have to wait for",
 }
@@ -89,7 +92,7 @@ def test_the_table_knows_the_operators() -> None:
 
 
 def as_tuple(result: Any) -> tuple[Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def _attention_bound(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
@@ -223,13 +226,14 @@ def test_opcheck(row: Row) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_GRADIENT)
 def test_backward_is_an_error_sentence(name: str) -> None:
-    """Whichever of the float operands records gradients."""
-    arguments = next(r for r in ROWS if r.op == name).arguments()
+    """Whichever of the float operands records gradients, those in lists among them."""
+    arguments, tree = tree_flatten(next(r for r in ROWS if r.op == name).arguments())
     floats = [i for i, a in enumerate(arguments) if _is_float(a)]
     for recording in (floats, *([i] for i in floats)):
-        operands = [
+        leaves = [
             a.clone().requires_grad_() if i in recording else a for i, a in enumerate(arguments)
         ]
+        operands = tree_unflatten(leaves, tree)
         result = next(r for r in as_tuple(_op(name)(*operands)) if _is_float(r))
         with pytest.raises(NotImplementedError, match=rf"qfx::{name} is an inference operator"):
             result.sum().backward()

@@ -22,11 +22,11 @@ TINY = 2.0**-126
 FLOAT = torch.float32
 Draw = st.DrawFn
 ops = torch.ops.qfx
-# These have their own tests: test_linears.py, test_caches.py.
+# These have their own tests: test_linears.py, test_several_linears.py, test_caches.py.
 ELSEWHERE = {
     *(getattr(aten, name).Tensor for name in ("add_", "sub_", "mul_", "div_")),
     ops.linear_dynamic.default,
-    ops.linear.default,
+    ops.linears.default,
     ops.kv_write.default,
     ops.kv_attention.default,
 }

@@ -15,6 +15,7 @@ from qfx.graph.activations import ACTIVATIONS
 from tests.lib.models import FEATURES, Block
 from tests.lib.strategies import PACKED
 
+ops = torch.ops.qfx
 CONFIG = qfx.Config(scheme="w8a8-asymmetric", minimum_gain=0)
 
 
@@ -72,12 +73,9 @@ linear_2_dequantize = dequantize(linear_2_acc, mul_scale, None, linear_2_w_scale
         self.assertExpectedInline(
             _calls(gm),
             """\
-x_quantize = quantize(x, [8, 0, 0, 0, 0])
-x_q = getitem(x_quantize, 0)
-x_scale = getitem(x_quantize, 1)
-x_zero_point = getitem(x_quantize, 2)
-linear_int8 = linear(x_q, x_scale, x_zero_point, q_weight_s8r_weight, [8, 8, 0, 0, 0], q_bias, 'none', torch.float32)
-linear_1_int8 = linear(x_q, x_scale, x_zero_point, k_weight_s8r_weight, [8, 8, 0, 0, 0], None, 'none', torch.float32)
+x_linears = linears(x, [q_weight_s8r_weight, k_weight_s8r_weight], [8, 8, 0, 0, 0, 8, 8, 0, 0, 0], [q_bias, None], [8, 0, 0, 0, 0], ['none', 'none'], torch.float32)
+linear_int8 = getitem(x_linears, 0)
+linear_1_int8 = getitem(x_linears, 1)
 mul = mul(linear_int8, linear_1_int8)
 linear_2_int8 = linear_dynamic(mul, up_weight_s8r_weight, [4, 8, 0, 0, 0], up_bias, [8, 0, 0, 0, 0], 'gelu', torch.float32)""",
         )
@@ -154,21 +152,15 @@ def test_block_forms_agree_and_are_close_to_float(dtype: torch.dtype) -> None:
         assert qfx.sqnr(model(x), fused(x)) > 25
 
 
-def test_one_quantize_node_for_q_k_v_and_for_gate_up() -> None:
-    gm, _ = qfx.rewrite(qfx.trace(Block(), torch.randn(2, 5, FEATURES)), CONFIG)
-    nodes = [n for n in gm.graph.nodes if n.target is torch.ops.qfx.quantize.default]
-    assert len(nodes) == 2
-
-
-@pytest.mark.parametrize("leading, quantizes", [((1,), 0), ((1, 1), 0), ((2, 1), 2)])
-def test_one_row_is_quantized_by_each_of_its_readers(
-    leading: tuple[int, ...], quantizes: int
-) -> None:
+@pytest.mark.parametrize("leading", [(1,), (1, 1), (2, 5)])
+def test_one_call_for_q_k_v_and_one_for_gate_up(leading: tuple[int, ...]) -> None:
     x = torch.randn(*leading, FEATURES)
     gm = qfx.trace(Block(), x)
     (canonical, _), (fused, _) = (qfx.rewrite(gm, CONFIG, canonical=c) for c in (True, False))
-    calls = [n.target for n in fused.graph.nodes]
-    assert calls.count(torch.ops.qfx.quantize.default) == quantizes
+    shared = [n.target for n in canonical.graph.nodes if n.target is ops.quantize.default]
+    called = [n.target for n in fused.graph.nodes if "qfx" in str(n.target)]
+    assert len(shared) == 4 and called.count(ops.linears.default) == 2
+    assert called.count(ops.linear_dynamic.default) == len(called) - 2 == 2
     with torch.no_grad():
         assert torch.equal(canonical(x), fused(x))
 

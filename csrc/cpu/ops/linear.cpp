@@ -1,7 +1,8 @@
-// int8_mm, linear, linear_dynamic, linear_float and linear_ste on the CPU.
+// int8_mm, linear, linear_dynamic, linears, linear_float and linear_ste on the CPU.
 #include "cpu/ops/linear.h"
 
 #include <utility>
+#include <vector>
 
 #include "cpu/core/scratch.h"
 #include "cpu/gemm/linear.h"
@@ -11,6 +12,8 @@
 
 namespace qfx::cpu {
 namespace {
+
+constexpr size_t kLayout = 5;  // numbers of the layout of one weight
 
 const int8_t* codes_of(const Tensor& q) { return static_cast<const int8_t*>(q.const_data_ptr()); }
 
@@ -72,6 +75,19 @@ Tensor linear(Tensor q, Tensor scale, Tensor zero_point, Tensor weight, std::vec
   return y;
 }
 
+// The weight of a linear that quantizes x itself, with a scale for each `group` elements of K or
+// all (0). Makes it contiguous.
+Weight weight_of_floats(const char* op, Tensor* weight, const Tensor& x, int64_t k,
+                        const std::vector<int64_t>& layout, int64_t group) {
+  const Weight w = weight_of(op, weight, x, k, layout);
+  if (w.one_scale()) {
+    STD_TORCH_CHECK(group == 0, op, ": group=", group, ", but the weight was packed in one group");
+  } else {
+    check_group_of_x(op, group, w.shape());
+  }
+  return w;
+}
+
 // The forward of a linear with gradients: x, w, the steps, the code and the factor are for these
 // (qfx/ops/ste.py).
 Tensor linear_ste(Tensor /*x*/, std::optional<Tensor> /*w*/, std::optional<Tensor> bias,
@@ -94,6 +110,54 @@ Tensor linear_dynamic(Tensor x, Tensor weight, std::vector<int64_t> layout,
              {weight, std::move(layout), bias, how, std::move(activation), out_dtype, factor},
              false)
       .y;
+}
+
+// What `bias_of` gave in memory that its next call takes, kept in `copies`.
+const float* kept_bias(const float* values, const std::optional<Tensor>& bias, int64_t n,
+                       std::vector<std::vector<float>>* copies) {
+  if (values == nullptr || values == bias->const_data_ptr()) return values;
+  return copies->emplace_back(values, values + n).data();
+}
+
+// linear_dynamic by each weight; x is quantized once, and threads share the panels of all.
+std::vector<Tensor> linears(Tensor given, std::vector<Tensor> weight, std::vector<int64_t> layout,
+                            std::vector<std::optional<Tensor>> bias, std::vector<int64_t> code,
+                            std::vector<Text> activation, ScalarType out_dtype,
+                            std::optional<Tensor> factor) {
+  constexpr const char* op = "linears";
+  const size_t count = weight.size();
+  STD_TORCH_CHECK(
+      layout.size() == kLayout * count && bias.size() == count && activation.size() == count, op,
+      ": ", count, " weights, but ", layout.size(), " numbers of layouts, ", bias.size(),
+      " biases and ", activation.size(), " activations, expected five numbers for each weight, a ",
+      "bias or none and an activation");
+  const auto& [spec, group, rotation] = activation_code_of(op, code);
+  check_float(op, "x", given);
+  const Matrix size = matrix_of(op, "x", given);
+  check_cpu_transform(op, given, size, factor, rotation);
+  std::vector<Weight> opened;
+  std::vector<FloatOutput> outputs;
+  std::vector<std::vector<float>> copies;
+  for (size_t i = 0; i < count; ++i) {
+    const auto begin = layout.begin() + kLayout * i;
+    const std::vector<int64_t> own(begin, begin + kLayout);
+    opened.push_back(weight_of_floats(op, &weight[i], given, size.columns, own, group));
+    const int64_t n = opened[i].shape().n;
+    outputs.push_back(output_of(op, bias[i], n, activation[i], out_dtype));
+    outputs[i].bias = kept_bias(outputs[i].bias, bias[i], n, &copies);
+  }
+  const Tensor x = made_contiguous(given);
+  factor = made_contiguous(factor);
+  std::vector<Tensor> results;
+  std::vector<Linear> all;
+  for (size_t i = 0; i < count; ++i) {
+    results.push_back(output_for(x, opened[i].shape().n, out_dtype, &outputs[i]));
+    if (results[i].numel() != 0) all.push_back({opened[i], outputs[i]});
+  }
+  if (all.empty()) return results;  // of rows without number, perhaps
+  linears_of_floats(kernels_of(current_isa()),
+                    {float_matrix_of(op, x, size, factor, rotation), spec, group}, all);
+  return results;
 }
 
 Tensor linear_float(Tensor x, Tensor weight, std::vector<int64_t> layout,
@@ -119,6 +183,7 @@ STABLE_TORCH_LIBRARY_IMPL(qfx, CPU, m) {
   implement<"linear", &linear>(m);
   implement<"linear_ste", &linear_ste>(m);
   implement<"linear_dynamic", &linear_dynamic>(m);
+  implement<"linears", &linears>(m);
   implement<"linear_float", &linear_float>(m);
 }
 
@@ -129,14 +194,9 @@ LinearOfFloats linear_of_floats(const char* op, const Tensor& given, const Dynam
   check_float(op, "x", given);
   const Matrix size = matrix_of(op, "x", given);
   Tensor weight = how.weight;
-  const Weight w = weight_of(op, &weight, given, size.columns, how.layout);
   const auto& [spec, group, rotation] = how.code;
+  const Weight w = weight_of_floats(op, &weight, given, size.columns, how.layout, group);
   check_cpu_transform(op, given, size, how.factor, rotation);
-  if (w.one_scale()) {
-    STD_TORCH_CHECK(group == 0, op, ": group=", group, ", but the weight was packed in one group");
-  } else {
-    check_group_of_x(op, group, w.shape());
-  }
   FloatOutput to = output_of(op, how.bias, w.shape().n, how.activation, how.out_dtype);
   const Tensor x = made_contiguous(given);
   const std::optional<Tensor> factor = made_contiguous(how.factor);

@@ -1,0 +1,111 @@
+"""Shared inputs: linears that quantize the same floats in the same way become one call.
+
+    y = linear_dynamic(x, w, layout, bias, code, act, dtype, factor)        for each w
+
+    every = linears(x, [w, ...], [*layout, ...], [bias, ...], code, [act, ...], dtype, factor)
+    y = every[i]
+
+It stands in the place of the first: x is quantized once, and threads share the panels of all
+weights. A linear that reads what is not there yet, or what may be written to in between, begins
+another call, and the plan says why. On a GPU linears stay apart: their codes are Inductor's, or
+have a launch of their own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from qfx.graph.capture import device
+from qfx.graph.faults import at
+from qfx.graph.patterns import Bound
+from qfx.graph.writes import changed_between, transformed, without_gradients
+from qfx.host.tensors import tree_leaves
+from qfx.ops.forms import LINEARS
+from qfx.rewriting.codes import emit_call, inherit
+from qfx.rewriting.notation import OF_MODEL, Notes, pattern
+
+_DYNAMIC = pattern("linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)")
+_OF_ALL = ("x", "code", "out_dtype", "factor")
+_OF_EACH = ("weight", "bias", "activation")
+
+
+class _Linear(NamedTuple):
+    node: fx.Node
+    given: Bound
+
+    def read(self, *names: str) -> list[fx.Node]:
+        leaves = tree_leaves([self.given[name] for name in names])
+        return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
+
+
+def runs_several(*operands: fx.Node) -> bool:
+    """Whether one call may run linears of these: not on a GPU."""
+    return all(LINEARS.lacking(device(operand)) is None for operand in operands)
+
+
+def share_inputs(graph: fx.Graph, notes: Notes) -> None:
+    """Edits the graph, which the caller checks and compiles anew."""
+    for linears in _groups(graph, notes):
+        if len(linears) > 1:
+            with at(linears[0].node):
+                _emit(graph, linears)
+
+
+def _groups(graph: fx.Graph, notes: Notes) -> list[list[_Linear]]:
+    """The linears of each call."""
+    found: list[list[_Linear]] = []
+    latest: dict[Any, list[_Linear]] = {}
+    for linear, key in _linears(graph):
+        group = latest.get(key)
+        why_not = _why_apart(group[0].node, linear) if group else None
+        if why_not and OF_MODEL in linear.node.meta:
+            notes[linear.node.meta[OF_MODEL]].append(f"no {LINEARS.name}: {why_not}")
+        if group is None or why_not:
+            latest[key] = group = []
+            found.append(group)
+        group.append(linear)
+    return found
+
+
+def _linears(graph: fx.Graph) -> Iterator[tuple[_Linear, Any]]:
+    """Those that one call may run, each with what it has in common with others of this call."""
+    inside, silent = transformed(graph), without_gradients(graph)
+    for node in graph.nodes:
+        given = _DYNAMIC.match(node) if _DYNAMIC.starts_at(node) else ""
+        if isinstance(given, str) or not node.users or node in inside:
+            continue
+        if runs_several(given["x"], given["weight"]):
+            common = (*(given[name] for name in ("x", "out_dtype", "factor")), *given["code"])
+            yield _Linear(node, given), (*common, node in silent)
+
+
+def _why_apart(first: fx.Node, linear: _Linear) -> str | None:
+    """Why it cannot run where the first one of a call does, or None."""
+    own = linear.read("layout", *_OF_EACH)
+    for node in own:
+        if first < node and node.op != "get_attr":
+            return f"{node} comes after {first}"
+    writer = changed_between(first, linear.node, own + linear.read(*_OF_ALL))
+    return f"{writer} may write to what it reads" if writer else None
+
+
+def _emit(graph: fx.Graph, linears: Sequence[_Linear]) -> None:
+    """What was a linear becomes a part of what the call gives."""
+    first, given = linears[0], [linear.given for linear in linears]
+    for linear in linears:
+        for node in linear.read("layout", *_OF_EACH):
+            if first.node < node:  # a constant
+                first.node.prepend(node)
+    values = {name: first.given[name] for name in _OF_ALL}
+    values |= {name: [each[name] for each in given] for name in _OF_EACH}
+    values["layout"] = [number for each in given for number in each["layout"]]
+    with graph.inserting_before(first.node):
+        every = emit_call(graph, LINEARS, values, f"{first.given['x'].name}_linears")
+    inherit(every, first.node)
+    for i, linear in enumerate(linears):
+        linear.node.target, linear.node.kwargs = operator.getitem, {}
+        linear.node.args = (every, i)
