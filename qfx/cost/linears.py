@@ -18,7 +18,7 @@ from qfx.cost.measuring import ROUNDS, Timing, apart, random, weights
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
-from qfx.ops.forms import form_of, of_scheme
+from qfx.ops.forms import DYNAMIC, FLOAT, of_scheme
 from qfx.ops.header import PANEL
 from qfx.ops.packing import Packing
 from qfx.values.scheme import QSpec, Scheme
@@ -50,11 +50,10 @@ def column(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> Timing:
 def in_int8(scheme: Scheme, x: Tensor, n: int, weight: Tensor) -> Callable[[], Tensor]:
     """The linear of a packed weight as its form runs it: nothing is left to do but to call the
     operator."""
-    form, values = form_of(scheme), of_scheme(scheme, n, 0)
+    values = of_scheme(scheme, n, 0)
     values |= {"x": x, "weight": weight, "bias": None, "factor": None}
     values |= {"activation": "none", "out_dtype": x.dtype}
-    whole = form.dynamic if form.codes else form.fused
-    assert whole is not None
+    whole = FLOAT if scheme.x is None else DYNAMIC
     operator, arguments = whole.operator, whole.arguments(values)
     return lambda: operator(*arguments)  # type: ignore[no-any-return]
 

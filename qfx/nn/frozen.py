@@ -1,12 +1,14 @@
 """The linear of a frozen int8 weight under any scheme, with gradients to its input and bias. (T1)
 
-Where no gradient is recorded it is one operator if there is one for the scheme; where one is, it
-has the same bits.
+Which operators it is, `qfx.ops.lowering` says: one, where no gradient is recorded and there is one
+for the scheme; where one is recorded, it has the same bits.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +17,9 @@ from torch import Tensor
 from qfx.host.autograd import below_autograd, in_forward_mode
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.functional import first_order, shifted
-from qfx.ops.forms import QUANTIZE, STE, Form, form_of, of_scheme, ste_code
+from qfx.ops.forms import Form, form_of, of_scheme, ste_code
 from qfx.ops.layout import layout_of
+from qfx.ops.lowering import Circumstance, Step, lower
 from qfx.ops.packing import Packing
 from qfx.ops.ste import weight_values
 from qfx.values.scheme import Scheme
@@ -82,34 +85,46 @@ class Prepared(NamedTuple):
     scheme: Scheme
     form: Form
     given: dict[str, Any]  # arguments of the form's operators, by name
+    # by whether K is transformed, gradients are recorded, and the weight lies on a GPU
+    steps: dict[tuple[bool, bool, bool], tuple[Step, ...]]
 
 
 def prepared(scheme: Scheme, n: int) -> Prepared:
     """Of a weight of `n` rows."""
-    given = of_scheme(scheme, n, scheme.rotation)
-    return Prepared(scheme, form_of(scheme), {**given, "activation": "none"})
+    rotation = scheme.rotation
+    given = {**of_scheme(scheme, n, rotation), "activation": "none", "rotation": rotation}
+    if scheme.x is not None:
+        given["ste_code"] = ste_code(scheme, rotation)
+    steps = {}
+    for turned, trains, on_cuda in itertools.product((False, True), repeat=3):
+        lowered = lower(scheme, Circumstance(turned, trains, on_cuda=on_cuda))
+        steps[turned, trains, on_cuda] = (*lowered.shared, *lowered.own)
+    return Prepared(scheme, form_of(scheme), given, steps)
 
 
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
     """x [..., K] -> [..., N], of the type of x or of autocast. `how`: of the scheme that `freeze`
     returned."""
     x = shifted(x, frozen.shift)
-    if not (torch.is_grad_enabled() and _requires_grad(x, bias)):
-        return _without_gradient(x, _values(x, bias, frozen, how), how)
+    trains = torch.is_grad_enabled() and _requires_grad(x, bias)
+    turned = frozen.factor is not None or how.scheme.rotation != 0
+    steps, values = how.steps[turned, trains, frozen.packed.is_cuda], _values(x, bias, frozen, how)
+    if not trains:
+        return _without_gradient(steps, values)
     if how.form.gradient:
-        return _trained(x, _values(x, bias, frozen, how), how)
-    if frozen.factor is not None or how.scheme.rotation:
-        x = ops.rotate(x, frozen.factor, how.scheme.rotation)
+        return _run(steps, values | _of_training(x, how.scheme))["y"]  # type: ignore[no-any-return]
+    *before, _ = steps  # the product has no gradient of its own
+    x = _run(before, values)["x"]
     return _Carried.apply(x, bias, how, *frozen)  # type: ignore[no-any-return]
 
 
-def _without_gradient(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
+def _without_gradient(steps: Sequence[Step], values: dict[str, Any]) -> Tensor:
     """Autograd's kernels of our operators are Python functions, which take as long as the sums of a
     small linear: they are left out where nothing is for them to do."""
     if torch.compiler.is_compiling() or in_forward_mode():
-        return _run(x, values, how)
+        return _run(steps, values)["y"]  # type: ignore[no-any-return]
     with below_autograd():
-        return _run(x, values, how)
+        return _run(steps, values)["y"]  # type: ignore[no-any-return]
 
 
 def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:
@@ -117,7 +132,7 @@ def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:
 
 
 def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> dict[str, Any]:
-    """What the operators of the form are given, by the names of their arguments."""
+    """What the steps are given, by name."""
     return {
         **how.given,
         "x": x,
@@ -125,33 +140,26 @@ def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> di
         "out_dtype": output_dtype(x),
         "weight": frozen.packed,
         "factor": frozen.factor,
-        "scale": frozen.x_scale,
-        "zero_point": frozen.x_zero_point,
+        "static_scale": frozen.x_scale,
+        "static_zero_point": frozen.x_zero_point,
     }
 
 
-def _run(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
-    """The fewest operators that there are for the scheme."""
-    form = how.form
-    dynamic = None if how.scheme.calibrated else form.dynamic
-    if dynamic is not None and (dynamic.on_cuda or not values["weight"].is_cuda):
-        return dynamic(values)  # type: ignore[no-any-return]
-    if form.codes:
-        q, scale, zero_point = QUANTIZE(values)
-        values |= {"q": q, "scale": scale, "zero_point": zero_point}
-    elif values["factor"] is not None or how.scheme.rotation:
-        values["x"] = ops.rotate(x, values["factor"], how.scheme.rotation)
-    return form.fused(values)  # type: ignore[no-any-return]
-
-
-def _trained(x: Tensor, values: dict[str, Any], how: Prepared) -> Tensor:
-    codes, seed = QUANTIZE({**values, "x": x.detach()}), None
-    if how.scheme.backward == "int8":
+def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
+    """What they are given besides where gradients are recorded."""
+    seed = None
+    if scheme.backward == "int8":
         seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)
-    steps = {"x_step": values["scale"], "w_step": None, "seed": seed}
-    code = ste_code(how.scheme, how.scheme.rotation)
-    given = {**values, **steps, "w": None, "codes": list(codes), "code": code}
-    return STE(given)  # type: ignore[no-any-return]
+    return {"x": x.detach(), "carrier": x, "w": None, "gradient_seed": seed}
+
+
+def _run(steps: Sequence[Step], values: dict[str, Any]) -> dict[str, Any]:
+    """The values, and what the steps give."""
+    for step in steps:
+        found = step.call(step.read(values))
+        one = len(step.gives) == 1
+        values |= {name: found if one else found[i] for i, name in enumerate(step.gives)}
+    return values
 
 
 class _Carried(torch.autograd.Function):

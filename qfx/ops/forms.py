@@ -1,5 +1,5 @@
-"""Forms: how a linear of a scheme runs. One row for each; all that runs, predicts or explains
-linears reads this table.
+"""Forms: what there is for a linear of a scheme. One row for each; all that runs, predicts or
+explains linears reads this table. Which calls a linear is says `qfx.ops.lowering`.
 
 A form is chosen by whether the activations are quantized and by how the weight is stored. Its row
 says what there is for each circumstance: where there is no gradient, or no guard, the site stays
@@ -56,7 +56,11 @@ class Call:
         return None if has else f"{self.name} has no kernel for {device.type}"
 
 
+ROTATE = Call(ops.rotate.default)
 QUANTIZE = Call(ops.quantize.default)
+INT8_MM = Call(ops.int8_mm.default)
+WEIGHT_SCALE = Call(ops.weight_scale.default)
+DEQUANTIZE = Call(ops.dequantize.default)
 LINEAR = Call(ops.linear.default)
 DYNAMIC = Call(ops.linear_dynamic.default)
 LINEARS = Call(ops.linears.default)
@@ -88,11 +92,6 @@ class Form:
     def fused(self) -> Call:
         """The operator that computes the linear, from codes or else from x."""
         return LINEAR if self.codes else FLOAT
-
-    @property
-    def dynamic(self) -> Call | None:
-        """The operator that quantizes x itself, if there is one."""
-        return DYNAMIC if self.codes else None
 
     def serves(self, scheme: Scheme) -> bool:
         x, layout = scheme.x, Layout(*layout_of(scheme.w, scheme.group, 0))

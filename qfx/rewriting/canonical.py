@@ -7,8 +7,8 @@
 Readable and slow: it is the semantics; `fuse` makes it fast without changing a bit. Where the
 scheme transforms K, `rotate` comes first, in float32; where it is static, `quantize` is given its
 scale. Forms that are no single int8 GEMM have `linear` for the last two, or `linear_float` for all
-three (`qfx.ops.forms`). The outliers of a recipe are a small float linear beside these, and the
-activation then stands behind the sum.
+three: `qfx.ops.lowering` says the steps, of which nodes are made here. The outliers of a recipe are
+a small float linear beside these, and the activation then stands behind the sum.
 
 Where gradients are recorded, the last two are the operator that has them:
 
@@ -17,7 +17,7 @@ Where gradients are recorded, the last two are the operator that has them:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,18 +33,16 @@ from qfx.host.nodes import is_erased
 from qfx.match.attention import Attention
 from qfx.match.products import Product
 from qfx.match.site import Site
-from qfx.ops.forms import GUARDED, STE, Call, ste_code
 from qfx.ops.guard_counts import Guard
+from qfx.ops.lowering import Circumstance, Step, lower
 from qfx.plan.plan import Entry, Plan
 from qfx.rewriting.attention_calls import attend
 from qfx.rewriting.codes import (
-    Codes,
     Inputs,
     Provide,
     SiteNodes,
     emit,
-    emit_call,
-    emitted_input,
+    emit_step,
     inherit,
     nodes_of,
     quantized,
@@ -54,8 +52,6 @@ from qfx.values.scheme import QSpec, Scheme
 
 ops = torch.ops.qfx
 aten = torch.ops.aten
-_INT8_MM, _DEQUANTIZE = Call(ops.int8_mm.default), Call(ops.dequantize.default)
-_WEIGHT_SCALE = Call(ops.weight_scale.default)
 
 
 def rewrite(gm: fx.GraphModule, plan: Plan, provide: Provide) -> None:
@@ -127,12 +123,18 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
     nodes = nodes_of(entry, site, provide)
     if bias is not None and inputs.position.get(bias, -1) > inputs.position[site.node]:
         site.node.prepend(bias)  # a constant may stand between the matmul and its addition
-    codes = {} if entry.guard else inputs.of(site, nodes)
+    guarded = entry.guard is not None
+    case = Circumstance(nodes.turned, site.trains, guarded, canonical=True)
+    shared, own = lower(nodes.scheme, case)
+    values = nodes.values | {"bias": bias, "activation": site.activation}
+    values |= {"out_dtype": _out_dtype(site)} | inputs.of(site, nodes.values, shared)
     with graph.inserting_before(site.node):
         if entry.guard:
-            emitted = _guarded(site, nodes, entry.guard, bias)
-        else:
-            emitted = _emitted(site, nodes, codes, bias)
+            values |= _of_guard(site, entry.guard)
+        elif site.trains:
+            values |= _of_training(site, nodes)
+        split = nodes.outliers is not None and not site.trains
+        emitted = (_split if split else _emitted)(site, nodes, own, values)
         y = emit_view(site.y_view, emitted[-1])
     for node in (*emitted, y):
         inherit(node, site.node)
@@ -142,25 +144,32 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
     return y
 
 
-def _emitted(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
-    if site.trains:
-        return _trained(site, nodes, codes, bias)
-    if nodes.outliers is not None:
-        return _split(site, nodes, codes, bias)
-    return _int8(site, nodes, codes, (bias, site.activation, _out_dtype(site)))
+def _emitted(
+    site: Site, nodes: SiteNodes, steps: Sequence[Step], values: dict[str, Any]
+) -> list[fx.Node]:
+    """The nodes of the steps; the last one gives y."""
+    made: list[fx.Node] = []
+    for step in steps:
+        found = emit_step(site.node.graph, step, values, site.node.name)
+        values = values | found
+        made += found.values()
+    return made
 
 
-def _split(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
+def _split(
+    site: Site, nodes: SiteNodes, steps: Sequence[Step], values: dict[str, Any]
+) -> list[fx.Node]:
     """The outliers' columns in float beside the others in int8. (R3)"""
     graph, stem = site.node.graph, site.node.name
-    made = _int8(site, nodes, codes, (bias, "none", torch.float32))
+    sums = values | {"activation": "none", "out_dtype": torch.float32}
+    made = _emitted(site, nodes, steps, sums)
     x = emit_view(site.x_view, site.x)
     few = emit(graph, aten.index_select.default, (x, -1, nodes.outliers), f"{stem}_few")
     few = emit(graph, aten.to.dtype, (few, torch.float32), f"{stem}_few_float")
     few = emit(graph, F.linear, (few, nodes.packed.columns), f"{stem}_outliers")
     y = emit(graph, aten.add.Tensor, (made[-1], few), f"{stem}_sum")
     y = _activated(graph, site.activation, y)
-    y = emit(graph, aten.to.dtype, (y, _out_dtype(site)), f"{stem}_split")
+    y = emit(graph, aten.to.dtype, (y, values["out_dtype"]), f"{stem}_split")
     return [*made, few, y]
 
 
@@ -171,41 +180,22 @@ def _activated(graph: fx.Graph, activation: str, y: fx.Node) -> fx.Node:
     return result.node  # type: ignore[no-any-return]
 
 
-def _int8(site: Site, nodes: SiteNodes, codes: Codes, rest: tuple[Any, ...]) -> list[fx.Node]:
-    """From the codes, or x, to the result; `rest`: bias, activation, type."""
-    graph, stem = site.node.graph, site.node.name
-    bias, activation, dtype = rest
-    values = nodes.values | {"bias": bias, "activation": activation, "out_dtype": dtype} | codes
-    if not nodes.form.gemm:
-        return [emit_call(graph, nodes.form.fused, values, f"{stem}_int8")]
-    acc = emit_call(graph, _INT8_MM, values, f"{stem}_acc")
-    columns = emit_call(graph, _WEIGHT_SCALE, values, f"{stem}_w_scale")
-    values |= {"q": acc, "zero_point": None, "col_scale": columns}
-    return [acc, columns, emit_call(graph, _DEQUANTIZE, values, f"{stem}_dequantize")]
+def _of_guard(site: Site, guard: Guard) -> dict[str, Any]:
+    """What the operator is given besides that chooses between int8 and float row by row."""
+    w = emit_view(site.view, site.weight)
+    w = site.node.graph.call_function(torch.detach, (w,))
+    return {"guard": guard.limit, "site": guard.site, "w": w}
 
 
-def _guarded(site: Site, nodes: SiteNodes, guard: Guard, bias: fx.Node | None) -> list[fx.Node]:
-    """One operator, as it chooses between int8 and float row by row."""
-    graph = site.node.graph
-    values = nodes.values | {"bias": bias, "activation": site.activation}
-    values |= {"guard": guard.limit, "site": guard.site, "out_dtype": _out_dtype(site)}
-    values["w"] = graph.call_function(torch.detach, (emit_view(site.view, site.weight),))
-    values["x"] = emitted_input(site)
-    return [emit_call(graph, GUARDED, values, f"{site.node.name}_int8")]
-
-
-def _trained(site: Site, nodes: SiteNodes, codes: Codes, bias: fx.Node | None) -> list[fx.Node]:
-    """Straight-through gradients go to x, to w where it trains, and to the bias."""
+def _of_training(site: Site, nodes: SiteNodes) -> dict[str, Any]:
+    """What the operator is given besides whose straight-through gradients go to x, to w where it
+    trains, and to the bias."""
     graph, w, seed = site.node.graph, None, None
     if site.weight_trains:
         w = emit_view(site.view, site.weight)
     if nodes.scheme.backward == "int8":
         seed = graph.call_function(torch.randint, (0, 2**62, (1,)), {"device": site.device})
-    steps = {"x_step": nodes.scale, "w_step": None}  # None: chosen per call
-    values = nodes.values | steps | {"w": w, "bias": bias, "seed": seed}
-    values |= {"codes": [*codes.values()], "code": ste_code(nodes.scheme, nodes.rotation)}
-    values |= {"x": emit_view(site.x_view, site.x), "out_dtype": _out_dtype(site)}
-    return [emit_call(graph, STE, values, f"{site.node.name}_int8")]
+    return {"w": w, "gradient_seed": seed, "carrier": emit_view(site.x_view, site.x)}
 
 
 def _out_dtype(site: Site) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Codes of the activations of a canonical graph: `rotate` and `quantize`, shared between sites.
+"""Codes of the activations of a canonical graph: the steps that sites of one input share.
 
 `nodes_of` resolves a scheme and a recipe to what a site needs beside its input and bias.
 """
@@ -18,13 +18,13 @@ from qfx.graph.views import emit_view
 from qfx.graph.writes import writes
 from qfx.match.site import Site
 from qfx.ops.code import code_of
-from qfx.ops.forms import QUANTIZE, Call, Form, form_of, of_scheme, of_weight
+from qfx.ops.forms import QUANTIZE, ROTATE, Call, of_scheme, of_weight, ste_code
+from qfx.ops.lowering import Step
 from qfx.ops.packing import Constant, Packing
 from qfx.plan.plan import Entry
 from qfx.rewriting.notation import OF_MODEL
 from qfx.values.scheme import QSpec, Scheme
 
-ops = torch.ops.qfx
 Codes = dict[str, fx.Node]  # q, scale, zero_point; x where it stays float
 
 
@@ -67,19 +67,21 @@ class SiteNodes(NamedTuple):
     n: int | fx.Node
 
     @property
-    def form(self) -> Form:
-        return form_of(self.scheme)
-
-    @property
     def turned(self) -> bool:
         """Whether K is transformed."""
         return self.factor is not None or self.rotation != 0
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments of the form's operators, by name, that do not depend on the call."""
+        """What the steps of its lowering are given, by name, that does not depend on the call."""
         given = of_scheme(self.scheme, self.n, self.rotation) | of_weight(self.packed)
-        return given | {"factor": self.factor, "n": self.n}
+        given |= {"factor": self.factor, "rotation": self.rotation, "n": self.n}
+        given |= {"static_scale": self.scale, "static_zero_point": self.zero_point}
+        x = self.scheme.x
+        if x is not None:
+            given |= {"code_of_turned": code_of(x)}
+            given |= {"ste_code": ste_code(self.scheme, self.rotation)}
+        return given
 
 
 def nodes_of(entry: Entry, site: Site, provide: Provide) -> SiteNodes:
@@ -143,10 +145,19 @@ def emit_call(graph: fx.Graph, call: Call, values: Mapping[str, Any], name: str)
     return emit(graph, call.operator, call.arguments(values), name)
 
 
-def _transform(x: fx.Node, nodes: SiteNodes, stem: str) -> fx.Node:
-    """rotate(x), in float32. (R1)"""
-    x = emit_view((("to", (torch.float32,)),), x)
-    return emit(x.graph, ops.rotate.default, (x, nodes.factor, nodes.rotation), f"{stem}_rotate")
+def emit_step(graph: fx.Graph, step: Step, values: Mapping[str, Any], stem: str) -> Codes:
+    """What a step gives, by name; of several results each is a node."""
+    node = emit_call(graph, step.call, step.read(values), f"{stem}_{step.stem}")
+    if len(step.gives) == 1:
+        return {step.gives[0]: node}
+    return _parts(graph, node, step.gives, stem)
+
+
+def _parts(graph: fx.Graph, node: fx.Node, names: Sequence[str], stem: str) -> Codes:
+    return {
+        name: emit(graph, operator.getitem, (node, i), f"{stem}_{name}")
+        for i, name in enumerate(names)
+    }
 
 
 def quantized(
@@ -156,12 +167,9 @@ def quantized(
     stem: str,
     parts: Sequence[str] = ("q", "scale", "zero_point"),
 ) -> Codes:
-    """The parts of quantize(x). `values`: x, and where it is static its scale and zero point."""
+    """The parts of quantize(x). `values`: x."""
     triple = emit_call(graph, QUANTIZE, {**values, "code": code_of(spec)}, f"{stem}_quantize")
-    return {
-        part: emit(graph, operator.getitem, (triple, i), f"{stem}_{part}")
-        for i, part in enumerate(parts)
-    }
+    return _parts(graph, triple, parts, stem)
 
 
 class Inputs:
@@ -180,29 +188,21 @@ class Inputs:
         bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
         return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
-    def of(self, site: Site, nodes: SiteNodes) -> Codes:
-        """The codes of the site's input, valid where the site stands."""
-        spec, given = nodes.scheme.x, {"scale": nodes.scale, "zero_point": nodes.zero_point}
-        if spec is None:
-            return self._matrix(site, nodes)
-
-        def make() -> Codes:
-            return quantized(self.graph, self._matrix(site, nodes) | given, spec, site.x.name)
-
-        turn = (nodes.factor, nodes.rotation)
-        return self._once(site, (turn, spec, nodes.scale, nodes.zero_point), make)
-
-    def _matrix(self, site: Site, nodes: SiteNodes) -> Codes:
-        """The matrix [..., K] that is quantized."""
-
-        def make() -> Codes:
-            x = emitted_input(site)
-            return {"x": _transform(x, nodes, site.x.name) if nodes.turned else x}
-
-        if not nodes.turned:
+    def of(self, site: Site, values: Mapping[str, Any], steps: Sequence[Step]) -> Codes:
+        """What these steps give of the site's input, the matrix x [..., K], valid where the site
+        stands; x itself where there are none."""
+        if not steps:
             with self.graph.inserting_before(site.node):
-                return make()
-        return self._once(site, (nodes.factor, nodes.rotation), make)
+                return {"x": emitted_input(site)}
+        *before, step = steps
+
+        def make() -> Codes:
+            x = self.of(site, values, before)["x"]
+            if step.call is ROTATE:  # in float32 (R1)
+                x = emit_view((("to", (torch.float32,)),), x)
+            return emit_step(self.graph, step, {**values, "x": x}, site.x.name)
+
+        return self._once(site, tuple(_what(each, values) for each in steps), make)
 
     def _once(self, site: Site, what: Any, make: Callable[[], Codes]) -> Codes:
         here = self.position[site.node]
@@ -218,6 +218,12 @@ class Inputs:
                 inherit(made, site.node)
         self.made[key] = (here, nodes)
         return nodes
+
+
+def _what(step: Step, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a step does to x."""
+    arguments = step.call.arguments({**step.read(values), "x": None})
+    return (step.call, *(tuple(a) if isinstance(a, list) else a for a in arguments))
 
 
 def emitted_input(site: Site) -> fx.Node:

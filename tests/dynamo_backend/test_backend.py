@@ -16,15 +16,15 @@ from qfx.cost.model import Estimate
 from qfx.ops.single_tensors import sqnr
 from qfx.weights.cache import CACHE
 from tests.conftest import UseCosts
+from tests.lib.int8_calls import int8_matmuls
 from tests.lib.models import FEATURES, Block, compiled
 
 X = torch.randn(2, 5, FEATURES, generator=torch.Generator().manual_seed(0))
 
 
 def _int8_calls(function: Any, *args: Any) -> int:
-    with torch.autograd.profiler.profile(use_kineto=False) as trace:
-        function(*args)
-    return sum(e.count for e in trace.key_averages() if e.key.startswith("qfx::linear"))
+    _, found = int8_matmuls(function, *args)
+    return sum(count for name, count in found.items() if name.startswith("qfx::linear"))
 
 
 @pytest.mark.parametrize("inner", ["eager", "aot_eager", "inductor"])

@@ -22,13 +22,13 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import qfx
 from tests.fuzz.changes import halve
 from tests.fuzz.graphs import QUANTIZED, Interpreter, Program
 from tests.fuzz.held import PUT_ON, found
 from tests.lib.bounds import TINY, UNIT, Known
+from tests.lib.int8_calls import int8_matmuls
 
 LINEAR = tuple(f"qfx::linear{form}" for form in ("", "_dynamic", "_float", "_ste", "s"))
 BMM = ("qfx::int8_bmm", "qfx::int8_bmm_dynamic")
@@ -155,19 +155,9 @@ class Ran(NamedTuple):
 
 def counting(function: Callable[..., Any], arguments: Sequence[Tensor]) -> tuple[Any, Ran]:
     """The result, and what ran in int8."""
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
-        result = function(*arguments)
-    recorded: Any = trace.profiler
-    events = recorded.kineto_results.events()
+    result, found = int8_matmuls(function, *arguments)
     groups = (LINEAR, BMM, ATTENTION)
-    found = (sum(_matmuls(e) for e in events if e.name() in names) for names in groups)
-    return result, Ran(*found)
-
-
-def _matmuls(event: Any) -> int:
-    """How many an operator is: `linears` has a list of weights."""
-    several = event.name() == "qfx::linears"
-    return len(event.structured_input_shapes()[1]) if several else 1
+    return result, Ran(*(sum(found[name] for name in names) for names in groups))
 
 
 def _compare_counts(p: Program, ran: Ran, inner: str) -> None:

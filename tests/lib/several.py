@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx.ops.activations import ACTIVATIONS
+from qfx.graph.activations import ACTIVATIONS
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout
 

@@ -13,8 +13,8 @@ MODULES = (
     ),
     Mutant(
         "a module's factor is forgotten without a rotation",
-        old='    elif values["factor"] is not None or how.scheme.rotation:',
-        new="    elif how.scheme.rotation:",
+        old="    turned = frozen.factor is not None or how.scheme.rotation != 0\n",
+        new="    turned = how.scheme.rotation != 0\n",
         tests=("test_a_factor_without_a_rotation_counts_in_every_form",),
     ),
     Mutant(

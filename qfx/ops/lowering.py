@@ -1,0 +1,114 @@
+"""Lowering: which calls a linear of a scheme is, and in which order.
+
+`lower` is asked by the canonical form (`qfx.rewriting.canonical`), which makes nodes of the steps,
+and by modules (`qfx.nn.frozen`), which run them. What steps read and give goes by names: those of
+the operators' arguments, besides
+
+    carrier                          x, where gradients flow to it; steps that quantize read x
+    static_scale, static_zero_point  what x is quantized with, where that does not follow from x
+    code_of_turned                   the code of x where K was transformed before
+    ste_code, gradient_seed          what linear_ste is told of x and w, and its random roundings
+
+A scheme's own are those of `of_scheme`. The result is `y`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from qfx.ops.forms import (
+    DEQUANTIZE,
+    DYNAMIC,
+    FLOAT,
+    GUARDED,
+    INT8_MM,
+    LINEAR,
+    QUANTIZE,
+    ROTATE,
+    STE,
+    WEIGHT_SCALE,
+    Call,
+    form_of,
+)
+from qfx.values.scheme import Scheme
+
+Values = Mapping[str, Any]  # tensors, nodes of a graph or numbers
+CODES = ("q", "scale", "zero_point")
+
+
+class Step(NamedTuple):
+    """One call. `named`: arguments that go by other names among the values: by one, by several of
+    which they are the list, or by none where they are absent. `stem`: what graphs call its node."""
+
+    call: Call
+    gives: tuple[str, ...]
+    stem: str
+    named: Mapping[str, str | tuple[str, ...] | None] = {}
+
+    def read(self, values: Values) -> Values:
+        """The values by the names of the operator's arguments."""
+        if not self.named:
+            return values
+        return {**values, **{name: _found(source, values) for name, source in self.named.items()}}
+
+
+def _found(source: str | tuple[str, ...] | None, values: Values) -> Any:
+    if source is None:
+        return None
+    return values.get(source) if isinstance(source, str) else [values[name] for name in source]
+
+
+class Lowered(NamedTuple):
+    """`shared`: the steps that linears of one input have in common; `own`: the others."""
+
+    shared: tuple[Step, ...]
+    own: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Circumstance:
+    """`turned`: K is transformed. `trains`: gradients are recorded; `guarded`: rows whose error may
+    be too large run in float. `canonical`: by operators that do one thing each, of which fusing
+    makes fewer; else by the fewest, `on_cuda` or on the CPU."""
+
+    turned: bool
+    trains: bool = False
+    guarded: bool = False
+    canonical: bool = False
+    on_cuda: bool = False
+
+
+_STATIC = {"scale": "static_scale", "zero_point": "static_zero_point"}
+_OF_TURNED = {**_STATIC, "code": "code_of_turned", "factor": None}
+_ROTATE = Step(ROTATE, ("x",), "rotate")
+_QUANTIZE = Step(QUANTIZE, CODES, "quantize", _STATIC)
+_QUANTIZE_TURNED = Step(QUANTIZE, CODES, "quantize", _OF_TURNED)
+_GEMM = (
+    Step(INT8_MM, ("acc",), "acc"),
+    Step(WEIGHT_SCALE, ("col_scale",), "w_scale"),
+    Step(DEQUANTIZE, ("y",), "dequantize", {"q": "acc", "zero_point": None}),
+)
+_LINEAR, _DYNAMIC, _FLOAT, _GUARDED = (
+    (Step(call, ("y",), "int8"),) for call in (LINEAR, DYNAMIC, FLOAT, GUARDED)
+)
+_TRAINED = {"x": "carrier", "x_step": "static_scale", "w_step": None, "codes": CODES}
+_STE = (Step(STE, ("y",), "int8", {**_TRAINED, "code": "ste_code", "seed": "gradient_seed"}),)
+
+
+def lower(scheme: Scheme, given: Circumstance) -> Lowered:
+    """The steps from x to y. Forms without a gradient have the same where one is recorded."""
+    form = form_of(scheme)
+    if given.guarded:
+        return Lowered((), _GUARDED)
+    if not form.codes:
+        return Lowered((_ROTATE,) * given.turned, _FLOAT)
+    if given.canonical:
+        own = _STE if given.trains else _GEMM if form.gemm else _LINEAR
+        return Lowered((*(_ROTATE,) * given.turned, _QUANTIZE_TURNED), own)
+    if given.trains:
+        return Lowered((_QUANTIZE,), _STE)
+    if scheme.calibrated or (given.on_cuda and not DYNAMIC.on_cuda):
+        return Lowered((_QUANTIZE,), _LINEAR)
+    return Lowered((), _DYNAMIC)

@@ -1,0 +1,27 @@
+"""Counts the matmuls that ran in int8 while a function was called, by operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+
+def int8_matmuls(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Counter[str]]:
+    """What the function gives, and how many matmuls each operator of ours ran."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
+        result = function(*arguments)
+    recorded: Any = trace.profiler
+    found: Counter[str] = Counter()
+    for event in recorded.kineto_results.events():
+        if event.name().startswith("qfx::"):
+            found[event.name()] += _matmuls(event)
+    return result, found
+
+
+def _matmuls(event: Any) -> int:
+    """`linears` runs as many as its list of weights has."""
+    several = event.name() == "qfx::linears"
+    return len(event.structured_input_shapes()[1]) if several else 1
