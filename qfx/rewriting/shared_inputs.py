@@ -7,8 +7,9 @@
 
 It stands in the place of the first: x is quantized once, and threads share the panels of all
 weights. A linear that reads what is not there yet, or what may be written to in between, begins
-another call, and the plan says why. On a GPU linears stay apart: their codes are Inductor's, or
-have a launch of their own.
+another call, and the plan says why; so does one that comes much later, as cross attention of the
+next layer does, for its result would take memory until then. On a GPU linears stay apart: their
+codes are Inductor's, or have a launch of their own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from qfx.rewriting.notation import OF_MODEL, Notes, pattern
 _DYNAMIC = pattern("linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)")
 _OF_ALL = ("x", "code", "out_dtype", "factor")
 _OF_EACH = ("weight", "bias", "activation")
+_BETWEEN = 4  # other linears at most between two of one call: a layer has more
 
 
 class _Linear(NamedTuple):
@@ -59,9 +61,13 @@ def _groups(graph: fx.Graph, notes: Notes) -> list[list[_Linear]]:
     """The linears of each call."""
     found: list[list[_Linear]] = []
     latest: dict[Any, list[_Linear]] = {}
-    for linear, key in _linears(graph):
-        group = latest.get(key)
-        why_not = _why_apart(group[0].node, linear) if group else None
+    places: dict[fx.Node, int] = {}
+    for place, (linear, key) in enumerate(_linears(graph)):
+        group, places[linear.node] = latest.get(key), place
+        why_not = None
+        if group:
+            between = place - places[group[-1].node] - 1
+            why_not = _why_apart(group[0].node, linear, between)
         if why_not and OF_MODEL in linear.node.meta:
             notes[linear.node.meta[OF_MODEL]].append(f"no {LINEARS.name}: {why_not}")
         if group is None or why_not:
@@ -83,8 +89,11 @@ def _linears(graph: fx.Graph) -> Iterator[tuple[_Linear, Any]]:
             yield _Linear(node, given), (*common, node in silent)
 
 
-def _why_apart(first: fx.Node, linear: _Linear) -> str | None:
-    """Why it cannot run where the first one of a call does, or None."""
+def _why_apart(first: fx.Node, linear: _Linear, between: int) -> str | None:
+    """Why it does not run where the first one of a call does, or None. `between`: other linears
+    after the last of the call."""
+    if between > _BETWEEN:
+        return f"{between} other linears run between {first} and it"
     own = linear.read("layout", *_OF_EACH)
     for node in own:
         if first < node and node.op != "get_attr":

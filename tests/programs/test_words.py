@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from qfx._C import Program
 from torch import Tensor
 
+from qfx.graph.activations import ACTIVATIONS
 from qfx.ops.header import HEADER_BYTES
 from qfx.programs.words import OPERATIONS, UNARY
 from tests.programs.written import (
@@ -194,7 +195,7 @@ LINEAR = {
     "fewer weights": (6, 1),
     "more weights": (6, 3),
     "a bias": (7 + _OUT, 1),
-    "activation": (8 + _OUT, 5),
+    "activation": (8 + _OUT, len(ACTIVATIONS)),
     "another activation": (8 + _OUT, 2**32),
 }
 

@@ -122,6 +122,20 @@ def test_others_go_on_where_one_begins_another_call() -> None:
     assert all(map(same_bits, gm(X, Y), f(X, Y)))
 
 
+@pytest.mark.parametrize(("between", "calls"), [(4, 1), (5, 2)])
+def test_a_linear_of_another_layer_is_a_call_of_its_own(between: int, calls: int) -> None:
+    """Its result would wait in memory until that layer runs."""
+
+    def f(x: Any) -> Any:
+        found = [_linear(x, ONE)]
+        found += [_linear(aten.mul.Tensor(x, 2.0 + i), TWO) for i in range(between)]
+        return [*found, _linear(x, THREE)]
+
+    gm, operators = _fused(f)
+    assert len(operators) == between + calls
+    assert all(map(same_bits, gm(X), f(X)))
+
+
 def test_a_linear_that_nobody_reads_is_left() -> None:
     def f(x: Any) -> Any:
         _linear(x, ONE)
