@@ -5,12 +5,8 @@ P = ceil(N / 32) panels of 32 rows, first the values of each panel, (csrc/cpu/ge
     zero point int32 [S][32]            where there are any
     sums int32 [T][32]                  of the codes of each group; T = 1 where K is not cut
 
-then the codes of each panel, int8 [Kp / 4][32][4]: W[n, k] = codes[k // 4][n % 32][k % 4]. Kp is K
-rounded up to 64. What lies beyond N and K is zero, scales too.
-
-Where each group has a scale and bfloat16 or float16 holds all of them, the header says that type,
-scales have 16 bits, and sums too if no group is longer than 256. Codes begin where they would
-beside float32, since the size follows from the layout: zeros lie between them and the values.
+then the codes of each panel, int8 [Kp / 4][32][4]: W[n, k] = codes[k // 4][n % 32][k % 4].
+Kp is K rounded up to 64. What lies beyond N and K is zero, scales too.
 """
 
 from __future__ import annotations
@@ -22,17 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.ops.header import HEADER_BYTES, NONE, PANEL, ZERO_POINTS, Header, header_of
+from qfx.ops.header import HEADER_BYTES, NONE, PANEL, ZERO_POINTS, Header
 from qfx.ops.layout import Layout
-from qfx.ops.lowbit_packing import half_type
 
 QUAD, K_MULTIPLE = 4, 64
-LONGEST_SHORT = 256  # codes whose sum is an int16, whatever they are: -128 * 256 is the least
 
 
 class Sizes(NamedTuple):
-    """The sizes of a packed weight: panels, scales of a row, sums of a row, bytes that there are
-    for the values of a panel, and bytes of its codes."""
+    """The sizes of a packed weight: panels, scales of a row, sums of a row, bytes of a panel's
+    values and of its codes."""
 
     panels: Any
     scales: Any
@@ -60,21 +54,14 @@ def pack_int8(codes: Tensor, scale: Tensor, zero_point: Tensor | None, layout: L
     width = sizes.codes // PANEL
     padded = F.pad(codes, (0, width - k)).reshape(n, width)
     quads = _panels(padded, sizes).reshape(sizes.panels, PANEL, width // QUAD, QUAD)
-    half = half_type(scale) if layout.scale_group else None
-    types = (half or torch.float32, _type_of_sums(layout, half))
-    values = [scale.to(types[0])] if zero_point is None else [scale.to(types[0]), zero_point]
-    values.append(_sums(padded, layout.group, sizes).to(types[1]))
-    fronts = torch.cat([_by_panel(each, sizes) for each in values], 1).flatten()
-    fronts = F.pad(fronts, (0, sizes.panels * sizes.values - len(fronts)))
-    contents = torch.cat([fronts, quads.transpose(1, 2).flatten()])
+    values = [scale] if zero_point is None else [scale, zero_point]
+    values.append(_sums(padded, layout.group, sizes))
+    fronts = torch.cat([_by_panel(each, sizes) for each in values], 1)
+    contents = torch.cat([fronts.flatten(), quads.transpose(1, 2).flatten()])
     magnitude = int(codes.int().abs().max()) if codes.numel() else 0
     shift = NONE if zero_point is None else ZERO_POINTS
     groups = (layout.group, layout.scale_group)
-    return Header(n, k, 8, shift, types[0], magnitude, *groups).before(contents)
-
-
-def _type_of_sums(layout: Layout, half: torch.dtype | None) -> torch.dtype:
-    return torch.int16 if half and layout.group <= LONGEST_SHORT else torch.int32
+    return Header(n, k, 8, shift, torch.float32, magnitude, *groups).before(contents)
 
 
 def _sums(padded: Tensor, group: int, sizes: Sizes) -> Tensor:
@@ -92,30 +79,27 @@ def _panels(values: Tensor, sizes: Sizes) -> Tensor:
 
 
 def _by_panel(values: Tensor, sizes: Sizes) -> Tensor:
-    """[N, *] -> int8 [P, bytes]."""
+    """[N, *] of four bytes each -> int8 [P, bytes]."""
     return _panels(values, sizes).transpose(1, 2).flatten(1).contiguous().view(torch.int8)
 
 
 def unpack_int8(weight: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The inverse: codes int8 [N, K], scale float32 and zero points int32 [N, S], 0 where there
     are none."""
-    sizes, n, of_scales = sizes_of(layout, k), layout.n, header_of(weight).scales
-    short = _type_of_sums(layout, None if of_scales == torch.float32 else of_scales)
-    ends = [PANEL * sizes.scales * size for size in (of_scales.itemsize, 4 * layout.shift)]
-    step = sum(ends) + PANEL * sizes.sums * short.itemsize
-    room, quads = _parts(weight, sizes)
-    values = room.flatten()[: sizes.panels * step].reshape(sizes.panels, step)
-    scale = _of_panels(values[:, : ends[0]], of_scales, n).float()
+    sizes, n = sizes_of(layout, k), layout.n
+    values, quads = _parts(weight, sizes)
+    each = 4 * PANEL * sizes.scales
+    scale = _of_panels(values[:, :each], torch.float32, n)
     zero = torch.zeros_like(scale, dtype=torch.int32)
     if layout.shift:
-        zero = _of_panels(values[:, ends[0] : sum(ends)], torch.int32, n)
+        zero = _of_panels(values[:, each : 2 * each], torch.int32, n)
     width = sizes.codes // PANEL
     quads = quads.reshape(sizes.panels, width // QUAD, PANEL, QUAD).transpose(1, 2)
     return quads.reshape(sizes.panels * PANEL, width)[:n, :k].contiguous(), scale, zero
 
 
 def _parts(weight: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """The room of the values [P, bytes] and the codes [P, bytes] of the panels."""
+    """The values [P, bytes] and the codes [P, bytes] of the panels."""
     values, codes = ((sizes.panels, sizes.values), (sizes.panels, sizes.codes))
     parts = weight[HEADER_BYTES:].split([math.prod(values), math.prod(codes)])
     return parts[0].reshape(values), parts[1].reshape(codes)
@@ -123,7 +107,7 @@ def _parts(weight: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 def _of_panels(content: Tensor, dtype: torch.dtype, n: int) -> Tensor:
     """The inverse of _by_panel."""
-    panels, count = len(content), content.shape[1] // (dtype.itemsize * PANEL)
+    panels, count = len(content), content.shape[1] // (4 * PANEL)
     values = content.reshape(-1).view(dtype).reshape(panels, count, PANEL)
     return values.transpose(1, 2).reshape(panels * PANEL, count)[:n].contiguous()
 

@@ -57,12 +57,12 @@ def lowbit_size(n: int, k: int, bits: int, group: int, shift: int = NONE) -> int
     return HEADER_BYTES + sizes.panels * sizes.panel
 
 
-def half_type(values: Tensor) -> torch.dtype | None:
-    """bfloat16 if it holds all values, else float16 if that does, else None."""
+def half_type(values: Tensor) -> torch.dtype:
+    """bfloat16 if it holds all values, else float16; ValueError if neither does."""
     for dtype in (torch.bfloat16, torch.float16):
         if bool((values.to(dtype).float().view(torch.int32) == values.view(torch.int32)).all()):
             return dtype
-    return None
+    raise ValueError("values that are neither all bfloat16 nor all float16: round them first")
 
 
 def pack_lowbit(
@@ -116,11 +116,14 @@ def _places(like: Tensor) -> Tensor:
 
 def half_type_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
     """The type that holds both; ValueError if there is none."""
-    both = scale if minimum is None else torch.cat([scale.flatten(), minimum.flatten()])
-    found = half_type(both)
-    if found is None:
-        raise ValueError("values that neither bfloat16 nor float16 holds: round them first")
-    return found
+    found = {half_type(scale)} | ({half_type(minimum)} if minimum is not None else set())
+    if len(found) == 2:  # float16, or none, holds both
+        for values in (scale, minimum):
+            assert values is not None
+            if not bool((values.half().float() == values).all()):
+                raise ValueError("scale and minimum are not of one type")
+        return torch.float16
+    return found.pop()
 
 
 def _half_by_panel(values: Tensor, sizes: Sizes, half: torch.dtype) -> Tensor:

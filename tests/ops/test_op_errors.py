@@ -72,8 +72,8 @@ def groups(q: Tensor = CODES[:5], weight: Tensor = GROUPED, scale: Tensor = SCAL
     return linear(q, scale, ZERO, weight, IN_64)
 
 
-def damaged(at: int, byte: int, packed: Tensor = PACKED) -> Tensor:
-    packed = packed.clone()
+def damaged(at: int, byte: int) -> Tensor:
+    packed = PACKED.clone()
     packed[at] = byte
     return packed
 
@@ -170,10 +170,6 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dynamic(weight=damaged(16, 1)),
         "its header says shift 0 and scales of type 1 beside 8 bits",
     ),
-    "header_half": (lambda: groups(weight=damaged(16, 3, GROUPED)), "scales of type 3 beside 8"),
-    "header_other_half": (lambda: groups(weight=damaged(16, 2, GROUPED)), "header is damaged"),
-    "header_float32": (lambda: groups(weight=damaged(16, 0, GROUPED)), "header is damaged"),
-    "half_of_rows": (lambda: groups(weight=damaged(48, 0, GROUPED)), "scales of type 1 beside 8"),
     "header_magnitude": (lambda: dynamic(weight=damaged(20, 7)), "its header is damaged"),
     "header_n": (lambda: dynamic(weight=damaged(24, 99)), "N=99 K=8 in 8 bits takes"),
     "header_k": (lambda: dynamic(weight=damaged(39, -1)), "its header says N=6 K=-"),
@@ -281,8 +277,7 @@ SOME_GROUPS = torch.ones(N, 4)
 LAYOUTS = {
     "rows": (Layout(N), (torch.ones(N),)),
     "zeros": (Layout(N, shift=1), (torch.ones(N), torch.ones(N).int())),
-    "groups": (Layout(N, 8, 64, 64), (SOME_GROUPS * (1 + 2.0**-20),)),
-    "halves": (Layout(N, 8, 64, 64, 1), (SOME_GROUPS, SOME_GROUPS.int())),
+    "groups": (Layout(N, 8, 64, 64), (SOME_GROUPS,)),
     "few_bits": (Layout(N, 4, 64, 64), (SOME_GROUPS,)),
     "minimums": (Layout(N, 5, 64, 64, 1), (SOME_GROUPS, None, SOME_GROUPS)),
 }

@@ -6,7 +6,6 @@ namespace qfx::cpu {
 namespace {
 
 constexpr int64_t kGroupsAtOnce = 8;  // whose raw tiles wait in L1
-constexpr int64_t kWidened = 256;     // of K at a time, whose values in 32 bits stay in L1
 
 int32_t* raw_for(const GroupedRows& rows, const RowBlock& block, PanelMemory& memory) {
   if (rows.tiles != nullptr) return nullptr;
@@ -16,9 +15,7 @@ int32_t* raw_for(const GroupedRows& rows, const RowBlock& block, PanelMemory& me
 
 // All of K of a stream of weights, or what stays in the first cache.
 int64_t most_of(const GroupedRows& rows, const Passage& how, const PanelReader& reader) {
-  if (reader.in_order()) {
-    return rows.w.half.scale == nullptr ? how.block : std::min(how.block, kWidened);
-  }
+  if (reader.in_order()) return how.block;
   return std::min(how.block, even_part(how.depth, rows.rows.tuning.block_depth, kKMultiple));
 }
 

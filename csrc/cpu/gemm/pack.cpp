@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <vector>
 
 #include "cpu/core/parallel.h"
-#include "cpu/kernels/tables/kernels.h"
-#include "cpu/kernels/tables/rows.h"
+#include "types.h"
 
 namespace qfx::cpu {
 namespace {
@@ -56,17 +54,15 @@ uint32_t magnitude_of(const int8_t* block, int64_t size) {
 }
 
 // The column sums of each group of k of a packed panel.
-template <typename Sum>
-void sum_groups(const int8_t* block, int64_t k, int64_t group, Sum* sums) {
+void sum_groups(const int8_t* block, int64_t k, int64_t group, int32_t* sums) {
   for (int64_t begin = 0; begin < k; begin += group, sums += kPanel) {
-    int32_t here[kPanel] = {};
+    std::fill_n(sums, kPanel, 0);
     const int8_t* quads = block + begin * kPanel;
     for (int64_t i = begin; i < std::min(begin + group, k); i += kGroup, quads += kPanel * kGroup) {
       for (int64_t n = 0; n < kPanel; ++n) {
-        for (int64_t j = 0; j < kGroup; ++j) here[n] += quads[n * kGroup + j];
+        for (int64_t j = 0; j < kGroup; ++j) sums[n] += quads[n * kGroup + j];
       }
     }
-    std::copy_n(here, kPanel, sums);
   }
 }
 
@@ -82,21 +78,6 @@ void place_values(const T* values, T instead, int64_t n, int64_t groups, int64_t
                                   : values[(p * kPanel + i) * groups + g];
     }
   }
-}
-
-// The scales and zero points of panel p; returns where its sums go.
-int8_t* place_scales(const PackedParts& from, const PackedKind& kind, int64_t p, int8_t* to) {
-  const int64_t scales = kind.scales(from.k), count = scales * kPanel;
-  if (kind.has_half()) {
-    place_values<uint16_t>(from.half, 0, from.n, scales, p, reinterpret_cast<uint16_t*>(to));
-    to += count * sizeof(uint16_t);
-  } else {
-    place_values(from.scale, 1.f, from.n, scales, p, reinterpret_cast<float*>(to));
-    to += count * sizeof(float);
-  }
-  if (!kind.zeros) return to;
-  place_values(from.zero, 0, from.n, scales, p, reinterpret_cast<int32_t*>(to));
-  return to + count * sizeof(int32_t);
 }
 
 template <typename T>
@@ -130,7 +111,7 @@ void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, i
 }
 
 int64_t packed_size(int64_t n, int64_t k, const PackedKind& kind) {
-  const int64_t panel = kind.room(k) + kind.codes(k);
+  const int64_t panel = kind.values(k) + kind.codes(k);
   return static_cast<int64_t>(sizeof(PackedHeader)) + round_up(n, kPanel) / kPanel * panel;
 }
 
@@ -138,28 +119,27 @@ uint64_t pack(const PackedParts& from, const PackedKind& kind, int8_t* out) {
   const int64_t n = from.n, k = from.k;
   std::atomic<uint32_t> magnitude = 0;
   std::atomic<uint64_t> contents = 0;
-  const int64_t of_values = kind.values(k), room = kind.room(k), of_codes = kind.codes(k);
+  const int64_t scales = kind.scales(k), of_values = kind.values(k), of_codes = kind.codes(k);
   int8_t* const values = out + sizeof(PackedHeader);
   constexpr int64_t kStepsPerElement = 8;  // in parallel.h's unit
   // Of panels without groups there may be any number.
   const int64_t count = of_values == 0 ? 0 : round_up(n, kPanel) / kPanel;
-  int8_t* const codes = values + count * room;
-  std::fill(values + count * of_values, codes, int8_t{0});
+  int8_t* const codes = values + count * of_values;
   const auto sum_of = [&](const int8_t* part, int64_t bytes) {
     return checksum(part, bytes / kChecked, (part - values) / kChecked);
   };
   parallel(count, n * k * kStepsPerElement, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       int8_t *front = values + p * of_values, *block = codes + p * of_codes;
-      int8_t* to_sums = place_scales(from, kind, p, front);
-      int32_t *sums = reinterpret_cast<int32_t*>(to_sums), all[kPanel];
+      float* of_scale = reinterpret_cast<float*>(front);
+      int32_t* of_zero = reinterpret_cast<int32_t*>(of_scale + scales * kPanel);
+      int32_t* sums = of_zero + (kind.zeros ? scales * kPanel : 0);
+      int32_t all[kPanel];
+      place_values(from.scale, 1.f, n, scales, p, of_scale);
+      if (kind.zeros) place_values(from.zero, 0, n, scales, p, of_zero);
       pack_panel(from.codes + p * kPanel * from.stride_n, std::min<int64_t>(kPanel, n - p * kPanel),
                  k, from.stride_n, from.stride_k, kind.group == 0 ? sums : all, block);
-      if (kind.has_short_sums()) {
-        sum_groups(block, k, kind.group, reinterpret_cast<int16_t*>(to_sums));
-      } else if (kind.group != 0) {
-        sum_groups(block, k, kind.group, sums);
-      }
+      if (kind.group != 0) sum_groups(block, k, kind.group, sums);
       contents += sum_of(front, of_values) + sum_of(block, of_codes);
       const uint32_t here = magnitude_of(block, of_codes);
       uint32_t seen = magnitude;
@@ -171,7 +151,6 @@ uint64_t pack(const PackedParts& from, const PackedKind& kind, int8_t* out) {
   header.version = kWeightVersion;
   header.bits = 8;
   header.shift = static_cast<uint32_t>(kind.zeros ? Shift::kZeroPoints : Shift::kNone);
-  header.scales = static_cast<uint32_t>(kind.scale_type);
   header.magnitude = magnitude;
   header.n = n, header.k = k;
   header.group = kind.group;
@@ -183,33 +162,20 @@ uint64_t pack(const PackedParts& from, const PackedKind& kind, int8_t* out) {
 
 PackedKind packed_kind_of(const PackedHeader& header) {
   return {header.group, header.scale_group != 0,
-          header.shift == static_cast<uint32_t>(Shift::kZeroPoints),
-          static_cast<Dtype>(header.scales)};
+          header.shift == static_cast<uint32_t>(Shift::kZeroPoints)};
 }
 
 PackedWeight packed_weight_of(const PackedHeader& header, const int8_t* data) {
   const PackedKind kind = packed_kind_of(header);
   const int64_t k = header.k, depth = padded_k(k), of_scales = kind.scales(k) * kPanel;
-  const int8_t* at = data + sizeof(header);
-  PackedWeight w = {header.n, k, depth, header.magnitude <= kNarrow, nullptr, at};
-  w.blocks += w.panels() * kind.room(k);
+  const int8_t* values = data + sizeof(header);
+  const float* scale = reinterpret_cast<const float*>(values);
+  const int32_t* zero = reinterpret_cast<const int32_t*>(scale + of_scales);
+  PackedWeight w = {header.n, k, depth, header.magnitude <= kNarrow, zero, values};
+  w.blocks += w.panels() * kind.values(k);
+  w.scale = scale;
   w.value_step = kind.values(k) / 4;
-  if (kind.has_half()) {
-    w.half = {kind.scale_type, reinterpret_cast<const uint16_t*>(at)};
-    at += of_scales * sizeof(uint16_t);
-  } else {
-    w.scale = reinterpret_cast<const float*>(at);
-    at += of_scales * sizeof(float);
-  }
-  if (kind.zeros) {
-    w.zero = reinterpret_cast<const int32_t*>(at);
-    at += of_scales * sizeof(int32_t);
-  }
-  if (kind.has_short_sums()) {
-    w.half.sums = reinterpret_cast<const int16_t*>(at);
-  } else {
-    w.colsum = reinterpret_cast<const int32_t*>(at);
-  }
+  if (kind.zeros) w.zero = zero, w.colsum = zero + of_scales;
   w.group = kind.group != 0 ? kind.group : std::max<int64_t>(depth, kKMultiple);
   w.scale_by_group = kind.scale_by_group;
   w.contents = header.contents;
@@ -225,16 +191,11 @@ void unpack(const PackedWeight& w, int8_t* codes) {
   }
 }
 
-void unpack_values(const Kernels& kernels, const PackedWeight& w, float* scale, int32_t* zero) {
+void unpack_values(const PackedWeight& w, float* scale, int32_t* zero) {
   const int64_t groups = w.scale_by_group ? w.groups() : 1;
-  std::vector<float> wide(w.half.scale == nullptr ? 0 : groups * kPanel);
   for (int64_t p = 0; groups > 0 && p < w.panels(); ++p) {
     const int64_t columns = std::min<int64_t>(kPanel, w.n - p * kPanel), at = p * kPanel * groups;
-    if (w.half.scale != nullptr) {
-      kernels.row->widen(w.half_scales(p), w.half.type, groups * kPanel, wide.data());
-    }
-    const float* from = w.half.scale == nullptr ? w.scales(p) : wide.data();
-    take_values(from, kPanel, columns, groups, scale + at);
+    take_values(w.scales(p), kPanel, columns, groups, scale + at);
     if (w.zero != nullptr) take_values(w.zeros(p), kPanel, columns, groups, zero + at);
   }
   if (w.zero == nullptr) std::fill_n(zero, w.n * groups, 0);

@@ -5,22 +5,14 @@
 //     sums        int32 [T][32]    of the codes of each group; T = 1 where all of K is one, else G
 // then the codes of each panel, int8 [Kp / 4][32][4]: W[n][k] = codes[k / 4][n % 32][k % 4].
 // Kp is K rounded up to 64; what lies beyond N and K is zero.
-//
-// Where each group has a scale and float16 or bfloat16 holds all of them, the header says that
-// type, scales are uint16, and sums int16 if no group is longer than kLongestShort. The codes begin
-// where they would beside float32, since the size of a packed weight follows from its layout alone:
-// zeros lie between them and the values.
 #pragma once
 
 #include <cstdint>
 
 #include "cpu/gemm/header.h"
 #include "cpu/kernels/tables/panel.h"
-#include "types.h"
 
 namespace qfx::cpu {
-
-struct Kernels;
 
 inline int64_t round_up(int64_t x, int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
@@ -31,18 +23,8 @@ inline int64_t padded_k(int64_t k) { return round_up(k, kKMultiple); }
 // Weights up to this magnitude are narrow (kernels.h).
 inline constexpr uint32_t kNarrow = 64;
 
-// Of so many int8 codes any sum is an int16: -128 * 256 is the least of these.
-inline constexpr int64_t kLongestShort = 256;
-
-// Scales of groups in 16 bits, and the sums where these are short.
-struct HalfValues {
-  Dtype type = Dtype::kFloat32;
-  const uint16_t* scale = nullptr;
-  const int16_t* sums = nullptr;
-};
-
-// The codes of a panel follow those of the panel before; its values lie `value_step` times 4 bytes
-// after the values of the panel before.
+// The codes of a panel follow those of the panel before; its values lie `value_step` numbers after
+// the values of the panel before.
 struct PackedWeight {
   int64_t n, k, padded_k;
   bool narrow;
@@ -54,7 +36,6 @@ struct PackedWeight {
   int64_t group = 0;              // of which all of K may be one
   bool scale_by_group = false;
   uint64_t contents = 0;  // checksum, by the header
-  HalfValues half = {};   // instead of `scale`, and of `colsum` where sums are short
 
   int64_t groups() const { return (k + group - 1) / group; }
   int64_t panels() const { return (n + kPanel - 1) / kPanel; }
@@ -65,26 +46,17 @@ struct PackedWeight {
   const int32_t* zeros(int64_t p) const {
     return zero == nullptr ? nullptr : zero + p * value_step;
   }
-  const uint16_t* half_scales(int64_t p) const { return half.scale + p * value_step * 2; }
-  const int16_t* short_sums(int64_t p) const { return half.sums + p * value_step * 2; }
 };
 
 // How a weight of int8 codes is stored.
 struct PackedKind {
   int64_t group = 0;  // as in the header
   bool scale_by_group = false, zeros = false;
-  Dtype scale_type = Dtype::kFloat32;  // of 16 bits only where each group has a scale
 
-  bool has_half() const { return scale_type != Dtype::kFloat32; }
-  bool has_short_sums() const { return has_half() && group <= kLongestShort; }
   int64_t groups(int64_t k) const { return group == 0 ? 1 : (k + group - 1) / group; }
   int64_t scales(int64_t k) const { return scale_by_group ? groups(k) : 1; }
-  // Bytes of the values of a panel, those that there is room for, and bytes of its codes.
-  int64_t values(int64_t k) const {
-    const int64_t scale = has_half() ? 2 : 4, sum = has_short_sums() ? 2 : 4;
-    return kPanel * (scales(k) * (scale + (zeros ? 4 : 0)) + groups(k) * sum);
-  }
-  int64_t room(int64_t k) const { return 4 * kPanel * (scales(k) * (zeros ? 2 : 1) + groups(k)); }
+  // Bytes of the values and of the codes of a panel.
+  int64_t values(int64_t k) const { return 4 * kPanel * (scales(k) * (zeros ? 2 : 1) + groups(k)); }
   int64_t codes(int64_t k) const { return kPanel * padded_k(k); }
 };
 
@@ -92,13 +64,12 @@ struct PackedKind {
 int64_t packed_size(int64_t n, int64_t k, const PackedKind& kind = {});
 
 // What a weight is packed from: codes [N, K]; scale and zero, contiguous, [N, S], or null for 1 and
-// 0. `half`: the scales in a kind's type of 16 bits.
+// 0.
 struct PackedParts {
   const int8_t* codes;
   int64_t n, k, stride_n, stride_k;
   const float* scale = nullptr;
   const int32_t* zero = nullptr;
-  const uint16_t* half = nullptr;
 };
 
 // Packs into out[packed_size] and returns the checksum of the contents.
@@ -112,7 +83,7 @@ void pack_panel(const int8_t* w, int64_t columns, int64_t k, int64_t stride_n, i
 void unpack(const PackedWeight& w, int8_t* codes);
 
 // Scales and zero points [N, S]; 0 where there are none of these.
-void unpack_values(const Kernels& kernels, const PackedWeight& w, float* scale, int32_t* zero);
+void unpack_values(const PackedWeight& w, float* scale, int32_t* zero);
 
 // The packed weight behind `header`, whose fields and size are right.
 PackedWeight packed_weight_of(const PackedHeader& header, const int8_t* data);

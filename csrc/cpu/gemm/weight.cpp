@@ -20,10 +20,7 @@ std::string fault_of_whole(const PackedHeader& header, int64_t limit) {
     return "its header says scales of " + text(header.scale_group) + " in groups of " +
            text(header.group);
   }
-  const auto scales = static_cast<Dtype>(header.scales);
-  const bool half = scales == Dtype::kBFloat16 || scales == Dtype::kFloat16;
-  const bool readable = scales == Dtype::kFloat32 || (half && header.scale_group != 0);
-  if (header.shift > static_cast<uint32_t>(Shift::kZeroPoints) || !readable) {
+  if (header.shift > static_cast<uint32_t>(Shift::kZeroPoints) || header.scales != 0) {
     return "its header says shift " + text(header.shift) + " and scales of type " +
            text(header.scales) + " beside 8 bits";
   }

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "cpu/kernels/dispatch.h"
 #include "cpu/ops/arguments.h"
@@ -28,34 +27,16 @@ struct Values {
 
 // --- 8 bits ---
 
-// The scales in the type of 16 bits that holds them.
-std::vector<uint16_t> narrowed(const Kernels& kernels, const Tensor& scale, Dtype type) {
-  std::vector<uint16_t> half(scale.numel());
-  const int64_t count = scale.numel();
-  for (int64_t i = 0; i < count; i += kPanel) {
-    const int here = static_cast<int>(std::min<int64_t>(kPanel, count - i));
-    kernels.lowbit->narrow(floats(scale) + i, here, type, half.data() + i);
-  }
-  return half;
-}
-
 Tensor pack_whole(const Tensor& codes, const Values& values, int64_t group, bool scale_by_group) {
   STD_TORCH_CHECK(!values.minimum.has_value(), kPack,
                   ": a minimum is given for 8 bits, expected a "
                   "zero point or neither");
   const int64_t n = codes.size(0), k = codes.size(1);
-  const Kernels& kernels = kernels_of(current_isa());
-  PackedKind kind = {group, scale_by_group, values.zero_point.has_value()};
+  const PackedKind kind = {group, scale_by_group, values.zero_point.has_value()};
   const int64_t longest = group == 0 ? k : std::min(group, k);
   STD_TORCH_CHECK(!kind.zeros || longest <= kMaxGroup, kPack, ": a group of ", longest,
                   " with zero points is above ", kMaxGroup,
                   ", where its int32 sum could overflow; pack the weight in groups");
-  std::vector<uint16_t> half;
-  if (scale_by_group) {
-    const auto type = half_type_of(kernels, floats(values.scale), values.scale.numel());
-    kind.scale_type = type.value_or(Dtype::kFloat32);
-    if (kind.has_half()) half = narrowed(kernels, values.scale, kind.scale_type);
-  }
   Tensor packed = empty_packed(packed_size(n, k, kind));
   int8_t* out = written<int8_t>(&packed);
   const PackedParts from = {
@@ -65,8 +46,7 @@ Tensor pack_whole(const Tensor& codes, const Values& values, int64_t group, bool
       codes.stride(0),
       codes.stride(1),
       values.scale.numel() > 0 ? floats(values.scale) : nullptr,
-      kind.zeros && values.scale.numel() > 0 ? ints(*values.zero_point) : nullptr,
-      half.data()};
+      kind.zeros && values.scale.numel() > 0 ? ints(*values.zero_point) : nullptr};
   know_whole(out, pack(from, kind, out));
   return packed;
 }
@@ -180,7 +160,7 @@ Unpacked unpacked(const char* op, Tensor packed, const std::vector<int64_t>& lay
     to.has_minimums = w.few.kind.shift == Shift::kMinimums;
   } else {
     unpack(w.whole, codes);
-    unpack_values(kernels_of(current_isa()), w.whole, scale, zero);
+    unpack_values(w.whole, scale, zero);
     std::fill_n(minimum, to.minimum.numel(), 0.f);
   }
   return to;
