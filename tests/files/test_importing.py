@@ -83,7 +83,6 @@ def test_kinds_of_gguf_keep_their_values(name: str, tmp_path: Path) -> None:
     assert equal(got.up.weight.detach(), values["up.weight"])
     assert equal(got.up.bias.data, values["up.bias"])
     assert str(got.up.scheme) == OF_GGUF[name]
-    assert equal(got.up.scale.half().float(), got.up.scale)  # of groups of zeros, too
     signs = weight_at(tmp_path / "a.gguf", gguf_table_of(tmp_path / "a.gguf").tensors["up.weight"],
                       None).scale.sign()  # fmt: skip
     assert {*signs.unique().tolist()} == (

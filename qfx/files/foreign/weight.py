@@ -14,6 +14,7 @@ from qfx.nn.frozen_state import scheme_tensor
 from qfx.nn.loading import check_finite
 from qfx.nn.saved_values import stream_of
 from qfx.nn.scheme_tensor import KEY
+from qfx.ops.quantize import SMALLEST_SCALE
 from qfx.values.scheme import GROUP_MULTIPLE, PACKED_BITS, PACKED_GROUPS, QSpec, Scheme
 
 # How activations are quantized, None for float ones; "file": as the file says.
@@ -133,14 +134,13 @@ def _turn(codes: Tensor, scale: Tensor, zero: Tensor) -> None:
 
 
 def _fill(codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
-    """Groups of zeros have a scale of 0 in some files, which no operator takes. What they get is a
-    value of float16 too, as all other scales of such files may be."""
+    """Groups of zeros have a scale of 0 in some files, which no operator takes."""
     none = scale == 0
     if bool(none.any()):
         if zero is not None:
             zero.masked_fill_(none, 0)
         _by_group(codes, scale).masked_fill_(none[..., None], 0)
-        scale.masked_fill_(none, torch.finfo(torch.float16).smallest_normal)
+        scale.masked_fill_(none, SMALLEST_SCALE)
 
 
 def _by_group(codes: Tensor, scale: Tensor) -> Tensor:
