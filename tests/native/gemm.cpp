@@ -171,7 +171,8 @@ class GemmTest {
                int64_t stride_k, Place place) {
     sums_.begin(text_of(p.m, p.n, p.k) + ", operands " + name_of(place));
     // Its values are of four bytes each, and so is what it is aligned to.
-    auto* packed = reinterpret_cast<int8_t*>(packed_.get<int32_t>(packed_size(p.n, p.k) / 4, place));
+    auto* packed =
+        reinterpret_cast<int8_t*>(packed_.get<int32_t>(packed_size(p.n, p.k) / 4, place));
     pack({w_.copy(codes, place), p.n, p.k, stride_n, stride_k}, {}, packed);
     Weight opened = {};
     const std::string fault = open_weight(packed, packed_size(p.n, p.k), &opened);
