@@ -31,7 +31,7 @@ NAMING = (
     ),
     Mutant(
         "layers that are guarded share code",
-        old="if config.skip or config.only or config.recipe or config.guard:",
+        old="if config.skip or config.only or config.by_name:",
         new="if config.skip or config.only or config.recipe:",
         tests=("test_guards_of_layers_count_each_by_its_name",),
     ),

@@ -175,8 +175,8 @@ REWRITING = (
     ),
     Mutant(
         "a layer runs with the recipe of another",
-        old="if config.recipe is not None or config.guard is not None:",
-        new="if config.guard is not None:",
+        old="return self.recipe is not None or self.guard is not None",
+        new="return self.guard is not None",
         tests=("test_each_layer_has_the_numbers_of_its_own_recipe",),
     ),
     Mutant(
