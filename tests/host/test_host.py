@@ -26,6 +26,7 @@ from qfx.host import (
     dynamo,
     frame,
     fsdp,
+    gpu_build,
     inductor,
     logs,
     modules,
@@ -494,6 +495,12 @@ def texts_are_where_they_were() -> None:
     assert name not in source_text._TEXTS and name not in linecache.cache
 
 
+def kernels_are_asked_of_the_dispatcher() -> None:
+    assert gpu_build.has_kernel("linear", torch.device("cpu"))
+    assert not gpu_build.has_kernel("linear", torch.device("meta"))
+    assert gpu_build.why_not(torch.device("cpu")) is None
+
+
 CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     frame: {
         frame_is_seen: "names of matmuls: skip, only, recipes and explain",
@@ -536,6 +543,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     },
     shapes: {symbolic_sizes_are_known: "break-evens of symbolic sizes"},
     source_text: {texts_are_where_they_were: "memory of source texts that nobody reads again"},
+    gpu_build: {kernels_are_asked_of_the_dispatcher: "which devices run which schemes in int8"},
     operators: {operators_are_known: "matching operators, what they write, what has kernels"},
     modules: {
         hooks_are_where_they_were: "quantize_ and prepare_qat of linears with hooks",

@@ -170,7 +170,7 @@ class GemmTest {
   void sums_of(const Product& p, const std::vector<int8_t>& codes, int64_t stride_n,
                int64_t stride_k, Place place) {
     sums_.begin(text_of(p.m, p.n, p.k) + ", operands " + name_of(place));
-    // Its values are of four bytes each, and so is what it is aligned to.
+    // Aligned to its values, of four bytes each.
     auto* packed =
         reinterpret_cast<int8_t*>(packed_.get<int32_t>(packed_size(p.n, p.k) / 4, place));
     pack({w_.copy(codes, place), p.n, p.k, stride_n, stride_k}, {}, packed);

@@ -150,10 +150,6 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dynamic(weight=ops.binary_pack(torch.ones(6, 8000))),
         "does not start with the magic bytes QFXW that pack_weight writes",
     ),
-    "odd_address": (
-        lambda: dynamic(weight=torch.cat([PACKED[:1], PACKED])[1:]),
-        "its address is no multiple of 4; a clone of it has one that is",
-    ),
     "version": (
         lambda: dynamic(weight=damaged(4, 9)),
         "it has version 9, this build reads version 4",

@@ -1,7 +1,6 @@
 #include "cpu/gemm/weight.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 
 #include "types.h"
@@ -54,9 +53,6 @@ int64_t size_of(const PackedHeader& header) {
 
 std::string open_weight(const int8_t* data, int64_t size, Weight* weight) {
   PackedHeader header;
-  if (reinterpret_cast<uintptr_t>(data) % alignof(float) != 0) {
-    return "its address is no multiple of 4; a clone of it has one that is";
-  }
   if (size < static_cast<int64_t>(sizeof(header))) {
     return "it has " + text(size) + " bytes, fewer than the header's " + text(sizeof(header));
   }
