@@ -22,8 +22,7 @@ L_in = TypeVar("L_in", contravariant=True)
 
 
 class Round(NamedTuple):
-    """How many answers, the fastest so far, are left in it at most, and how often it runs each
-    trial."""
+    """A round keeps at most `answers` of the fastest and runs each trial `samples` times."""
 
     answers: int
     samples: int
@@ -31,9 +30,10 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How trials are run. `cost`: which seconds count of those of a trial. `close`: a part of the
-    time; what differs by less is equally fast. `enough`: the spread of two rounds behind which no
-    other is run. `together`: several threads run, so that each needs a core."""
+    """A schedule says how trials are run. `cost`: which seconds count of those of a trial.
+    `close`: ways whose times differ by a smaller part of them are equally fast. `enough`: a spread
+    of two rounds below which no other round runs. `together`: several threads run, so that each
+    needs a core."""
 
     rounds: tuple[Round, ...]
     cost: Callable[[Sequence[float]], float]
@@ -69,7 +69,7 @@ class Choice(Generic[P]):
 
 
 class Conditions(Protocol):
-    """What is asked between rounds."""
+    """A machine is asked between rounds whether another one may run."""
 
     def in_time(self) -> bool:
         """Whether another round may begin."""
@@ -81,7 +81,7 @@ class Conditions(Protocol):
 
 
 class Machine(Conditions, Protocol[W_in, L_in]):
-    """What runs a load in a way."""
+    """A timer runs a load in a way and returns its seconds."""
 
     def seconds(self, way: W_in, load: L_in) -> float: ...
 
@@ -171,8 +171,8 @@ def _round(
 
 
 def _cost_in(question: Question[W, L, P], rounds: Sequence[Times]) -> Callable[[int], float]:
-    """What an answer costs, of all samples: the mean logarithm of seconds, so that a percent of any
-    load counts alike."""
+    """Returns a function that gives the cost of an answer: the mean logarithm of the seconds of
+    all samples, so that a percent of any load counts alike."""
 
     def cost(answer: int) -> float:
         logs = []

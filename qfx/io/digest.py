@@ -22,7 +22,7 @@ _AT_ONCE = 2**20  # elements of a tensor that are read as another type
 
 @lru_cache
 def own_digest() -> str:
-    """That of qfx: of its Python sources and of its extension."""
+    """Returns the digest of qfx itself: of its Python sources and of its extension."""
     files = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(_C.__file__)]
     total = hashlib.sha256()
     for file in files:

@@ -132,7 +132,7 @@ def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:
 
 
 def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> dict[str, Any]:
-    """What the steps are given, by name."""
+    """The arguments of the steps, by name."""
     return {
         **how.given,
         "x": x,
@@ -146,7 +146,7 @@ def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> di
 
 
 def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
-    """What they are given besides where gradients are recorded."""
+    """The further arguments of the steps where gradients are recorded."""
     seed = None
     if scheme.backward == "int8":
         seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)

@@ -69,7 +69,7 @@ class Streaming:
 
 
 def next_way(tuner: Tuner[Prefetch, None, Prefetch]) -> Prefetch:
-    """That of the next trial, or the one that was chosen."""
+    """Returns the way of the next trial, or the one that was chosen."""
     if tuner.choice is not None:
         return tuner.choice.parameters
     assert tuner.trial is not None

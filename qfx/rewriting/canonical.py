@@ -181,14 +181,14 @@ def _activated(graph: fx.Graph, activation: str, y: fx.Node) -> fx.Node:
 
 
 def _of_guard(site: Site, guard: Guard) -> dict[str, Any]:
-    """What the operator is given besides that chooses between int8 and float row by row."""
+    """The further arguments of the operator that chooses between int8 and float row by row."""
     w = emit_view(site.view, site.weight)
     w = site.node.graph.call_function(torch.detach, (w,))
     return {"guard": guard.limit, "site": guard.site, "w": w}
 
 
 def _of_training(site: Site, nodes: SiteNodes) -> dict[str, Any]:
-    """What the operator is given besides whose straight-through gradients go to x, to w where it
+    """The further arguments of the operator with straight-through gradients to x, to w where it
     trains, and to the bias."""
     graph, w, seed = site.node.graph, None, None
     if site.weight_trains:

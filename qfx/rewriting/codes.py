@@ -73,7 +73,7 @@ class SiteNodes(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the steps of its lowering are given, by name, that does not depend on the call."""
+        """The arguments of its steps, by name, that are the same at every call."""
         given = of_scheme(self.scheme, self.n, self.rotation) | of_weight(self.packed)
         given |= {"factor": self.factor, "rotation": self.rotation, "n": self.n}
         given |= {"static_scale": self.scale, "static_zero_point": self.zero_point}
@@ -146,7 +146,7 @@ def emit_call(graph: fx.Graph, call: Call, values: Mapping[str, Any], name: str)
 
 
 def emit_step(graph: fx.Graph, step: Step, values: Mapping[str, Any], stem: str) -> Codes:
-    """What a step gives, by name; of several results each is a node."""
+    """Returns the nodes of a step's results, by name."""
     node = emit_call(graph, step.call, step.read(values), f"{stem}_{step.stem}")
     if len(step.gives) == 1:
         return {step.gives[0]: node}

@@ -78,7 +78,7 @@ def _groups(graph: fx.Graph, notes: Notes) -> list[list[_Linear]]:
 
 
 def _linears(graph: fx.Graph) -> Iterator[tuple[_Linear, Any]]:
-    """Those that one call may run, each with what it has in common with others of this call."""
+    """Yields the linears that one call may run, each with what all of that call share."""
     inside, silent = transformed(graph), without_gradients(graph)
     for node in graph.nodes:
         given = _DYNAMIC.match(node) if _DYNAMIC.starts_at(node) else ""
@@ -103,7 +103,7 @@ def _why_apart(first: fx.Node, linear: _Linear, between: int) -> str | None:
 
 
 def _emit(graph: fx.Graph, linears: Sequence[_Linear]) -> None:
-    """What was a linear becomes a part of what the call gives."""
+    """Replaces each linear by a part of the results of one call."""
     first, given = linears[0], [linear.given for linear in linears]
     for linear in linears:
         for node in linear.read("layout", *_OF_EACH):
