@@ -46,7 +46,7 @@ class Load(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How a load may be run: on a format, with these parameters."""
+    """A way runs a load on a format, with these parameters."""
 
     format: str
     parameters: Parameters

@@ -67,7 +67,7 @@ class Kept:
         return f"QFX_{self.kind.upper()}_CACHE"
 
     def cache(self) -> DiskCache | None:
-        """Where they are kept; None where that is off or cannot be."""
+        """Returns the folder of the files, or None where keeping is off or fails."""
         chosen = os.environ.get(self.switch, "")
         if chosen == "0":
             return None

@@ -44,7 +44,7 @@ def _linears(e: Emitter, node: fx.Node) -> None:
 
 
 def _quantization(e: Emitter, given: dict[str, Any]) -> tuple[Any, ...]:
-    """What an instruction begins with: `Quantization` in csrc/cpu/program/linears.cpp."""
+    """Returns the first words of an instruction: `Quantization` in csrc/cpu/program/linears.cpp."""
     factor = given["factor"]
     parts = [e.whole(given["x"]), *([0] if factor is None else [1, e.whole(factor)])]
     return (*parts, *Code(*given["code"]))

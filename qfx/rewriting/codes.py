@@ -189,8 +189,8 @@ class Inputs:
         return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
     def of(self, site: Site, values: Mapping[str, Any], steps: Sequence[Step]) -> Codes:
-        """What these steps give of the site's input, the matrix x [..., K], valid where the site
-        stands; x itself where there are none."""
+        """Returns the results of these steps for the site's input, the matrix x [..., K], valid
+        where the site stands; x itself where there are no steps."""
         if not steps:
             with self.graph.inserting_before(site.node):
                 return {"x": emitted_input(site)}
