@@ -15,6 +15,7 @@ from qfx.generate.making import making
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
 from qfx.generate.rows import MOST_ROWS
+from qfx.generate.shared_factors import equal_factors
 from qfx.generate.step_graph import step_graph
 from qfx.host.source_text import released_source_texts
 from qfx.nn.packed_together import packed_together
@@ -100,7 +101,7 @@ class ModelPrograms:
 
     def _made(self, steps: Any, inputs: tuple[Tensor, ...], one: bool) -> Runner:
         how: dict[str, Any] = {"forward": steps.inner, "layout": steps.layout, "one": one}
-        how["source"] = steps.source
+        how |= {"source": steps.source, "factors": equal_factors(steps.model)}
 
         @released_source_texts()
         def make() -> Runner:

@@ -25,6 +25,7 @@ from qfx.generate.layout import Layout
 from qfx.generate.masks import named
 from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
+from qfx.generate.shared_factors import share_factors
 from qfx.generate.written_out import read_codes
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import NAMES, KVLayer
@@ -182,18 +183,21 @@ def step_graph(
     one: bool,
     vectors: Mapping[str, Tensor],
     inputs: tuple[Tensor, ...],
+    factors: Mapping[str, str],
     source: tuple[int, int] | None = None,
 ) -> fx.GraphModule:
     """The graph of a step, which computes in float32.
 
     `forward`: of the model, as its class has it. `layout`: of the cache's layers. `one`: logits of
     one token are asked for.
-    `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count. `source`:
+    `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count. `factors`: of
+    `equal_factors`. `source`:
     positions and features of the output of an encoder-decoder's encoder, None of other models.
     ValueError where an attention would make floats of all that the cache has room for."""
     known: dict[Any, Any] = {}
     twin = _twin(model, known)
     keep_frequencies(twin)
+    share_factors(twin, factors)
     makes = makes_masks(model)
     if makes:
         by_given_masks(twin)

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 
 def after_each_step(act: Callable[[Iterable[Tensor]], None]) -> None:
@@ -19,3 +22,14 @@ def after_each_step(act: Callable[[Iterable[Tensor]], None]) -> None:
         act(p for p in parameters if p.requires_grad or p.grad is not None)
 
     register_optimizer_step_post_hook(stepped)
+
+
+def before_each_step(act: Callable[[torch.optim.Optimizer], None]) -> None:
+    """Calls `act` with the optimizer before each step of any optimizer of the process, when
+    gradients are there. Edits global state: PyTorch's list of such hooks. Without it an optimizer
+    that trains nothing but biases would not be told."""
+
+    def steps(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        act(optimizer)
+
+    register_optimizer_step_pre_hook(steps)

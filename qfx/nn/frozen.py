@@ -156,9 +156,9 @@ def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
 def _run(steps: Sequence[Step], values: dict[str, Any]) -> dict[str, Any]:
     """The values, and what the steps give."""
     for step in steps:
-        found = step.call(step.read(values))
+        found = step.run(values)
         one = len(step.gives) == 1
-        values |= {name: found if one else found[i] for i, name in enumerate(step.gives)}
+        values.update({step.gives[0]: found} if one else zip(step.gives, found, strict=True))
     return values
 
 

@@ -17,6 +17,7 @@ from qfx.nn.frozen_state import PARTS, FrozenState, kinds, scheme_tensor, taken_
 from qfx.nn.loading import Kind, State, Stored, placed, sent
 from qfx.nn.saved_values import SAVED, code_shapes, loaded_values, saved_scales, saved_values
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
+from qfx.nn.trained_biases import watch
 from qfx.nn.written import Earlier, Weight, check_written, written
 from qfx.ops.lowbit_packing import has_minimums
 from qfx.ops.storage import Values, packed_values, values_of
@@ -88,6 +89,7 @@ class Linear(Stored, nn.Linear):
         self.register_buffer("packed", frozen.packed, persistent=False)
         for name in _OPTIONAL:
             self.register_buffer(name, getattr(frozen, name))
+        watch(self)
 
     @property
     def scheme(self) -> Scheme:
@@ -224,6 +226,7 @@ class Linear(Stored, nn.Linear):
             self._buffers[name] = tensors.get(name)
         self._how = prepared(found.scheme, self.out_features)
         self._hold(loaded_values(tensors, found.scheme, self.in_features))
+        watch(self)
 
     def _hold(self, values: Values) -> None:
         self._buffers["packed"] = packed_values(values, self.scheme.w, self.scheme.group)
@@ -253,6 +256,7 @@ class Linear(Stored, nn.Linear):
         state = dict(state)
         self._how = prepared(state.pop("scheme"), state["out_features"])
         super()._receive(state)
+        watch(self)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self._frozen()

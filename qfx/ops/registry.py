@@ -82,7 +82,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     """
     op = getattr(torch.ops.qfx, name).default
     defaults = [argument.default_value for argument in schema(op).arguments]
-    takes_lists = any(_is_of_tensors(argument.type) for argument in schema(op).arguments)
+    arguments = enumerate(schema(op).arguments)
+    lists = [place for place, argument in arguments if _is_of_tensors(argument.type)]
     gives_list = any(_is_of_tensors(result.type) for result in schema(op).returns)
 
     def forward(ctx: Any, how: tuple[Any, int], *given: Any) -> Any:
@@ -109,7 +110,8 @@ def gradient(name: str, setup: Setup, formula: Formula) -> None:
     def kernel(keyset: Any, *args: Any) -> Any:
         if in_forward_mode():
             refuse_tangents(f"qfx::{name}", args)
-        in_lists = [*_tensors(a for a in args if isinstance(a, list))] if takes_lists else []
+        in_lists = [t for place in lists for t in args[place] if t is not None]
+        in_lists = in_lists if any_requires_grad(*in_lists) else []
         if torch.is_grad_enabled() and any_requires_grad(*args, *in_lists):
             output = function.apply((keyset, len(args)), *args, *in_lists)
             return list(output) if gives_list else output

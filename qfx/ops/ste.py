@@ -112,7 +112,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*saved)
     ctx.set_materialize_grads(False)
     ctx.x_dtype, ctx.shape = x.dtype, x.shape
-    ctx.wants = tuple(isinstance(t, Tensor) and t.requires_grad for t in inputs[:5])
+    ctx.wants = tuple([t is not None and t.requires_grad for t in inputs[:5]])
     ctx.bias_dtype = None if bias is None else bias.dtype
 
 

@@ -125,6 +125,23 @@ def test_a_changed_setting_is_not_served_from_before(
     assert same_bits(uncached(scaled(), monkeypatch), other)
 
 
+def test_a_program_of_equal_factors_serves_no_model_whose_factors_differ(
+    folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads that of q for k and v."""
+
+    def other() -> Tensor:
+        model = compiled()
+        factor = model.model.layers[0].self_attn.k_proj.factor
+        factor.mul_(torch.linspace(-4, 4, len(factor)).exp2())
+        return logits(model)
+
+    first, changed = logits(compiled()), other()
+    assert made == [1, 1] and not torch.equal(first, changed)
+    monkeypatch.setenv(SWITCH, "0")
+    assert same_bits(other(), changed)
+
+
 # --- keys ---
 
 
