@@ -1,4 +1,4 @@
-"""What an optimizer trains of int8 linears: their biases at most, which one warning says."""
+"""A warning for optimizers that train the biases of int8 linears, whose weights do not train."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Step:
         object.__setattr__(self, "sources", sources)
 
     def run(self, values: Values) -> Any:
-        """What the call gives: `call(read(values))`, in a part of the time that this takes."""
+        """Calls the operator: `call(read(values))`, in a part of the time that this takes."""
         call = self.call
         given = [values.get(s) if type(s) is str else _found(s, values) for s in self.sources]
         while len(given) > call.required and given[-1] is None:
