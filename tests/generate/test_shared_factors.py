@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import qfx
-from qfx.generate import step_graph
+from qfx.generate import program_cache, step_graph
 from qfx.generate.shared_factors import equal_factors, share_factors
 from qfx.values.site_recipe import SiteRecipe
 from tests.generate.test_changed import LENGTH, Ran, compiled, current
@@ -44,6 +44,7 @@ def test_a_step_quantizes_what_its_linears_share_once(monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(step_graph, "rewrite", counted)
+    monkeypatch.setenv(program_cache.PROGRAMS.switch, "0")  # made now, and not read
     model: Any = decoder("llama", num_hidden_layers=1)
     qfx.compile_for_generate(model, max_length=LENGTH)
     assert model.model.layers[0].self_attn.q_proj.factor is not None
