@@ -191,8 +191,8 @@ def step_graph(
     `forward`: of the model, as its class has it. `layout`: of the cache's layers. `one`: logits of
     one token are asked for.
     `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count. `factors`: of
-    `equal_factors`. `source`:
-    positions and features of the output of an encoder-decoder's encoder, None of other models.
+    `equal_factors`. `source`: positions and features of the output of an encoder-decoder's encoder,
+    None of other models.
     ValueError where an attention would make floats of all that the cache has room for."""
     known: dict[Any, Any] = {}
     twin = _twin(model, known)

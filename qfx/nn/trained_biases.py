@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -49,14 +49,12 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 
 def _adapts(trained: Iterable[Tensor], linears: Iterable[Linear]) -> bool:
     shapes = {tuple(p.shape) for p in trained if p.dim() == 2}
-    return any(True for linear in linears for _ in _ranks(shapes, linear))
-
-
-def _ranks(shapes: set[tuple[int, ...]], linear: Linear) -> Iterator[int]:
-    n, k = linear.out_features, linear.in_features
-    for r, columns in shapes:
-        if columns == k and r < min(n, k) and (n, r) in shapes:
-            yield r
+    sizes = {(linear.out_features, linear.in_features) for linear in linears}
+    return any(
+        columns == k and r < min(n, k) and (n, r) in shapes
+        for n, k in sizes
+        for r, columns in shapes
+    )
 
 
 before_each_step(_step)
