@@ -15,6 +15,7 @@ Result = TypeVar("Result")
 
 # On the way of every call of an operator, so they are PyTorch's own and no functions here.
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # a context without autograd's kernels
+_innermost_transform: Any = torch._C._functorch.peek_interpreter_stack
 any_requires_grad: Any = torch._C._any_requires_grad  # of its arguments
 
 
@@ -27,6 +28,11 @@ def redispatch_below(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open, so that tensors may be duals."""
     return forward_ad._current_level >= 0
+
+
+def transforming() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp) sees what is called."""
+    return not torch.compiler.is_compiling() and _innermost_transform() is not None
 
 
 def in_compiled_backward() -> bool:

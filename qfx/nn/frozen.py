@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qfx.host.autograd import below_autograd, in_forward_mode
+from qfx.host.tensors import has_values
 from qfx.nn.dtypes import output_dtype
 from qfx.nn.functional import first_order, shifted
 from qfx.ops.forms import Form, form_of, of_scheme, ste_code
@@ -22,6 +24,7 @@ from qfx.ops.layout import layout_of
 from qfx.ops.lowering import Circumstance, Step, lower
 from qfx.ops.packing import Packing
 from qfx.ops.ste import weight_values
+from qfx.ops.storage import Values, packed_values, values_of
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.cache import pack
@@ -38,6 +41,12 @@ class Frozen(NamedTuple):
     x_scale: Tensor | None = None
     x_zero_point: Tensor | None = None
     shift: Tensor | None = None
+
+
+def each(function: Callable[[Tensor], Tensor], frozen: Frozen) -> Frozen:
+    """What the function gives of each tensor."""
+    beside = [None if t is None else function(t) for t in frozen[1:]]
+    return Frozen(function(frozen.packed), *beside)
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
@@ -89,8 +98,9 @@ class Prepared(NamedTuple):
     steps: dict[tuple[bool, bool, bool], tuple[Step, ...]]
 
 
+@cache
 def prepared(scheme: Scheme, n: int) -> Prepared:
-    """Of a weight of `n` rows."""
+    """Of a weight of `n` rows; the same object for the same arguments."""
     rotation = scheme.rotation
     given = {**of_scheme(scheme, n, rotation), "activation": "none", "rotation": rotation}
     if scheme.x is not None:
@@ -194,3 +204,41 @@ def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
     if frozen.factor is None and not scheme.rotation:
         return w_hat
     return ops.rotate(w_hat, frozen.factor, scheme.rotation, True)  # type: ignore[no-any-return]
+
+
+def moved(frozen: Frozen, scheme: Scheme, n: int, k: int, device: torch.device) -> Frozen:
+    """The same weight [N, K] on another kind of device, each of which has its layout; from and to
+    meta there are no values to move."""
+    values = values_of(frozen.packed, scheme.w, scheme.group, n, k)
+    packed = packed_values(Values(*[_moved(t, device) for t in values]), scheme.w, scheme.group)
+    return Frozen(packed, *[_moved(t, device) for t in frozen[1:]])
+
+
+def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    if tensor is None or has_values(tensor):
+        return None if tensor is None else tensor.to(device)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+
+
+def cut(
+    frozen: Frozen,
+    scheme: Scheme,
+    shape: Sequence[int],
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+) -> Frozen | None:
+    """Of some rows and columns of a weight of this shape [N, K]; None where columns are parted
+    within a group, or within a block that is rotated."""
+    n, k = shape
+    units = [unit for unit in (scheme.group, scheme.rotation) if unit]
+    if any(at % unit for unit in units for at in columns if at != k):
+        return None
+    packed, layout = frozen.packed, layout_of(scheme.w, scheme.group, n)
+    if rows != (0, n):
+        packed = ops.cut_weight(packed, layout, k, 0, *rows, scheme.rotation)
+        layout = layout_of(scheme.w, scheme.group, rows[1] - rows[0])
+    if columns != (0, k):
+        packed = ops.cut_weight(packed, layout, k, 1, *columns, scheme.rotation)
+    packed = packed.clone() if packed is frozen.packed else packed
+    of_k = [t if t is None else t[slice(*columns)].clone() for t in (frozen.factor, frozen.shift)]
+    return frozen._replace(packed=packed, factor=of_k[0], shift=of_k[1])

@@ -96,11 +96,16 @@ class Earlier(NamedTuple):
 @without_autocast
 @torch.no_grad()
 def written(
-    value: Tensor, now: Frozen, earlier: tuple[Earlier, ...], scheme: Scheme
+    value: Tensor,
+    now: Frozen,
+    earlier: tuple[Earlier, ...],
+    scheme: Scheme,
+    rounding: float = 0.0,
 ) -> tuple[Frozen, tuple[Earlier, ...]]:
     """What a module holds, and held before, when `value` [N, K] is written to the weight `now`.
 
-    How much of the change the codes keep is logged.
+    `rounding`: of the type that `value` was computed in, relative; 0 of float32. How much of the
+    change the codes keep is logged.
     """
     value, held = value.detach().float(), float_weight(now, scheme, *value.shape)
     change = total = _projected(value - held)
@@ -109,11 +114,22 @@ def written(
         return now, earlier
     for i in reversed(range(len(earlier))):
         total = total + earlier[i].change
-        if bool((total.abs() <= slack).all()):
+        exact = bool((total.abs() <= slack).all())
+        if exact or _lost_in_rounding(total, change, rounding, value, held):
             return earlier[i].frozen, earlier[:i]
     made = _quantized(value, held, now, scheme)
     _tell(value, held, float_weight(made, scheme, *value.shape))
     return made, (*earlier, Earlier(now, change))
+
+
+def _lost_in_rounding(
+    total: Tensor, change: Tensor, rounding: float, value: Tensor, held: Tensor
+) -> bool:
+    """Whether what is left of changes may be the roundings of two sums in a narrow type alone, and
+    the last change has taken back most of the others. (Q13)"""
+    left, sizes = total.square().sum(), value.square().sum() + held.square().sum()
+    expected = total.shape[1] * rounding**2 * sizes
+    return bool(left <= expected and left <= change.square().sum() / 2)
 
 
 def _projected(change: Tensor) -> Tensor:

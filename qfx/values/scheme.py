@@ -103,6 +103,9 @@ class Scheme:
             _check_activation(self.x, self.w)
             _check_groups(self.x, self.w, self.backward)
 
+    def __deepcopy__(self, memo: Any) -> Scheme:
+        return self  # which cannot change: guards of compiled graphs compare it at each call
+
     @property
     def group(self) -> int:
         """How many elements of K are added up by themselves, as a scale of x or w asks for: 0 where

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import inspect
 import linecache
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,7 @@ from qfx.host import (
     optimizers,
     shapes,
     source_text,
+    subclasses,
     tensors,
 )
 
@@ -501,6 +503,58 @@ def kernels_are_asked_of_the_dispatcher() -> None:
     assert gpu_build.why_not(torch.device("cpu")) is None
 
 
+class _Half(Tensor):
+    """Floats that are half of what its tensor holds."""
+
+    held: Tensor
+    __torch_function__ = subclasses.NOT_HEARD
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (found := subclasses.decomposed(func, args, kwargs or {})) is not NotImplemented:
+            return found
+        plain = (a.held / 2 if isinstance(a, _Half) else a for a in args)
+        return func(*plain, **(kwargs or {}))
+
+
+def _half(dtype: torch.dtype = torch.float32) -> _Half:
+    made = subclasses.wrapper(_Half, (3, 2), dtype, torch.device("cpu"))
+    made.held = torch.full((3, 2), 2.0)
+    return made
+
+
+def wrappers_compute_by_their_own_rules() -> None:
+    half = _half()
+    assert torch.equal(half + 1, torch.full((3, 2), 2.0))
+    assert torch.equal(torch.matmul(half, torch.ones(2, 1)), torch.full((3, 1), 2.0))
+    with pytest.raises(RuntimeError, match="data pointer"):
+        half.data_ptr()
+
+
+def wrappers_become_others_and_parameters() -> None:
+    half = _half()
+    reference = weakref.ref(half)
+    assert subclasses.become(half, _half(torch.bfloat16)) and half.dtype == torch.bfloat16
+    assert reference() is half and torch.equal(half.held, torch.full((3, 2), 2.0))
+    assert isinstance(subclasses.as_parameter(half), nn.Parameter) and not half.requires_grad
+    linear = nn.Linear(2, 3)
+    linear.weight = half  # type: ignore[assignment]
+    assert dict(linear.named_parameters())["weight"] is half
+    meta = subclasses.wrapper(_Half, (3, 2), torch.float32, torch.device("meta"))
+    assert not subclasses.become(half, meta)
+
+
+def transforms_are_seen() -> None:
+    seen = []
+
+    def f(x: Tensor) -> Tensor:
+        seen.append(autograd.transforming())
+        return x.sum()
+
+    torch.func.grad(f)(X)
+    assert seen == [True] and not autograd.transforming()
+
+
 CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     frame: {
         frame_is_seen: "names of matmuls: skip, only, recipes and explain",
@@ -523,7 +577,12 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
     inductor: {inductor_takes_operators: "the inner compiler, and reading inputs once"},
     cache_keys: {tags_are_in_cache_keys: "caches on disk that know which qfx compiled"},
     logs: {the_trace_takes_texts: "plans in TORCH_TRACE"},
+    subclasses: {
+        wrappers_compute_by_their_own_rules: "quantized weights are read and written as floats",
+        wrappers_become_others_and_parameters: "casting, loading and assigning quantized weights",
+    },
     autograd: {
+        transforms_are_seen: "gradients by torch.func through int8 linears",
         autograd_is_left_out: "the speed of small calls in inference",
         kernels_redispatch: "gradients of all operators",
         forward_mode_is_seen: "errors in the place of lost tangents",

@@ -1,0 +1,56 @@
+"""Subclasses of Tensor that hold other tensors: making one, making it another, its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from qfx.host.tensors import without_subclass
+
+Kind = TypeVar("Kind", bound=Tensor)
+
+NOT_HEARD: Any = torch._C._disabled_torch_function_impl  # `__torch_function__` of a subclass
+PIN_MEMORY: Any = torch.ops.aten._pin_memory.default
+SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def wrapper(
+    kind: type[Kind],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    strides: Sequence[int] | None = None,
+    offset: Any = None,
+) -> Kind:
+    """A tensor of the subclass without memory of its own: what asks for its address in C++ gets an
+    error and no null pointer."""
+    made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        kind, shape, strides=strides, storage_offset=offset, dtype=dtype, device=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    return made  # type: ignore[no-any-return]
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """The very tensor of a subclass, as a parameter that does not train: `nn.Parameter(tensor)`
+    makes one of an alias, by an operator on which PyTorch imports its distributed tensors."""
+    tensor._is_param = True  # type: ignore[attr-defined]
+    return tensor  # type: ignore[return-value]
+
+
+def become(tensor: Tensor, other: Tensor) -> bool:
+    """Gives `tensor` the shape and type of `other`, without its attributes; returns False where it
+    cannot have them, as on another kind of device."""
+    if not torch._has_compatible_shallow_copy_type(tensor, other):  # type: ignore[attr-defined]
+        return False
+    with without_subclass():
+        SET_DATA(tensor, other)
+    return True
+
+
+def decomposed(operator: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """What an operator gives that is made of others, as matmul; NotImplemented for all else."""
+    return operator.decompose(*args, **kwargs)

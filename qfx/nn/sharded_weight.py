@@ -1,0 +1,49 @@
+"""FSDP's hooks of a quantized weight: what its ranks send each other are codes, never floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.nn.frozen import Frozen
+from qfx.ops.storage import Values, packed_values, values_of
+from qfx.values.scheme import Scheme
+
+
+class ShardedWeight:
+    """The rows of a quantized weight that one rank has, as `fully_shard` calls them."""
+
+    scheme: Scheme
+
+    @property
+    def frozen(self) -> Frozen:
+        """The packed rows, and the numbers that the input is quantized with."""
+        raise NotImplementedError
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """The packed rows of this rank, as many as every rank has, and what all ranks know."""
+        return (self.frozen.packed,), (self.frozen[1:], tuple(outer_size))
+
+    def fsdp_post_all_gather(
+        self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: Any, *, out: Any = None
+    ) -> Any:
+        """The whole weight, of the packed rows of all ranks; into `out` from the second time on."""
+        parts = outputs[0].reshape(-1, self.frozen.packed.numel())
+        beside, size = metadata
+        frozen = Frozen(_joined(parts, self.scheme, (size[0] // len(parts), size[1])), *beside)
+        if out is not None:
+            out.store(frozen)
+            return None
+        whole = type(self).holding(frozen, self.scheme, size, param_dtype)  # type: ignore
+        return whole, (frozen.packed,)
+
+
+def _joined(parts: Tensor, scheme: Scheme, shape: tuple[int, int]) -> Tensor:
+    """Of packed weights of this shape one of the rows of all of them."""
+    each = [values_of(part, scheme.w, scheme.group, *shape) for part in parts]
+    values = [None if v[0] is None else torch.cat(v) for v in zip(*each, strict=True)]
+    return packed_values(Values(*values), scheme.w, scheme.group)  # type: ignore[no-any-return]

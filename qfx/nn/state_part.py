@@ -1,0 +1,74 @@
+"""StatePart: a tensor of a state dict, whose numbers the module has in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.host.tensors import storage_id, tree_leaves, tree_map, version, without_subclass
+
+
+class StatePart(Tensor):
+    """Codes, say, that were unpacked for a state dict. What is written to it, or to a view of it,
+    reaches the module: `for k, v in model.state_dict().items(): v.copy_(new[k])` loads `new`.
+
+    It has memory of its own and is saved as a plain tensor. Writing floats to integers, as an
+    average of two state dicts would, is a TypeError.
+    """
+
+    _stored: Callable[[], None]
+
+    @classmethod
+    def of(cls, tensor: Tensor, stored: Callable[[], None]) -> StatePart:
+        """`tensor` as a part. `stored`: called after its numbers were changed in place."""
+        with without_subclass():
+            part = tensor.as_subclass(cls)
+        part._stored = stored
+        return part
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        parts = [t for t in tree_leaves((args, kwargs)) if isinstance(t, StatePart)]
+        with without_subclass():
+            if func is Tensor.copy_:
+                _check_kind(*args[:2], **kwargs)
+            before = [version(part) for part in parts]
+            found = func(*args, **kwargs)
+            changed = [p for p, was in zip(parts, before, strict=True) if version(p) != was]
+            for stored in dict.fromkeys(part._stored for part in changed):
+                stored()
+            by_memory = {storage_id(part): part for part in parts}
+            return tree_map(lambda each: _alias(each, by_memory), found)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return _plain(self).clone()
+
+
+def _alias(found: Any, by_memory: Mapping[int | None, StatePart]) -> Any:
+    if not isinstance(found, Tensor) or isinstance(found, StatePart):
+        return found
+    part = by_memory.get(storage_id(found))
+    return found if part is None else StatePart.of(found, part._stored)
+
+
+def _check_kind(to: Tensor, of: Any, *args: Any, **kwargs: Any) -> None:
+    if isinstance(of, Tensor) and of.is_floating_point() and not to.is_floating_point():
+        raise TypeError(
+            f"{of.dtype} is written to {to.dtype} of a state dict, codes of a quantized weight, "
+            "which are no floats to average: average parameters instead, as "
+            "torch.optim.swa_utils.AveragedModel does"
+        )
+
+
+def _plain(part: Tensor) -> Tensor:
+    with without_subclass():
+        return torch.Tensor.detach(part).as_subclass(Tensor)

@@ -1,0 +1,149 @@
+"""Operators that do not read a quantized weight as floats: int8 products, copies, what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.host.operators import TO_COPY
+from qfx.host.subclasses import PIN_MEMORY
+from qfx.host.tensors import tree_leaves, tree_map
+from qfx.nn.dequantized import Dequantized, rule
+from qfx.nn.frozen import Frozen, each, linear, moved
+from qfx.nn.quantized_weight import QuantizedWeight
+from qfx.nn.weight_view import WeightView
+from qfx.ops.storage import Values, packed_values
+from qfx.values.floats import FLOATS
+
+aten = torch.ops.aten
+
+
+def _int8(x: Any, weight: Any, bias: Any = None, transposed: bool = False) -> Any:
+    """x @ weight.T + bias, or x @ weight + bias where the weight is `transposed`."""
+    if transposed:
+        whole = isinstance(weight, WeightView) and isinstance(weight.base, QuantizedWeight)
+        region = weight.region() if whole else None
+        if region is None or not region.transposed or weight.shape[::-1] != weight.base.shape:
+            return NotImplemented
+        weight = weight.base
+    if not isinstance(weight, QuantizedWeight) or x.dtype not in FLOATS:
+        return NotImplemented
+    if isinstance(x, Dequantized) or isinstance(bias, Dequantized):
+        return NotImplemented
+    with torch.no_grad():  # whoever records a gradient does so above
+        return linear(x, bias, weight.frozen, weight.how)
+
+
+@rule(aten.linear.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _int8(*args, **kwargs)
+
+
+@rule(aten.addmm.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    bias, x, weight = args
+    plain = not kwargs and bias.dim() == 1
+    return _int8(x, weight, bias, transposed=True) if plain else NotImplemented
+
+
+@rule(aten.mm.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    x, weight = args
+    return _int8(x, weight, transposed=True)
+
+
+@rule(aten.clone.default, TO_COPY, aten.empty_like.default, PIN_MEMORY)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    (weight,), dtype = args[:1], kwargs.get("dtype")
+    if dtype is not None and not (dtype.is_floating_point and func is not aten.empty_like.default):
+        return NotImplemented
+    if isinstance(weight, WeightView):
+        region = weight.region() if isinstance(weight.base, QuantizedWeight) else None
+        if region is None or region.transposed or func is TO_COPY:
+            return NotImplemented
+        made = weight.base.cut(region.rows, region.columns)  # type: ignore[attr-defined]
+        return NotImplemented if made is None else made
+    device = torch.device(kwargs.get("device") or weight.device)
+    if device.type != weight.device.type:
+        n, k = weight.shape
+        return weight.like(moved(weight.frozen, weight.scheme, n, k, device), dtype)
+    copies: dict[Any, Any] = {
+        aten.empty_like.default: torch.empty_like,
+        PIN_MEMORY: Tensor.pin_memory,
+    }
+    copy = copies.get(func, lambda t: t.to(device, copy=True))
+    return weight.like(each(copy, weight.frozen), dtype)
+
+
+@rule(aten.copy_.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    to, of = args[:2]
+    if not (isinstance(to, QuantizedWeight) and isinstance(of, QuantizedWeight)):
+        return NotImplemented
+    same = to.scheme == of.scheme and to.shape == of.shape
+    if not same or not to.store(of.to(to.device).frozen):
+        return NotImplemented  # through floats
+    to.settle()
+    return to
+
+
+@rule(aten.new_zeros.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Memory for some rows of a weight, as FSDP asks for, is that of a quantized weight."""
+    weight, size = args
+    rows_of = isinstance(weight, QuantizedWeight) and len(size) == 2 and size[1] == weight.shape[1]
+    if not rows_of or size[0] > weight.shape[0] or set(kwargs.values()) - {None, False}:
+        return NotImplemented
+    scheme, (codes, scale, zero, minimum) = weight.scheme, weight.unpacked
+    if minimum is not None and bool((minimum != 0).any()):
+        raise ValueError(f"{weight!r} has minimums, of which zeros have none: FSDP cannot shard it")
+    n = size[0]
+    values = Values(
+        torch.zeros_like(codes[:n]),
+        torch.ones_like(scale[:n]),
+        None if zero is None else torch.zeros_like(zero[:n]),
+    )
+    packed = packed_values(values, scheme.w, scheme.group)
+    return weight.holding(weight.frozen._replace(packed=packed), scheme, size, weight.dtype)
+
+
+@rule(aten.copy_.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Rows and columns of a weight go into another as codes."""
+    to, of = args[:2]
+    if not isinstance(to, QuantizedWeight) or not isinstance(of, WeightView):
+        return NotImplemented
+    part = of.clone()
+    same = type(part) is QuantizedWeight and part.scheme == to.scheme and part.shape == to.shape
+    if not same or not to.store(part.frozen):
+        return NotImplemented
+    to.settle()
+    return to
+
+
+def _collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Of each tensor that the weights hold, one after the other."""
+    whole = tree_map(lambda t: t.clone() if isinstance(t, WeightView) else t, args)
+    weights = [t for t in tree_leaves(whole) if isinstance(t, QuantizedWeight)]
+    if any(isinstance(t, Dequantized) for t in tree_leaves(whole) if t not in weights):
+        return NotImplemented
+    work: Any = None
+    for name in Frozen._fields:
+        if getattr(weights[0], name) is not None:
+            sent = tree_map(partial(_inner, name), whole)
+            *_, work = func(*sent, **kwargs)
+            if hasattr(work, "wait"):
+                work.wait()
+    return args[0], work
+
+
+def _inner(name: str, value: Any) -> Any:
+    return getattr(value, name) if isinstance(value, QuantizedWeight) else value
+
+
+if torch.distributed.is_available():
+    rule(torch.ops.c10d.scatter_.default, torch.ops.c10d.broadcast_.default)(_collective)

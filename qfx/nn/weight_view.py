@@ -1,0 +1,145 @@
+"""WeightView: a view of a quantized weight, such as its transpose or some of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx.host.subclasses import wrapper
+from qfx.nn.dequantized import Dequantized, Taken
+
+aten = torch.ops.aten
+
+
+class Region(NamedTuple):
+    """Rows and columns of a weight [N, K], each from a number up to another, and whether they are
+    transposed afterwards."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    transposed: bool = False
+
+
+class WeightView(Dequantized):
+    """A view of a quantized weight: that weight, and the calls that take the view of its floats.
+
+    It is read of the floats of the whole weight; what is written to it goes into the whole weight.
+    """
+
+    base: Dequantized
+    steps: tuple[Taken, ...]
+
+    @staticmethod
+    def __new__(cls, base: Dequantized, steps: tuple[Taken, ...], like: Tensor) -> WeightView:
+        """`like`: a tensor of the shape, strides, offset and type of the view."""
+        place = like.stride(), like.storage_offset()
+        view = wrapper(cls, like.shape, like.dtype, base.device, *place)
+        view.base, view.steps = base, steps
+        return view
+
+    __init__ = object.__init__  # type: ignore[assignment]
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Dequantized`."""
+        whole = self.base.dequantize(dtype if self.dtype == self.base.dtype else None)
+        return self._of(whole).to(dtype or self.dtype)
+
+    def write(self, value: Tensor) -> None:
+        """See `Dequantized`."""
+        whole = self.base.dequantize(value.dtype if self.dtype == self.base.dtype else None)
+        self._of(whole).copy_(value)
+        self.base.write(whole)
+
+    def _of(self, whole: Tensor) -> Tensor:
+        for step in self.steps:
+            whole = step.of(whole)
+        return whole
+
+    def alias(self) -> WeightView:
+        """See `Dequantized`."""
+        return WeightView(self.base, self.steps, self)
+
+    def viewed(self, taken: Taken, like: Tensor) -> WeightView:
+        """See `Dequantized`."""
+        return WeightView(self.base, (*self.steps, taken), like)
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> Any:
+        """Raises ValueError: rows that FSDP has padded are no weight of their own."""
+        raise ValueError(
+            f"FSDP: the {outer_size[0]} rows of a quantized weight are no multiple of its ranks; "
+            "leave it out (fully_shard(ignored_params=...)) or float (qfx.Config(skip=[...]))"
+        )
+
+    def fsdp_post_all_gather(self, *_: Any, **__: Any) -> Any:
+        """Is not called, as nothing was gathered."""
+        raise NotImplementedError
+
+    def region(self) -> Region | None:
+        """What it is of the weight, where it is rows and columns of it; None of other views."""
+        found = [(0, self.base.shape[0]), (0, self.base.shape[1])]
+        turned = False
+        for step in self.steps:
+            if _turns(step):
+                turned = not turned
+            elif (cut := _cut(step, found, turned)) is not None:
+                axis, begin, end = cut
+                low, high = found[axis]
+                found[axis] = (low + _within(begin, high - low), low + _within(end, high - low))
+            else:
+                return None
+        return Region(found[0], found[1], turned)
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        geometry = tuple(self.shape), tuple(self.stride()), self.storage_offset(), self.dtype
+        return ["base"], (self.steps, *geometry)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> WeightView:
+        steps, *_, offset, dtype = context
+        room = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
+        like = torch.empty(room, dtype=dtype, device="meta").as_strided(size, stride, offset)
+        return WeightView(inner["base"], steps, like)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"WeightView({list(self.shape)} of {self.base!r})"
+
+
+def _turns(step: Taken) -> bool:
+    if step.func is aten.transpose.int:
+        return {each % 2 for each in step.args} == {0, 1}
+    return step.func in (aten.t.default, aten.numpy_T.default) or (
+        step.func is aten.permute.default and [each % 2 for each in step.args[0]] == [1, 0]
+    )
+
+
+def _cut(
+    step: Taken, found: Sequence[tuple[int, int]], turned: bool
+) -> tuple[int, int, int | None] | None:
+    """The axis of the weight that a step cuts, and from where up to where."""
+    given = dict(zip(("dim", "start", "end", "step"), step.args, strict=False))
+    if step.func is aten.slice.Tensor and given.get("step", 1) == 1:
+        axis = (given.get("dim", 0) % 2) ^ turned
+        return axis, given.get("start") or 0, given.get("end")
+    if step.func in (aten.split.Tensor, aten.split_with_sizes.default):
+        dim = step.args[1] if len(step.args) > 1 else step.kwargs.get("dim", 0)
+        axis, place, sizes = (dim % 2) ^ turned, step.place or 0, step.args[0]
+        if isinstance(sizes, int):
+            return axis, place * sizes, (place + 1) * sizes
+        return axis, sum(sizes[:place]), sum(sizes[: place + 1])
+    if step.func is aten.narrow.default:
+        dim, start, length = step.args
+        start = _within(start, found[(dim % 2) ^ turned][1] - found[(dim % 2) ^ turned][0])
+        return (dim % 2) ^ turned, start, start + length
+    return None
+
+
+def _within(number: int | None, size: int) -> int:
+    """A place among `size`, where negative ones count from the end and None is the end."""
+    if number is None:
+        return size
+    return min(max(number + size if number < 0 else number, 0), size)
