@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.generate.private_names import ATTENTION
+from qfx.generate.served_linear import named_tensors
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.weights.change_detection import Stamp, stamp_of
 
@@ -22,8 +23,8 @@ NOT_OWN = frozenset(vars(nn.Module()))
 def tensors_of(model: nn.Module) -> tuple[Tensor, ...]:
     """Those that a state dict has: others a model may write as it runs, as tables of positions."""
     unsaved = {id(b) for module in model.modules() for b in unsaved_buffers(module)}
-    tensors = (*model.parameters(), *model.buffers())
-    return tuple(t for t in tensors if id(t) not in unsaved)
+    tensors = {id(tensor): tensor for _, tensor in named_tensors(model)}
+    return tuple(t for at, t in tensors.items() if at not in unsaved)
 
 
 def values_of(tensors: tuple[Tensor, ...]) -> list[Stamp]:

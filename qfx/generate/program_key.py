@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qfx.generate.code import told_code
 from qfx.generate.model_state import NOT_OWN, attention_of, hooks_on
+from qfx.generate.served_linear import is_served, named_tensors
 from qfx.generate.told import Teller, Unknown
 from qfx.host.modules import global_hooks
 from qfx.host.tensors import storage_id, watched
@@ -53,9 +54,7 @@ def values_digest(held: Mapping[str, Tensor]) -> str:
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
     """By every name, those that no state dict has too."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    buffers = model.named_buffers(remove_duplicate=False)
-    return dict(sorted([*parameters, *buffers], key=itemgetter(0)))
+    return dict(sorted(named_tensors(model), key=itemgetter(0)))
 
 
 def _parts(
@@ -126,4 +125,5 @@ def _module(module: nn.Module, tell: Callable[[Any], str]) -> str:
         raise Unknown(f"a {type(module).__name__} has hooks")
     own = {n: v for n, v in sorted(vars(module).items()) if n not in NOT_OWN}
     missing = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is None]
-    return tell((module.training, own, module._modules, missing, sorted(module._buffers)))
+    scheme = str(module.scheme) if is_served(module) else ""  # type: ignore[attr-defined]
+    return tell((module.training, own, module._modules, missing, sorted(module._buffers), scheme))

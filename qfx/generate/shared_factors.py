@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from qfx.generate.served_linear import is_served
 from qfx.host.tensors import has_values
-from qfx.nn.linear import Linear
 
 
 def equal_factors(model: nn.Module) -> dict[str, str]:
@@ -18,7 +18,7 @@ def equal_factors(model: nn.Module) -> dict[str, str]:
     first: dict[tuple[str, bytes], str] = {}
     same: dict[str, str] = {}
     for name, module in model.named_modules():
-        factor = module._buffers.get("factor") if isinstance(module, Linear) else None
+        factor = module.factor if is_served(module) else None
         if factor is not None and has_values(factor):
             key = str(factor.device), factor.cpu().numpy().tobytes()
             if (other := first.setdefault(key, name)) != name:

@@ -25,6 +25,7 @@ from qfx.generate.layout import Layout
 from qfx.generate.masks import named
 from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
+from qfx.generate.served_linear import ServedLinear, is_served
 from qfx.generate.shared_factors import share_factors
 from qfx.generate.written_out import read_codes
 from qfx.hf.cross_kv_layer import CrossKVLayer
@@ -228,8 +229,9 @@ def _twin(module: Any, known: dict[Any, Any]) -> Any:
     and threads may be in the model's."""
     if module is None or module in known:
         return known.get(module)
-    twin = known[module] = module.__class__.__new__(module.__class__)
-    for name, value in vars(module).items():
+    source = ServedLinear.of(module) if is_served(module) else module
+    twin = known[module] = source.__class__.__new__(source.__class__)
+    for name, value in vars(source).items():
         if name in ("_parameters", "_buffers"):
             value = dict(value)
         elif name == "_modules":

@@ -36,7 +36,8 @@ def sizes_of(module: nn.Module) -> tuple[int, int]:
 
 def as_linear(module: nn.Module) -> nn.Linear:
     """The module itself, an embedding too; of one whose weight is [K, N], an nn.Linear with its
-    weight transposed, a view of the same memory, and its very bias."""
+    weight transposed, a view of the same memory, and its very bias, and which says so:
+    `floats_are_transposed`."""
     if not is_transposed(module):
         assert isinstance(module, nn.Linear | nn.Embedding)
         return module  # type: ignore[return-value]
@@ -46,6 +47,7 @@ def as_linear(module: nn.Module) -> nn.Linear:
     assert isinstance(weight, nn.Parameter)
     linear.weight = nn.Parameter(weight.detach().t(), requires_grad=weight.requires_grad)
     linear.bias = module.bias  # type: ignore[assignment]
+    linear.floats_are_transposed = True  # type: ignore[assignment]
     return linear.train(module.training)
 
 

@@ -90,6 +90,14 @@ class Stored(Checked):
         """Holds what was `taken_from` a state: those very tensors, or copies on its device."""
         raise NotImplementedError
 
+    def repacked(self, packed: Tensor) -> None:
+        """The packed weight lies in `packed` from now on."""
+        self.packed = packed
+
+    def _place(self) -> Tensor:
+        """A tensor on the device where its numbers lie."""
+        return self.packed
+
     def saved_parts(self) -> Sequence[str]:
         """Those of PARTS that it would save; nothing is unpacked to tell them."""
         return [name for name in self.PARTS if self._buffers.get(name, 0) is not None]
@@ -110,7 +118,9 @@ class Stored(Checked):
                 + ". What is to be trained is left float: qfx.Config(skip=[...])",
                 stacklevel=2,
             )
-        return super().requires_grad_(requires_grad)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "qfx: requires_grad of a quantized weight")
+            return super().requires_grad_(requires_grad)
 
     def check_state(self, state: State, prefix: str) -> None:
         """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
@@ -134,13 +144,14 @@ class Stored(Checked):
         ours = {prefix + name for name in self.PARTS}
         try:
             found = self._checked(state_dict, prefix)
-            for name in ("bias", *self.PARTS[1:]):
-                check_place(state_dict.get(prefix + name), prefix + name, self.packed, assign)
+            for name in ("bias", "weight", *self.PARTS[1:]):
+                check_place(state_dict.get(prefix + name), prefix + name, self._place(), assign)
         except ValueError as why:
             errors.append(str(why))
             return
         if found is None:
             missing += [prefix + name for name in self.saved_parts()]
+        ours.add(f"{prefix}weight")  # which nothing loads that is not checked
         others = {key: value for key, value in state_dict.items() if key not in ours}
         absent: list[str] = []
         super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)

@@ -34,7 +34,7 @@ def packed_together(model: nn.Module) -> None:
             former = tensors.pop(0)
             new = room.empty(former.shape, former.dtype).copy_(former)
             for linear in owners.pop(id(former)):
-                linear.packed = new
+                linear.repacked(new)
             del former
     trim()
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from qfx.host.tensors import storage_id
 from qfx.nn.loading import Stored
+from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.trained_state import TrainedState
 
 _SHOWN = 4  # kinds of modules in a sentence
@@ -108,6 +109,8 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(module, Stored):
         own += module.named_buffers(recurse=False)
     for name, tensor in own:
+        if isinstance(tensor, QuantizedWeight):
+            continue
         trained = isinstance(module, TrainedState) and name == "weight"
         if not is_lazy(tensor) and tensor.is_floating_point() and not trained:
             yield name, tensor

@@ -167,7 +167,7 @@ def check_model(model: Any, values: dict[str, Tensor], dtype: torch.dtype) -> No
     for name, value in values.items():
         owner = name.removesuffix(".weight")
         if owner in linears:
-            assert equal(linears[owner].weight.detach(), value), name
+            assert equal(linears[owner].weight.dequantize(torch.float32), value), name
         else:
             assert equal(state[name].detach(), value.to(dtype)), name
     assert len(linears) >= 7

@@ -56,7 +56,7 @@ def test_weights_that_change(ran: Ran) -> None:
     model.load_state_dict(before)
     assert torch.equal(current(model, ran), text)
     up = model.model.layers[0].mlp.up_proj
-    up.weight = -up.weight
+    up.weight.data.neg_()
     assert not torch.equal(current(model, ran), text)
 
 

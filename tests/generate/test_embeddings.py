@@ -13,6 +13,7 @@ from torch import Tensor
 
 import qfx
 from qfx.generate import load_programs, save_programs
+from qfx.generate.served_linear import named_tensors
 from qfx.hf import KVCache
 from qfx.nn import Embedding
 from tests.generate.test_decoders import STEPS, logits, prompt
@@ -74,7 +75,7 @@ def test_a_program_holds_no_floats_of_the_table() -> None:
     ((run,),) = (model.forward.runners[1, 1, (), torch.float32].parts,)
     held = {storage.data_ptr() for storage in run.held}
     assert embedding.packed.untyped_storage().data_ptr() in held
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    own = {t.untyped_storage().data_ptr() for _, t in named_tensors(model)}
     made = sum(s.nbytes() for s in run.held if s.data_ptr() not in own)
     assert run.bytes[0] + made < 4 * vocabulary * 64 / 4
 

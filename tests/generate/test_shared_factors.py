@@ -12,6 +12,7 @@ from torch import nn
 
 import qfx
 from qfx.generate import program_cache, step_graph
+from qfx.generate.served_linear import ServedLinear
 from qfx.generate.shared_factors import equal_factors, share_factors
 from qfx.values.site_recipe import SiteRecipe
 from tests.generate.test_changed import LENGTH, Ran, compiled, current
@@ -25,11 +26,13 @@ def _smoothed(*factor: float) -> qfx.nn.Linear:
 
 def test_equal_factors_become_one_tensor_and_others_stay() -> None:
     made = [_smoothed(*factor) for factor in ((1.0, 2.0), (1.0, 2.0), (2.0, 1.0))]
-    twin = nn.ModuleList([*made, _smoothed(1.0, 2.0).to("meta"), nn.Linear(2, 2)])
-    same = equal_factors(twin)
+    model = nn.ModuleList([*made, _smoothed(1.0, 2.0).to("meta"), nn.Linear(2, 2)])
+    same = equal_factors(model)
     assert same == {"1": "0"}
+    twin = nn.ModuleList(map(ServedLinear.of, made))
     share_factors(twin, same)
-    one, its, other = (module.factor for module in made)
+    one, its, other = (module._buffers["factor"] for module in twin)
+    assert made[0].factor is not made[1].factor
     assert one is its and one is not other
     assert other is not None and other.tolist() == [2.0, 1.0]
 

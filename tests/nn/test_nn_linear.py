@@ -117,7 +117,7 @@ def x_values(module: qfx.nn.Linear) -> Tensor:
 
 def w_values(module: qfx.nn.Linear) -> Tensor:
     """w'^, in float64. (Q5) (Q14)"""
-    codes, *each = module._values
+    codes, *each = module.quantized.unpacked
     group = module.scheme.w.group or K
     scale, zero, minimum = (
         0 if v is None else v.reshape(N, -1).double().repeat_interleave(group, 1)[:, :K]
@@ -146,7 +146,9 @@ def test_weight_is_within_a_step(row: str) -> None:
     module, scheme = made(row), scheme_of(row)
     wanted = transformed_weight(float_linear().weight.detach(), module.factor, scheme.block(K))
     group, moved = scheme.w.group or K, 2.0**-9 * scheme.w.packed
-    step = module._values.scale.reshape(N, -1).repeat_interleave(group, 1)[:, :K].double()
+    step = (
+        module.quantized.unpacked.scale.reshape(N, -1).repeat_interleave(group, 1)[:, :K].double()
+    )
     error = (w_values(module) - wanted.double()).abs()
     assert (error <= step * (0.5 + 255 * 2.0**-20 + moved * 2**scheme.w.bits)).all()
     assert module.codes.dtype == torch.int8 and module.codes.shape == (N, K)
@@ -225,14 +227,15 @@ def _by_safetensors(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]
 
 @BY_ROWS
 def test_the_numbers_of_the_weight_are_those_that_are_saved(row: str) -> None:
-    """Made of the packed weight, beside which no buffer holds them."""
+    """Made of the packed weight, beside which nothing holds them."""
     module = made(row)
-    state, held = module.state_dict(), dict(module.named_buffers())
+    state, held = module.state_dict(), module.quantized.frozen._asdict()
     assert torch.equal(module.scale, state["scale"].float())
     zero = state.get("zero_point")
     assert (module.zero_point is None) == (zero is None) == scheme_of(row).w.symmetric
     assert module.zero_point is None or torch.equal(module.zero_point, zero)  # type: ignore
     assert "packed" in held and not {"codes", "scale", "zero_point", "minimum"} & {*held}
+    assert not dict(module.named_buffers()) and "weight" in dict(module.named_parameters())
 
 
 @BY_ROWS
@@ -295,7 +298,7 @@ def test_half_types(row: str, dtype: torch.dtype) -> None:
     wanted = outputs(module, X.to(dtype).float())
     half = copy.deepcopy(module).to(dtype)
     got = outputs(half, X.to(dtype))
-    assert got.dtype == dtype and half._values.scale.dtype == torch.float32
+    assert got.dtype == dtype and half.quantized.unpacked.scale.dtype == torch.float32
     unit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11
     size = float(wanted.abs().max())
     coarse = 6 if scheme_of(row).x is None and scheme_of(row).rotation else 1  # x' is rounded too
@@ -332,7 +335,7 @@ def test_exported_with_any_number_of_rows(row: str) -> None:
 def test_bias_comes_from_the_float_linear() -> None:
     linear = float_linear()
     module = qfx.nn.Linear.from_float(linear)
-    assert module.bias is linear.bias and [n for n, _ in module.named_parameters()] == ["bias"]
+    assert module.bias is linear.bias and [*dict(module.named_parameters())] == ["weight", "bias"]
     assert "in_features=192, out_features=40, bias=True, scheme=xs8r_ws8r" in repr(module)
 
 
@@ -418,7 +421,7 @@ def _model() -> nn.Sequential:
 def held(model: nn.Module) -> int:
     """Bytes of parameters and buffers."""
     tensors = [*model.parameters(), *model.buffers()]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for t in tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -434,6 +437,7 @@ def test_memory_falls(dtype: torch.dtype) -> None:
     assert held(model) <= K * 256 + 256 * 64 + biases + 8 * padded_n + 2 * 128
     assert all(reference.expired() for reference in references)
     assert outputs(model, X.to(dtype)).dtype == dtype
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) < 1.1 * held(model)
 
 
 def test_model_is_close_to_float() -> None:
@@ -558,12 +562,14 @@ def test_there_is_no_second_derivative() -> None:
 def test_a_pickled_module_says_its_scheme_and_nothing_of_this_build() -> None:
     """Codes, and the scheme by itself; those of earlier builds, under their name, are read too."""
     module = qfx.nn.Linear.from_float(nn.Linear(65, 8), qfx.Scheme(w=qfx.QSpec(bits=4, group=64)))
-    state = module.__getstate__()
-    assert state["scheme"] == module.scheme and "_how" not in state
-    assert torch.equal(state["_buffers"]["codes"], module.codes)
-    buffers = dict(state["_buffers"])
-    earlier = {**state, "_buffers": {"packed": buffers.pop("codes"), **buffers}}
-    for kept in (state, earlier):
+    assert b"Prepared" not in pickle.dumps(module)
+    state = dict(module.__getstate__())
+    own = {"bias": state["_parameters"]["bias"]}
+    state |= {"scheme": module.scheme, "_parameters": own}
+    numbers = {"codes": module.codes, "scale": module.scale}
+    of_0_2 = {"packed" if name == "codes" else name: t for name, t in numbers.items()}
+    for buffers in (numbers, of_0_2):
+        kept = state | {"_buffers": {**buffers, "factor": None}}
         again = qfx.nn.Linear.__new__(qfx.nn.Linear)
         again.__setstate__(kept)
         assert again.scheme == module.scheme and "scheme" in kept  # which may be used again

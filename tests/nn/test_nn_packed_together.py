@@ -19,13 +19,13 @@ def _model(scheme: str = "w8a8") -> nn.Sequential:
     twin = copy.deepcopy(linears[0])
     model = nn.Sequential(linears[0], nn.ReLU(), linears[2], twin, linears[1]).eval()
     qfx.quantize_(model, qfx.Config(scheme=scheme))
-    model[3].packed = model[0].packed
+    model[3].weight = model[0].weight
     return model
 
 
 def _places(model: nn.Module) -> list[tuple[int, int]]:
     """Where each packed weight begins, and the line behind it."""
-    tensors = {id(t): t for n, t in model.named_buffers() if n.endswith("packed")}
+    tensors = {id(m.packed): m.packed for m in model.modules() if isinstance(m, qfx.nn.Linear)}
     return [(t.data_ptr(), t.data_ptr() + -(-t.nbytes // 64) * 64) for t in tensors.values()]
 
 
@@ -67,7 +67,7 @@ def test_a_weight_that_was_written_moves_again() -> None:
     model, x = _model(), torch.randn(3, 128)
     packed_together(model)
     with torch.no_grad():
-        model[2].weight = torch.randn(128, 128)
+        model[2].weight.data = qfx.nn.Linear.from_float(nn.Linear(128, 128)).weight.data
     assert not _follow(_places(model))
     before = model(x)
     packed_together(model)

@@ -48,7 +48,11 @@ LOOKS: dict[str, tuple[Callable[[ast.AST], bool], dict[str, str]]] = {
     "a hash of values": (_attribute("content", "_C"), {HOME: ""}),
     "versions": (
         _taken("version", "qfx.host.tensors"),
-        {HOME: "", "weights.model_snapshot": RESTORES},
+        {
+            HOME: "",
+            "weights.model_snapshot": RESTORES,
+            "nn.state_part": "stores what a call has written",
+        },
     ),
     "addresses": (
         _attribute("data_ptr"),
@@ -63,6 +67,7 @@ LOOKS: dict[str, tuple[Callable[[ast.AST], bool], dict[str, str]]] = {
             "files.tensor_file": BYTES,
             "weights.offload": BYTES,
             "weights.huge_pages": BYTES,
+            "nn.quantized_weight": "has an address for whoever tells tied parameters by it",
         },
     ),
     "SHA-256": (
