@@ -14,6 +14,7 @@ Kind = TypeVar("Kind", bound=Tensor)
 
 NOT_HEARD: Any = torch._C._disabled_torch_function_impl  # `__torch_function__` of a subclass
 PIN_MEMORY: Any = torch.ops.aten._pin_memory.default
+keeping_version: Any = torch.autograd._unsafe_preserve_version_counter  # of a tensor, inside
 SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.host.subclasses import keeping_version
 from qfx.nn.frozen import Frozen
 from qfx.ops.storage import Values, packed_values, values_of
 from qfx.values.scheme import Scheme
@@ -26,6 +27,7 @@ class ShardedWeight:
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
         """The packed rows of this rank, as many as every rank has, and what all ranks know."""
+        refuse_padding(mesh, outer_size)
         return (self.frozen.packed,), (self.frozen[1:], tuple(outer_size))
 
     def fsdp_post_all_gather(
@@ -36,10 +38,22 @@ class ShardedWeight:
         beside, size = metadata
         frozen = Frozen(_joined(parts, self.scheme, (size[0] // len(parts), size[1])), *beside)
         if out is not None:
-            out.store(frozen)
+            with keeping_version(out.packed):  # which backward may have saved before it was freed
+                out.packed.copy_(frozen.packed)
             return None
+        frozen = frozen._replace(packed=frozen.packed.clone())  # memory that FSDP can give back
         whole = type(self).holding(frozen, self.scheme, size, param_dtype)  # type: ignore
         return whole, (frozen.packed,)
+
+
+def refuse_padding(mesh: Any, size: Any) -> None:
+    """Raises ValueError, on every rank, where some would have fewer rows of the weight [N, K]."""
+    ranks = mesh.size()
+    if size[0] % ranks:
+        raise ValueError(
+            f"FSDP: the {size[0]} rows of a quantized weight are no multiple of {ranks} ranks; "
+            "leave it out (fully_shard(ignored_params=...)) or float (qfx.Config(skip=[...]))"
+        )
 
 
 def _joined(parts: Tensor, scheme: Scheme, shape: tuple[int, int]) -> Tensor:

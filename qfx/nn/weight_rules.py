@@ -95,6 +95,8 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Memory for some rows of a weight, as FSDP asks for, is that of a quantized weight."""
     weight, size = args
+    if isinstance(weight, WeightView) and weight.region() is not None:
+        weight = weight.base
     rows_of = isinstance(weight, QuantizedWeight) and len(size) == 2 and size[1] == weight.shape[1]
     if not rows_of or size[0] > weight.shape[0] or set(kwargs.values()) - {None, False}:
         return NotImplemented
@@ -128,14 +130,13 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Of each tensor that the weights hold, one after the other."""
     whole = tree_map(lambda t: t.clone() if isinstance(t, WeightView) else t, args)
-    weights = [t for t in tree_leaves(whole) if isinstance(t, QuantizedWeight)]
-    if any(isinstance(t, Dequantized) for t in tree_leaves(whole) if t not in weights):
-        return NotImplemented
+    sent = [t for t in tree_leaves(whole) if isinstance(t, Tensor)]
+    if not all(isinstance(t, QuantizedWeight) for t in sent):
+        return NotImplemented  # parts that are no weights of their own are sent as floats
     work: Any = None
     for name in Frozen._fields:
-        if getattr(weights[0], name) is not None:
-            sent = tree_map(partial(_inner, name), whole)
-            *_, work = func(*sent, **kwargs)
+        if getattr(sent[0], name) is not None:
+            *_, work = func(*tree_map(partial(_inner, name), whole), **kwargs)
             if hasattr(work, "wait"):
                 work.wait()
     return args[0], work

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qfx.host.subclasses import wrapper
 from qfx.nn.dequantized import Dequantized, Taken
+from qfx.nn.sharded_weight import refuse_padding
 
 aten = torch.ops.aten
 
@@ -70,10 +71,7 @@ class WeightView(Dequantized):
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> Any:
         """Raises ValueError: rows that FSDP has padded are no weight of their own."""
-        raise ValueError(
-            f"FSDP: the {outer_size[0]} rows of a quantized weight are no multiple of its ranks; "
-            "leave it out (fully_shard(ignored_params=...)) or float (qfx.Config(skip=[...]))"
-        )
+        refuse_padding(mesh, outer_size)
 
     def fsdp_post_all_gather(self, *_: Any, **__: Any) -> Any:
         """Is not called, as nothing was gathered."""

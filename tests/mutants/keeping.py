@@ -71,9 +71,9 @@ KEEPING = (
     ),
     Mutant(
         "codes are loaded under the scheme that the module had",
-        old="        self._how = prepared(found.scheme, self.out_features)\n",
-        new="",
-        tests=("test_any_module_takes_the_scheme_of_the_file",),
+        old="same = self.scheme == other.scheme and self.shape == other.shape",
+        new="same = self.shape == other.shape",
+        tests=("test_loading[scheme]",),
     ),
     Mutant(
         "codes below the scheme's range are loaded",

@@ -36,10 +36,28 @@ MODULES = (
         tests=("test_the_error_says_what_is_wrong",),
     ),
     Mutant(
-        "a copied module forgets its groups",
-        old="packed_values(values, self.scheme.w, self.scheme.group)",
-        new="packed_values(values, self.scheme.w, 0)",
-        tests=("test_copies_give_the_same_bits",),
+        "what an operator writes to the floats of a weight is not stored",
+        old="        tensor.write(floats[id(tensor)])",
+        new="        del tensor",
+        tests=("test_what_is_written_is_there",),
+    ),
+    Mutant(
+        "floats are written to the codes of a state dict",
+        old="of.is_floating_point() and not to.is_floating_point()",
+        new="of.is_floating_point() and to.is_complex()",
+        tests=("test_the_state_dict_can_be_written_and_takes_no_floats_for_codes",),
+    ),
+    Mutant(
+        "the float weight of a Conv1D is taken as that of a linear",
+        old="return weight.t() if turned else weight",
+        new="return weight",
+        tests=("test_a_float_checkpoint_of_square_weights_is_turned",),
+    ),
+    Mutant(
+        "a loaded weight forgets its groups",
+        old="packed_values(values, found.scheme.w, found.scheme.group)",
+        new="packed_values(values, found.scheme.w, 0)",
+        tests=("test_state_dict_round_trip[xs8r_ws4g64]",),
     ),
     Mutant(
         "a functional linear quantizes its weight per row, whatever its axes",

@@ -1,0 +1,101 @@
+"""Quantized weights in two processes: FSDP2 and tensor parallelism run int8 on codes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import qfx
+from qfx.nn.quantized_weight import QuantizedWeight
+
+X = torch.randn(16, 128, generator=torch.Generator().manual_seed(3))
+SCHEMES = ("w8a8", "w4a8", "w8a8-groups")
+
+
+def _model(scheme: str, width: int = 256) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(128, width), nn.GELU(), nn.Linear(width, 128)).eval()
+    return qfx.quantize_(net, qfx.Config(scheme=scheme))
+
+
+def _y(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(X)  # type: ignore[no-any-return]
+
+
+def _fsdp(scheme: str, mesh: Any) -> None:
+    model = _model(scheme)
+    expected = _y(copy.deepcopy(model))
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh)
+    own = model[0].weight
+    assert isinstance(own, DTensor) and type(own.to_local()) is QuantizedWeight
+    assert own.to_local().nbytes < 0.6 * _model(scheme)[0].weight.nbytes
+    for _ in range(2):  # the second time into the memory of the first
+        assert torch.equal(_y(model), expected)
+    model(X).square().sum().backward()  # the biases
+
+
+def _uneven(mesh: Any) -> None:
+    model = _model("w8a8", width=255)
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(ValueError, match="255 rows of a quantized weight are no multiple of 2"):
+        _y(model)
+
+
+def _tensor_parallel(scheme: str, mesh: Any) -> None:
+    model = _model(scheme)
+    expected = _y(copy.deepcopy(model))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model = parallelize_module(model, mesh, plan)
+    for i in (0, 2):
+        assert type(model[i].weight.to_local()) is QuantizedWeight
+    assert float(qfx.sqnr(expected, _y(model))) > 25
+    x = X.clone().requires_grad_()
+    model(x).square().sum().backward()
+    assert x.grad is not None and bool(x.grad.isfinite().all())
+
+
+def _distributed(scheme: str, mesh: Any) -> None:
+    weight = _model(scheme)[0].weight
+    for dim in (0, 1):
+        for source in (0, None):
+            local: Any = distribute_tensor(weight, mesh, [Shard(dim)], src_data_rank=source)
+            part = weight.dequantize().chunk(2, dim)[dist.get_rank()]
+            assert type(local.to_local()) is QuantizedWeight
+            assert torch.equal(local.to_local().dequantize(), part)
+
+
+def _run(rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for scheme in SCHEMES:
+        _distributed(scheme, mesh)
+        _fsdp(scheme, mesh)
+        _tensor_parallel(scheme, mesh)
+    _uneven(mesh)
+    dist.destroy_process_group()
+
+
+def test_two_processes_run_int8_on_their_parts() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_run, (port,), 2)  # type: ignore[no-untyped-call]
