@@ -1,5 +1,5 @@
-"""What a step is captured of in the place of int8 linears: modules that hold the packed weight as a
-buffer, which programs read, and no tensor that stands for floats."""
+"""Modules in the place of int8 linears, of which a step is captured: their packed weight is a
+buffer, which programs read, and no tensor stands for floats."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +53,12 @@ def become(tensor: Tensor, other: Tensor) -> bool:
     return True
 
 
+def as_made_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Inside, aliases of `tensor` can be made in inference mode, too: it counts their writes."""
+    apart = torch.is_inference_mode_enabled() and not tensor.is_inference()
+    return torch.inference_mode(False) if apart else nullcontext()
+
+
 def decomposed(operator: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    """What an operator gives that is made of others, as matmul; NotImplemented for all else."""
+    """Computes an operator that is made of others, as matmul; returns NotImplemented for others."""
     return operator.decompose(*args, **kwargs)

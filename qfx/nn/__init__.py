@@ -1,6 +1,7 @@
 """Modules over the operators: int8 and 1-bit linears, for models that are served or trained."""
 
 from qfx.nn import functional
+from qfx.nn import weight_attributes as weight_attributes
 from qfx.nn import weight_rules as weight_rules
 from qfx.nn.binary import BinaryLinear
 from qfx.nn.deployed import convert

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qfx.host.subclasses import NOT_HEARD, decomposed
+from qfx.host.subclasses import NOT_HEARD, as_made_of, decomposed
 from qfx.host.tensors import tree_leaves, tree_map
 
 aten = torch.ops.aten
+_NARROW = (torch.bfloat16, torch.float16)
 _SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 _TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 
@@ -29,7 +30,7 @@ class Taken(NamedTuple):
     place: int | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
-        """That view of `tensor`."""
+        """Takes that view of `tensor`."""
         found = self.func(tensor, *self.args, **self.kwargs)
         return found if self.place is None else found[self.place]
 
@@ -74,7 +75,8 @@ class Dequantized(Tensor):
             return found  # an operator that is made of others, as matmul and to
         first = args[0] if args else None
         if isinstance(first, Dequantized) and func in _SAME:
-            return first.alias()
+            with as_made_of(first):
+                return first.alias()
         if func._schema.is_mutable:
             return _written(func, args, kwargs)
         if isinstance(first, Dequantized) and func.is_view:
@@ -108,10 +110,11 @@ def _floats(value: Any) -> Any:
 
 def _viewed(of: Dequantized, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     taken, found = Taken(func, tuple(args), kwargs), _geometry(of, func, args, kwargs)
-    if isinstance(found, Tensor):
-        same = _same_geometry(found, of) and func not in _TURNS
-        return of.alias() if same else of.viewed(taken, found)
-    return [of.viewed(taken._replace(place=i), each) for i, each in enumerate(found)]
+    with as_made_of(of):
+        if isinstance(found, Tensor):
+            same = _same_geometry(found, of) and func not in _TURNS
+            return of.alias() if same else of.viewed(taken, found)
+        return [of.viewed(taken._replace(place=i), each) for i, each in enumerate(found)]
 
 
 def _geometry(of: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -127,11 +130,16 @@ def _same_geometry(a: Tensor, b: Tensor) -> bool:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs the operator on floats and stores those that it wrote."""
-    wide = torch.Tag.pointwise in func.tags or func is aten.copy_.default
-    found = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, Dequantized)}
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    found = {id(t): t for t in tensors if isinstance(t, Dequantized)}
+    others = {id(t): t for t in tensors if id(t) not in found and t.dtype in _NARROW}
+    several = any(isinstance(each, list | tuple) for each in args)
+    wide = torch.Tag.pointwise in func.tags and not (several and others)
     floats = {key: _of_width(t, wide) for key, t in found.items()}
+    if wide and not any(id(t) in others for t in _targets(func, args, kwargs, Tensor)):
+        floats |= {key: t.float() for key, t in others.items()}
     out = func(*tree_map(_put(floats), args), **tree_map(_put(floats), kwargs))
-    for tensor in _targets(func, args, kwargs):
+    for tensor in _targets(func, args, kwargs, Dequantized):
         if tensor.shape != floats[id(tensor)].shape:
             shape = list(floats[id(tensor)].shape)
             raise ValueError(
@@ -139,25 +147,24 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
                 "keep its shape: assign a new one in its place"
             )
         tensor.write(floats[id(tensor)])
-    back = {id(values): found[key] for key, values in floats.items()}
+    back = {id(floats[key]): tensor for key, tensor in found.items()}
     return tree_map(_put(back), out)
 
 
 def _of_width(tensor: Dequantized, wide: bool) -> Tensor:
     """Floats that an operator may write to: what promotes types is computed in float32, so that a
     small change of a bfloat16 weight is not rounded away twice."""
-    half = tensor.dtype in (torch.bfloat16, torch.float16)
-    return tensor.dequantize(torch.float32 if wide and half else None)
+    return tensor.dequantize(torch.float32 if wide and tensor.dtype in _NARROW else None)
 
 
 def _put(other: Mapping[int, Any]) -> Callable[[Any], Any]:
     return lambda value: other.get(id(value), value) if isinstance(value, Tensor) else value
 
 
-def _targets(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Dequantized]:
-    """What the schema says is written."""
+def _targets(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Any) -> Iterator[Any]:
+    """Yields the tensors of this kind that the operator writes, as its schema says."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         given = args[place] if place < len(args) else kwargs.get(argument.name)
-        yield from (t for t in tree_leaves(given) if isinstance(t, Dequantized))
+        yield from (t for t in tree_leaves(given) if isinstance(t, kind))

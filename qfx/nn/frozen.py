@@ -44,7 +44,7 @@ class Frozen(NamedTuple):
 
 
 def each(function: Callable[[Tensor], Tensor], frozen: Frozen) -> Frozen:
-    """What the function gives of each tensor."""
+    """Applies the function to each tensor that is there."""
     beside = [None if t is None else function(t) for t in frozen[1:]]
     return Frozen(function(frozen.packed), *beside)
 

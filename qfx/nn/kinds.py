@@ -35,7 +35,7 @@ def told(model: nn.Module) -> None:
 def stored_linears(model: nn.Module) -> Iterator[tuple[str, Stored]]:
     """By every name."""
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, Stored):
+        if isinstance(module, Stored) and module.is_quantized:
             yield name, module
 
 

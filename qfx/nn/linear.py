@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +14,12 @@ from qfx.host.autograd import transforming
 from qfx.host.subclasses import as_parameter
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import drawn_linear
-from qfx.nn.earlier_pickles import from_earlier
 from qfx.nn.frozen import linear
-from qfx.nn.frozen_state import PARTS, FrozenState, kinds, taken_from
-from qfx.nn.loading import Kind, State, Stored, check_finite, check_kind, placed
+from qfx.nn.frozen_state import FrozenState
+from qfx.nn.linear_state import LinearState
 from qfx.nn.quantized_weight import QuantizedWeight
-from qfx.nn.saved_values import SAVED, code_shapes
-from qfx.nn.scheme_tensor import KEY, read, scheme_of
-from qfx.nn.state_part import StatePart
 from qfx.nn.trained_biases import watch
-from qfx.nn.weight_parts import OPTIONAL, frozen_of, parts_of, scheme_part, weight_of
-from qfx.ops.lowbit_packing import has_minimums
-from qfx.values.floats import FLOATS
+from qfx.nn.weight_parts import weight_of
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
@@ -35,7 +28,7 @@ def _of_weight(name: str, doc: str) -> Any:
     return property(lambda self: getattr(self.quantized, name), doc=doc)
 
 
-class Linear(Stored, nn.Linear):
+class Linear(LinearState, nn.Linear):
     """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
 
     An nn.Linear whose parameter `weight` is a `QuantizedWeight`: to all that reads or writes it a
@@ -53,9 +46,6 @@ class Linear(Stored, nn.Linear):
     first, and what does not fit together is an error that leaves the module as it was. x and the
     bias get gradients (T1). Casting the module casts the bias and the type that `weight` says.
     """
-
-    PARTS = PARTS
-    floats_are_transposed = False  # whether a float state dict has its weight as [K, N]
 
     def __init__(
         self,
@@ -106,20 +96,6 @@ class Linear(Stored, nn.Linear):
         if getattr(linear, "floats_are_transposed", False):
             self.floats_are_transposed = True
         watch(self)
-
-    @property
-    def quantized(self) -> QuantizedWeight:
-        """Its weight. Raises AttributeError where that is not quantized (any more)."""
-        weight: Any = self._parameters.get("weight")
-        if type(weight) is not QuantizedWeight:
-            raise AttributeError(f"the weight of {self} is {type(weight).__name__}, not quantized")
-        return weight
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether its weight is int8, as it is unless another one was assigned."""
-        weight = self._parameters.get("weight")
-        return weight is not None and _is_codes(weight)
 
     @property
     def scheme(self) -> Scheme:
@@ -203,109 +179,6 @@ class Linear(Stored, nn.Linear):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}{scheme}"
         )
-
-    # --- what leaves the process is codes, and no layout of this build ---
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if not self.is_quantized:
-            super()._save_to_state_dict(destination, prefix, keep_vars)
-            return
-        own: dict[str, Tensor] = {}  # the bias, and what users gave the module
-        super()._save_to_state_dict(own, "", keep_vars)
-        del own["weight"]
-        state = {**dict(self._state_parts()), **own}
-        saved = [name for name in SAVED if name in state]
-        packed = self.scheme.w.packed  # the order that files have
-        first, last = (OPTIONAL, saved) if packed else ((*saved[1:], *OPTIONAL), saved[:1])
-        for name in dict.fromkeys(("bias", *first, *own, *last, KEY)):
-            if name in state:
-                destination[prefix + name] = state[name]
-
-    def _state_parts(self) -> Iterator[tuple[str, Tensor]]:
-        weight = self.quantized
-        parts = parts_of(weight)
-        said = parts[KEY].clone()
-
-        def stored() -> None:
-            """What was written to one part may fit only what will be written to the others."""
-            weight.settle()
-            if not torch.equal(parts[KEY], said):
-                raise ValueError(
-                    f"the scheme of a state dict was overwritten, and the module has {weight}: "
-                    "model.load_state_dict takes weights of another scheme"
-                )
-            made = frozen_of(FrozenState(weight.scheme, parts), weight.shape[1])
-            if not weight.store(made):
-                weight.memory.hold(made)
-
-        for name, tensor in parts.items():
-            yield name, StatePart.of(tensor, stored)
-
-    def saved_scheme(self) -> Tensor:
-        """See `Stored`."""
-        return scheme_part(self.quantized)
-
-    def saved_parts(self) -> list[str]:
-        """See `Stored`."""
-        weight = self.quantized
-        fields: dict[str, Any] = {name: getattr(weight, name) is not None for name in OPTIONAL}
-        minimum = self.scheme.w.packed and has_minimums(self.packed)
-        fields |= {"minimum": minimum, "half": torch.bfloat16}
-        held = kinds(self.scheme, fields, self.out_features, self.in_features)
-        return [name for name in PARTS if name == KEY or name in held]
-
-    @classmethod
-    def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
-        """See `Stored`."""
-        return taken_from(state, prefix, n, k)
-
-    @classmethod
-    def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
-        """See `Stored`."""
-        return code_shapes(n, k)
-
-    @classmethod
-    def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """See `Stored`."""
-        fields = read(scheme, name, "Linear")
-        return kinds(scheme_of(fields, name), fields, n, k)
-
-    def _checked(self, state: State, prefix: str) -> FrozenState | Tensor | None:
-        """Parts, or a weight of its own kind or of floats."""
-        found = super()._checked(state, prefix)
-        weight = state.get(prefix + "weight")
-        if found is not None or weight is None:
-            return found  # type: ignore[no-any-return]
-        if isinstance(weight, QuantizedWeight):
-            return weight
-        shape = self.out_features, self.in_features
-        turned = self.floats_are_transposed
-        check_kind(weight, f"{prefix}weight", FLOATS, shape[::-1] if turned else shape)
-        check_finite(weight, f"{prefix}weight")
-        return weight.t() if turned else weight  # type: ignore[no-any-return]
-
-    def _put(self, found: FrozenState | Tensor, assign: bool) -> None:
-        here = self._parameters["weight"]
-        assert here is not None
-        if isinstance(found, FrozenState):
-            device = found.tensors["codes"].device if assign else here.device
-            given = {name: placed(t, device, assign) for name, t in found.tensors.items()}
-            tensors = {name: t for name, t in given.items() if t is not None}
-            shape = self.out_features, self.in_features
-            found = weight_of(FrozenState(found.scheme, tensors), *shape, here.dtype)
-        if not isinstance(here, QuantizedWeight):
-            self.weight = nn.Parameter(found.detach(), requires_grad=not _is_codes(found))
-        elif isinstance(found, QuantizedWeight):
-            if not here.load(found, assign):
-                self.weight = as_parameter(found)
-        else:
-            here.detach().write(found.to(here.device))
-            here.settle()
-        watch(self)
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        super().__setstate__(from_earlier(state) if "scheme" in state else dict(state))
-        watch(self)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         if not self.is_quantized:

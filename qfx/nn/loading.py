@@ -39,6 +39,7 @@ class Stored(Checked):
     out_features: int
     bias: Any
     packed: Tensor
+    is_quantized = True
 
     @property
     def token(self) -> str:

@@ -56,7 +56,13 @@ def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear
     """What takes the place of which linears and embeddings."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
-    each = {m: _made(m, _smoothed(m, how, factors)) for m, how in hows.items()}
+    each: dict[nn.Module, Linear | Embedding] = {}
+    tied: dict[tuple[int, Scheme], Linear] = {}  # by the float weight, and how it is quantized
+    for m, how in hows.items():
+        weight, how = m._parameters.get("weight"), _smoothed(m, how, factors)
+        each[m] = module = _made(m, how)
+        if isinstance(module, Linear) and isinstance(how, Scheme):
+            module.weight = tied.setdefault((id(weight), how), module).weight
     return found, {name: each[m] for name, m in found.taken.items()}
 
 

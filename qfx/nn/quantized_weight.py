@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qfx.host.subclasses import SET_DATA, as_parameter, become, wrapper
+from qfx.host.subclasses import as_parameter, become, wrapper
 from qfx.host.tensors import has_values, without_subclass
 from qfx.nn.dequantized import Dequantized, Taken
 from qfx.nn.frozen import Frozen, Prepared, cut, each, float_weight, freeze, prepared
 from qfx.nn.sharded_weight import ShardedWeight
 from qfx.nn.weight_view import WeightView
-from qfx.nn.written import Earlier, check_written, written
+from qfx.nn.written import Earlier, check_written, nearest, written
 from qfx.ops.storage import Values, values_of
 from qfx.values.floats import FLOATS
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
 _HELD = ("memory", "scheme", "how")
-_SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 
 
 class Memory:
@@ -57,14 +55,17 @@ class QuantizedWeight(ShardedWeight, Dequantized):
     memory: Memory
 
     @staticmethod
-    def __new__(cls, weight: Tensor, requires_grad: bool = False) -> QuantizedWeight:
+    def __new__(
+        cls, weight: Tensor, requires_grad: bool = False, **attributes: Any
+    ) -> QuantizedWeight:
         """As of a class of parameters: the quantized weight itself, or floats [N, K] quantized.
+        `attributes` of the weight may be given, and are those that it has.
 
         Raises ValueError for one on the meta device, which accelerate makes of a weight that it
         wants to look up in the state dict later, and not find there.
         """
         if isinstance(weight, QuantizedWeight):
-            if weight.is_meta:
+            if weight.is_meta and not attributes:
                 raise ValueError(
                     "accelerate does not offload int8 weights, which a state dict has as codes: "
                     "leave their modules on a device (device_map), or float (skip=[...])"
@@ -163,6 +164,16 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         if earlier and earlier[-1].frozen is before:
             earlier = (*earlier[:-1], earlier[-1]._replace(frozen=each(torch.clone, before)))
         self.memory.earlier = earlier
+        self._hold(made)
+
+    def requantize(self, value: Tensor) -> None:
+        """Holds the nearest codes of `value` [N, K], as of a weight that is loaded. (R1)"""
+        n, k = self.shape
+        check_written(value, n, k, self.packed)
+        self._hold(nearest(value, self.frozen, self.scheme))
+        self.settle()
+
+    def _hold(self, made: Frozen) -> None:
         if not self.store(made):
             self.memory.hold(made)
 
@@ -194,6 +205,12 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         if not assign and same and self.store(other.frozen):
             self.settle()
             return True
+        if self.is_shared():
+            warnings.warn(
+                f"qfx: a weight {other.scheme} was loaded into one {self.scheme} that processes "
+                "share: the others keep the former one",
+                stacklevel=2,
+            )
         return self.become(other if assign else other.to(self.device, self.dtype, copy=True))
 
     def become(self, other: Any) -> bool:
@@ -264,7 +281,7 @@ class QuantizedWeight(ShardedWeight, Dequantized):
     def __torch_function__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        own = _PYTHON.get(func)
+        own = PYTHON.get(func)
         if own is not None and isinstance(args[0], QuantizedWeight):
             return own(*args, **(kwargs or {}))
         with without_subclass():
@@ -279,62 +296,5 @@ def _forms(frozen: Frozen) -> list[Any]:
     return [None if t is None else (t.shape, t.dtype, t.device) for t in frozen]
 
 
-# --- attributes of a tensor that PyTorch keeps in C++ ---
-
-
-@torch.no_grad()
-def _set_data(weight: QuantizedWeight, value: Any) -> None:
-    """`weight.data = value`, which for `weight.data += d` is an alias that was written already."""
-    if isinstance(value, QuantizedWeight):
-        if not weight.become(value):
-            raise ValueError(f"{weight!r} cannot have the data of {value!r}: assign a Parameter")
-        return
-    n, k = weight.shape
-    check_written(value, n, k, value)
-    if (value.dtype, value.device) != (weight.dtype, weight.device):
-        weight.become(weight.to(value.device, value.dtype))
-    weight.write(value)
-
-
-def _require_grad(weight: QuantizedWeight, requires_grad: bool = True) -> QuantizedWeight:
-    if requires_grad:
-        warnings.warn(
-            "qfx: requires_grad of a quantized weight, which is codes and does not train. What is "
-            "to be trained is left float: qfx.Config(skip=[...])",
-            stacklevel=4,
-        )
-    return weight
-
-
-def _no_memory(weight: QuantizedWeight, *args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(f"{weight!r} has no floats in memory: weight.dequantize() makes them")
-
-
-_PYTHON: dict[Any, Callable[..., Any]] = {
-    SET_DATA: _set_data,
-    _SET_REQUIRES_GRAD: lambda weight, value: (_require_grad(weight, value), None)[1],
-    Tensor.requires_grad_: _require_grad,
-    Tensor.element_size: lambda weight: max(1, round(weight.nbytes / max(weight.numel(), 1))),
-    Tensor.numpy: _no_memory,
-    # Libraries tell by it which parameters are one; what reads floats there, in C++, is refused.
-    Tensor.data_ptr: lambda weight: weight.packed.data_ptr(),
-}
-
-
-# --- leaving the process ---
-
-
-def _sent(weight: QuantizedWeight) -> tuple[Any, ...]:
-    """For multiprocessing, which shares the memory of the tensors."""
-    given = tuple(weight.frozen), weight.scheme, tuple(weight.shape), weight.dtype
-    return _received, (*given, weight._is_parameter)
-
-
-def _received(
-    frozen: Any, scheme: Scheme, shape: Any, dtype: torch.dtype, parameter: bool
-) -> Tensor:
-    made = QuantizedWeight.holding(Frozen(*frozen), scheme, shape, dtype)
-    return as_parameter(made) if parameter else made
-
-
-ForkingPickler.register(QuantizedWeight, _sent)
+# Functions of Python that have a rule of their own for such weights: `weight_attributes`.
+PYTHON: dict[Any, Callable[..., Any]] = {}

@@ -10,6 +10,15 @@ from torch import Tensor
 
 from qfx.host.tensors import storage_id, tree_leaves, tree_map, version, without_subclass
 
+_AVERAGES = (
+    "{} a state dict's part of a quantized weight: codes and scales belong together, and are no "
+    "floats to average. Average parameters, as torch.optim.swa_utils.AveragedModel does"
+)
+_ARITHMETIC = (
+    Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_, Tensor.lerp_,
+    Tensor.__iadd__, Tensor.__isub__, Tensor.__imul__, Tensor.__itruediv__,
+)  # fmt: skip
+
 
 class StatePart(Tensor):
     """Codes, say, that were unpacked for a state dict. What is written to it, or to a view of it,
@@ -38,6 +47,8 @@ class StatePart(Tensor):
         with without_subclass():
             if func is Tensor.copy_:
                 _check_kind(*args[:2], **kwargs)
+            elif func in _ARITHMETIC:
+                raise TypeError(_AVERAGES.format("arithmetic on"))
             before = [version(part) for part in parts]
             found = func(*args, **kwargs)
             changed = [p for p, was in zip(parts, before, strict=True) if version(p) != was]
@@ -62,11 +73,7 @@ def _alias(found: Any, by_memory: Mapping[int | None, StatePart]) -> Any:
 
 def _check_kind(to: Tensor, of: Any, *args: Any, **kwargs: Any) -> None:
     if isinstance(of, Tensor) and of.is_floating_point() and not to.is_floating_point():
-        raise TypeError(
-            f"{of.dtype} is written to {to.dtype} of a state dict, codes of a quantized weight, "
-            "which are no floats to average: average parameters instead, as "
-            "torch.optim.swa_utils.AveragedModel does"
-        )
+        raise TypeError(_AVERAGES.format(f"{of.dtype} is written to {to.dtype} of"))
 
 
 def _plain(part: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
                 types[tensor.element_size()] += tensor.numel()
     item = types.most_common(1)[0][0] if types else 4
     for module in model.modules():
-        if isinstance(module, Stored | TrainedState):
+        if isinstance(module, TrainedState) or (isinstance(module, Stored) and module.is_quantized):
             count = int(module.in_features) * int(module.out_features) * item  # type: ignore
             looked_up += count if isinstance(module, nn.Embedding) else 0
             codes += 0 if isinstance(module, nn.Embedding) else count

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qfx.host.subclasses import wrapper
+from qfx.host.tensors import has_values
 from qfx.nn.dequantized import Dequantized, Taken
 from qfx.nn.sharded_weight import refuse_padding
 
@@ -104,7 +105,31 @@ class WeightView(Dequantized):
         return WeightView(inner["base"], steps, like)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"WeightView({list(self.shape)} of {self.base!r})"
+        if not has_values(self):
+            return f"WeightView({list(self.shape)} of {self.base!r})"
+        return f"WeightView({self.dequantize()}, of {self.base!r})"
+
+    # --- what PyTorch does with the memory of a tensor ---
+
+    def share_memory_(self) -> WeightView:
+        """Moves the whole weight to where processes share it."""
+        self.base.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether processes share the whole weight."""
+        return self.base.is_shared()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dequantize().__reduce_ex__(protocol)  # floats, as a view has no codes
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.clone()
+
+    def numpy(self, **_: Any) -> Any:
+        """Raises RuntimeError, as of the whole weight."""
+        what = f"{list(self.shape)} of {self.base!r}"
+        raise RuntimeError(f"{what} has no floats in memory: view.dequantize() makes them")
 
 
 def _turns(step: Taken) -> bool:

@@ -26,6 +26,7 @@ from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, Scheme
 from qfx.weights.cache import pack
 
 log = logging.getLogger(__name__)
+KEPT = 4  # writes that can be taken back, the last one first
 
 
 class Weight(Tensor):
@@ -87,10 +88,12 @@ _AUGMENTED = {f"__i{name}__" for name in _OPERATORS}
 
 
 class Earlier(NamedTuple):
-    """What a module held, and `projections` [N, P] of the change that was then written to it."""
+    """What a module held, `projections` [N, P] of the change that was then written to it, and how
+    many writes had come before."""
 
     frozen: Frozen
     change: Tensor
+    before: int
 
 
 @without_autocast
@@ -117,9 +120,10 @@ def written(
         exact = bool((total.abs() <= slack).all())
         if exact or _lost_in_rounding(total, change, rounding, value, held):
             return earlier[i].frozen, earlier[:i]
-    made = _quantized(value, held, now, scheme)
+    count = earlier[-1].before + 1 if earlier else 0
+    made = _quantized(value, held, now, scheme, count)
     _tell(value, held, float_weight(made, scheme, *value.shape))
-    return made, (*earlier, Earlier(now, change))
+    return made, (*earlier, Earlier(now, change, count))[-KEPT:]
 
 
 def _lost_in_rounding(
@@ -156,10 +160,17 @@ def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
         )
 
 
-def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
+def nearest(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
+    """What a module holds when `value` [N, K] is loaded into it: the nearest codes, whatever it
+    held, for the inputs that it has. (R1) (Q1)-(Q3)"""
+    return _anew(value.detach().float(), now, scheme)
+
+
+def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: int) -> Frozen:
     """The codes of `value`. Rows that change by less than half a step keep their scale where they
     can, and are rounded at random: what is on a grid, rounded to the nearest, would not hear of
-    the change. (Q13)"""
+    the change. Each of several writes has numbers of its own, so that their roundings do not add
+    up, as in a moving average. (Q13)"""
     made = _anew(value, now, scheme)
     if made.factor is not now.factor:  # another grid altogether
         return made
@@ -176,7 +187,7 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme) -> Froz
     grids = zip(before[1:], after[1:], strict=True)
     mixed = [None if t is None else _rows_of(keep, t, new) for t, new in grids]
     given = Values(after.codes, *mixed)
-    dither = _uniform(value.shape, 2, value.device) - 0.5
+    dither = _uniform(value.shape, 2 + count, value.device) - 0.5
     dither = torch.where(small[:, None], dither, 0.0)
     codes = _codes_under(given, wanted, scheme, dither)[0]
     return made._replace(packed=packed_values(given._replace(codes=codes), *kind))

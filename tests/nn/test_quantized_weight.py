@@ -135,10 +135,83 @@ def test_the_state_dict_can_be_written_and_takes_no_floats_for_codes() -> None:
     state = m.state_dict()
     with pytest.raises(TypeError, match="no floats to average"):
         state["0.codes"].copy_(0.5 * state["0.codes"] + 0.5 * new["0.codes"])
+    with pytest.raises(TypeError, match="arithmetic on a state dict's part"):
+        state["0.scale"].mul_(0.5).add_(new["0.scale"], alpha=0.5)
     with pytest.raises(ValueError, match="the scheme of a state dict was overwritten"):
         state["0.scheme"].zero_()
     state["2.codes"][3].zero_()
     assert not m[2].weight[3].any() and m[2].weight[4].any()
+
+
+# --- many writes, and writes of what is there ---
+
+
+def moved_average(p: Tensor, other: Tensor) -> None:
+    p.mul_(0.99).add_(other, alpha=0.01)
+
+
+def moved_towards(p: Tensor, other: Tensor) -> None:
+    p.lerp_(other, 0.01)
+
+
+def decayed(p: Tensor, other: Tensor) -> None:
+    p.mul_(0.999)
+
+
+@pytest.mark.parametrize("step", [moved_average, moved_towards, decayed])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_roundings_of_many_writes_do_not_add_up(step: Any, dtype: torch.dtype) -> None:
+    """Each rounds at random by numbers of its own, and few of them can be taken back."""
+    m, exact, other = model().to(dtype)[0], float_model()[0].weight.detach(), float_model(1)[0]
+    first = exact.clone()
+    with torch.no_grad():
+        for _ in range(60):
+            step(m.weight, other.weight.to(dtype))
+            step(exact, other.weight)
+    assert qfx.sqnr(exact, m.weight.dequantize().float()) > qfx.sqnr(exact, first) + 3
+    assert len(m.weight.memory.earlier) <= 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_its_own_values_change_nothing(dtype: torch.dtype) -> None:
+    m: Any = model().to(dtype)
+    codes, w = m[0].codes, m[0].weight
+    with torch.no_grad():
+        w.copy_(w + 0)
+        w[:] = w + 0
+        w[3].copy_((w + 0)[3])
+        w.view(-1).copy_((w + 0).view(-1))
+        w.data = w + 0
+    averaged: Any = AveragedModel(m)
+    for _ in range(5):
+        averaged.update_parameters(m)
+    for each in (m, averaged.module):
+        assert torch.equal(each[0].codes, codes) and not each[0].weight.memory.earlier
+
+
+def test_it_is_read_in_inference_mode() -> None:
+    m = model()
+    with torch.inference_mode():
+        w = m[0].weight
+        shown = [w.detach(), w.t(), w[:3], w.view(-1), m.state_dict()["0.codes"], m(X)]
+    assert all(each.numel() for each in shown)
+    with torch.no_grad():
+        m[0].weight.mul_(2)
+    m(X.clone().requires_grad_()).sum().backward()
+
+
+def test_a_view_is_shared_copied_and_pickled() -> None:
+    m = model()
+    rows = m[0].weight.detach()[:3]
+    assert rows.share_memory_().is_shared() and m[0].weight.is_shared()
+    torch.save([rows, m[0].weight.t()], buffer := io.BytesIO())
+    buffer.seek(0)
+    kept = torch.load(buffer, weights_only=True)
+    assert torch.equal(kept[0], weight(m)[:3]) and torch.equal(kept[1], weight(m).t())
+    assert torch.equal(copy.deepcopy(rows).dequantize(), weight(m)[:3])
+    assert repr(rows).startswith("WeightView(tensor([[")
+    with pytest.raises(RuntimeError, match="no floats in memory"):
+        rows.numpy()
 
 
 # --- loading: whatever it is of, all of it or nothing ---
@@ -160,6 +233,30 @@ def test_loading(of: str, assign: bool) -> None:
     expected = y(source)
     assert torch.equal(y(m), expected) if of != "float" else near(y(m), y(float_model(1)))
     assert type(m[0].weight) is QuantizedWeight and m[0].weight.dtype == torch.float32
+
+
+def test_a_float_state_is_quantized_as_the_model_was() -> None:
+    """To the nearest, whatever the module held."""
+    source = float_model(1)
+    quantized = qfx.quantize_(float_model(1), qfx.Config(scheme=qfx.Scheme()))
+    for held in (0, 1):
+        m = model(held, qfx.Scheme())
+        m.load_state_dict(source.state_dict())
+        assert torch.equal(y(m), y(quantized))
+
+
+def test_what_is_computed_or_shared_is_loaded_with_a_word() -> None:
+    m = model()
+    own = m.state_dict()
+    parametrizations.weight_norm(m[0])
+    before = y(m)
+    m.load_state_dict({name: t.clone() for name, t in m.state_dict().items()})
+    assert near(y(m), before, 35)
+    with pytest.raises(RuntimeError, match=r"0\.weight is computed before each call"):
+        m.load_state_dict(own)
+    shared = model().share_memory()
+    with pytest.warns(UserWarning, match="that processes share: the others keep the former one"):
+        shared.load_state_dict(model(1, qfx.Scheme()).state_dict())
 
 
 def test_a_failed_load_takes_nothing() -> None:
@@ -196,6 +293,14 @@ def test_tied_weights_are_one() -> None:
     for moved in (m.bfloat16(), m.to("meta"), m.to_empty(device="cpu"), copy.deepcopy(m)):
         assert moved[2].weight is moved[0].weight
     assert [*dict(m.named_parameters())] == ["0.weight", "0.bias", "2.bias"]
+
+
+def test_linears_that_share_a_float_weight_share_its_codes() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(D, D), nn.Linear(D, D)
+    second.weight = first.weight
+    m: Any = qfx.quantize_(nn.Sequential(first, second))
+    assert m[0].weight is m[1].weight and m[0].bias is not m[1].bias
 
 
 def test_a_float_weight_is_what_it_is_and_a_warning_says_so() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -49,6 +50,22 @@ def _fsdp(scheme: str, mesh: Any) -> None:
     for _ in range(2):  # the second time into the memory of the first
         assert torch.equal(_y(model), expected)
     model(X).square().sum().backward()  # the biases
+
+
+def _loaded(mesh: Any) -> None:
+    """Floats into the shards, which stay codes; codes are for whole weights."""
+    model, other = _model("w8a8"), _model("w8a8")
+    with torch.no_grad():
+        other[0].weight.mul_(2)
+    floats = {name: getattr(p, "dequantize", p.detach)() for name, p in other.named_parameters()}
+    expected = _y(other)
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh)
+    set_model_state_dict(model, floats, options=StateDictOptions(full_state_dict=True))
+    assert type(model[0].weight.to_local()) is QuantizedWeight
+    assert float(qfx.sqnr(expected, _y(model))) > 25
+    with pytest.raises(RuntimeError, match="load before the model is sharded"):
+        model.load_state_dict(other.state_dict())
 
 
 def _uneven(mesh: Any) -> None:
@@ -90,6 +107,7 @@ def _run(rank: int, port: int) -> None:
         _distributed(scheme, mesh)
         _fsdp(scheme, mesh)
         _tensor_parallel(scheme, mesh)
+    _loaded(mesh)
     _uneven(mesh)
     dist.destroy_process_group()
 

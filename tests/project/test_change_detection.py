@@ -67,7 +67,7 @@ LOOKS: dict[str, tuple[Callable[[ast.AST], bool], dict[str, str]]] = {
             "files.tensor_file": BYTES,
             "weights.offload": BYTES,
             "weights.huge_pages": BYTES,
-            "nn.quantized_weight": "has an address for whoever tells tied parameters by it",
+            "nn.weight_attributes": "has an address for whoever tells tied parameters by it",
         },
     ),
     "SHA-256": (

@@ -1,0 +1,172 @@
+"""What a state dict holds of a `qfx.nn.Linear`, and how it is loaded: codes, or floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qfx.host.subclasses import as_parameter
+from qfx.nn.earlier_pickles import from_earlier
+from qfx.nn.frozen_state import PARTS, FrozenState, kinds, taken_from
+from qfx.nn.loading import Kind, State, Stored, check_finite, check_kind, placed
+from qfx.nn.quantized_weight import QuantizedWeight
+from qfx.nn.saved_values import SAVED, code_shapes
+from qfx.nn.scheme_tensor import KEY, read, scheme_of
+from qfx.nn.state_part import StatePart
+from qfx.nn.trained_biases import watch
+from qfx.nn.weight_parts import OPTIONAL, frozen_of, parts_of, scheme_part, weight_of
+from qfx.ops.lowbit_packing import has_minimums
+from qfx.values.floats import FLOATS
+
+
+class LinearState(Stored):
+    """The part of a `qfx.nn.Linear` that saves and loads it.
+
+    What leaves the process is codes, in no layout of this build. Codes of any scheme are taken, or
+    floats, which become codes under the scheme that the weight has.
+    """
+
+    PARTS = PARTS
+    weight: Any
+    floats_are_transposed = False  # whether a float state dict has its weight as [K, N]
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """Its weight. Raises AttributeError where that is not quantized (any more)."""
+        weight: Any = self._parameters.get("weight")
+        if type(weight) is not QuantizedWeight:
+            raise AttributeError(f"the weight of {self} is {type(weight).__name__}, not quantized")
+        return weight
+
+    @property
+    def is_quantized(self) -> bool:  # type: ignore[override]
+        """Whether its weight is int8, as it is unless another one was assigned."""
+        return type(self._parameters.get("weight")) is QuantizedWeight
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if not self.is_quantized:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            return
+        own: dict[str, Tensor] = {}  # the bias, and what users gave the module
+        super()._save_to_state_dict(own, "", keep_vars)
+        del own["weight"]
+        state = {**dict(self._state_parts()), **own}
+        saved = [name for name in SAVED if name in state]
+        packed = self.quantized.scheme.w.packed  # the order that files have
+        first, last = (OPTIONAL, saved) if packed else ((*saved[1:], *OPTIONAL), saved[:1])
+        for name in dict.fromkeys(("bias", *first, *own, *last, KEY)):
+            if name in state:
+                destination[prefix + name] = state[name]
+
+    def _state_parts(self) -> Iterator[tuple[str, Tensor]]:
+        weight = self.quantized
+        parts = parts_of(weight)
+        said = parts[KEY].clone()
+
+        def stored() -> None:
+            """What was written to one part may fit only what will be written to the others."""
+            weight.settle()
+            if not torch.equal(parts[KEY], said):
+                raise ValueError(
+                    f"the scheme of a state dict was overwritten, and the module has {weight}: "
+                    "model.load_state_dict takes weights of another scheme"
+                )
+            made = frozen_of(FrozenState(weight.scheme, parts), weight.shape[1])
+            if not weight.store(made):
+                weight.memory.hold(made)
+
+        for name, tensor in parts.items():
+            yield name, StatePart.of(tensor, stored)
+
+    def saved_scheme(self) -> Tensor:
+        """See `Stored`."""
+        return scheme_part(self.quantized)
+
+    def saved_parts(self) -> list[str]:
+        """See `Stored`."""
+        weight = self.quantized
+        fields: dict[str, Any] = {name: getattr(weight, name) is not None for name in OPTIONAL}
+        minimum = self.quantized.scheme.w.packed and has_minimums(weight.packed)
+        fields |= {"minimum": minimum, "half": torch.bfloat16}
+        held = kinds(self.quantized.scheme, fields, self.out_features, self.in_features)
+        return [name for name in PARTS if name == KEY or name in held]
+
+    @classmethod
+    def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
+        """See `Stored`."""
+        return taken_from(state, prefix, n, k)
+
+    @classmethod
+    def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
+        """See `Stored`."""
+        return code_shapes(n, k)
+
+    @classmethod
+    def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
+        """See `Stored`."""
+        fields = read(scheme, name, "Linear")
+        return kinds(scheme_of(fields, name), fields, n, k)
+
+    def check_state(self, state: State, prefix: str) -> None:
+        """See `Stored`. A weight that is not quantized (any more) is loaded as by nn.Linear, and
+        takes codes only as a parameter of its own."""
+        if self._loads_codes(state, prefix):
+            super().check_state(state, prefix)
+        elif prefix + KEY in state:
+            weight = self._parameters.get("weight")
+            what = "computed before each call" if weight is None else f"a {type(weight).__name__}"
+            raise ValueError(
+                f"{prefix}{KEY}: codes are loaded into int8 weights, and {prefix}weight is {what}: "
+                "load before the model is sharded, pruned or parametrized"
+            )
+
+    def _loads_codes(self, state: State, prefix: str) -> bool:
+        own = type(self._parameters.get("weight")) is nn.Parameter
+        return self.is_quantized or (own and prefix + KEY in state)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *how: Any) -> None:
+        if self._loads_codes(state, prefix):
+            super()._load_from_state_dict(state, prefix, *how)
+        else:  # as any module
+            super(Stored, self)._load_from_state_dict(state, prefix, *how)
+
+    def _checked(self, state: State, prefix: str) -> FrozenState | Tensor | None:
+        """Parts, or a weight of its own kind or of floats."""
+        found = super()._checked(state, prefix)
+        weight = state.get(prefix + "weight")
+        if found is not None or weight is None:
+            return found  # type: ignore[no-any-return]
+        if isinstance(weight, QuantizedWeight):
+            return weight
+        shape = self.out_features, self.in_features
+        turned = self.floats_are_transposed
+        check_kind(weight, f"{prefix}weight", FLOATS, shape[::-1] if turned else shape)
+        check_finite(weight, f"{prefix}weight")
+        return weight.t() if turned else weight  # type: ignore[no-any-return]
+
+    def _put(self, found: FrozenState | Tensor, assign: bool) -> None:
+        here = self._parameters["weight"]
+        assert here is not None
+        if isinstance(found, FrozenState):
+            device = found.tensors["codes"].device if assign else here.device
+            given = {name: placed(t, device, assign) for name, t in found.tensors.items()}
+            tensors = {name: t for name, t in given.items() if t is not None}
+            shape = self.out_features, self.in_features
+            found = weight_of(FrozenState(found.scheme, tensors), *shape, here.dtype)
+        if not isinstance(here, QuantizedWeight):
+            codes = isinstance(found, QuantizedWeight)
+            own: Any = nn.Parameter(found.detach(), requires_grad=not codes)
+            self.weight = own
+        elif isinstance(found, QuantizedWeight):
+            if not here.load(found, assign):
+                self.weight = as_parameter(found)
+        else:
+            here.requantize(found.to(here.device))
+        watch(self)  # type: ignore[arg-type]
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        super().__setstate__(from_earlier(state) if "scheme" in state else dict(state))
+        watch(self)  # type: ignore[arg-type]

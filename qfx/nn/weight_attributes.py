@@ -1,0 +1,78 @@
+"""Attributes of a quantized weight that PyTorch keeps in C++, and how processes send it."""
+
+from __future__ import annotations
+
+import warnings
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx.host.subclasses import SET_DATA, as_parameter
+from qfx.nn.frozen import Frozen
+from qfx.nn.quantized_weight import PYTHON, QuantizedWeight
+from qfx.nn.written import check_written
+from qfx.values.scheme import Scheme
+
+_SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def _set_data(weight: QuantizedWeight, value: Any) -> None:
+    """`weight.data = value`, which for `weight.data += d` is an alias that was written already."""
+    if isinstance(value, QuantizedWeight):
+        if not weight.become(value):
+            raise ValueError(f"{weight!r} cannot have the data of {value!r}: assign a Parameter")
+        return
+    n, k = weight.shape
+    if isinstance(value, Tensor) and value.dim() == 1:
+        raise ValueError(
+            f"{weight!r} cannot be flattened, as FullyShardedDataParallel does: shard the model by "
+            "torch.distributed.fsdp.fully_shard"
+        )
+    check_written(value, n, k, value)
+    if (value.dtype, value.device) != (weight.dtype, weight.device):
+        weight.become(weight.to(value.device, value.dtype))
+    weight.write(value)
+
+
+def _require_grad(weight: QuantizedWeight, requires_grad: bool = True) -> QuantizedWeight:
+    if requires_grad:
+        warnings.warn(
+            "qfx: requires_grad of a quantized weight, which is codes and does not train. What is "
+            "to be trained is left float: qfx.Config(skip=[...])",
+            stacklevel=4,
+        )
+    return weight
+
+
+def _no_memory(weight: QuantizedWeight, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(f"{weight!r} has no floats in memory: weight.dequantize() makes them")
+
+
+PYTHON |= {
+    SET_DATA: _set_data,
+    _SET_REQUIRES_GRAD: lambda weight, value: (_require_grad(weight, value), None)[1],
+    Tensor.requires_grad_: _require_grad,
+    Tensor.element_size: lambda weight: max(1, round(weight.nbytes / max(weight.numel(), 1))),
+    Tensor.numpy: _no_memory,
+    # Libraries tell by it which parameters are one; what reads floats there, in C++, is refused.
+    Tensor.data_ptr: lambda weight: weight.packed.data_ptr(),
+}
+
+
+def _sent(weight: QuantizedWeight) -> tuple[Any, ...]:
+    """For multiprocessing, which shares the memory of the tensors."""
+    given = tuple(weight.frozen), weight.scheme, tuple(weight.shape), weight.dtype
+    return _received, (*given, weight._is_parameter)
+
+
+def _received(
+    frozen: Any, scheme: Scheme, shape: Any, dtype: torch.dtype, parameter: bool
+) -> Tensor:
+    made = QuantizedWeight.holding(Frozen(*frozen), scheme, shape, dtype)
+    return as_parameter(made) if parameter else made
+
+
+ForkingPickler.register(QuantizedWeight, _sent)
