@@ -169,7 +169,7 @@ class Linear(LinearState, nn.Linear):
         weight: Any = self._parameters.get("weight")
         if type(weight) is not QuantizedWeight or transforming():
             return F.linear(input, self.weight, self.bias)
-        if isinstance(input, fx.Proxy):
+        if isinstance(input, fx.Proxy) and _stays_whole(self, input.tracer):
             return _as_leaf(self, input)
         return linear(input, self.bias, weight.frozen, weight.how)
 
@@ -213,7 +213,13 @@ def _is_codes(weight: Tensor) -> bool:
     return type(weight) is QuantizedWeight
 
 
+def _stays_whole(module: Linear, tracer: Any) -> bool:
+    """Symbolic tracing of a model calls the modules of torch.nn, and this one too, but for that of
+    `qfx.trace`, which looks for int8 operators."""
+    return not isinstance(module, getattr(tracer, "opened", ()))
+
+
 def _as_leaf(module: Linear, x: Any) -> Any:
-    """Symbolic tracing of a model calls the modules of torch.nn, and this one too."""
+    """The node of a symbolic trace that calls the module."""
     tracer = x.tracer
     return tracer.create_proxy("call_module", tracer.path_of_module(module), (x,), {})
