@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import qfx
 from qfx.nn.quantized_weight import QuantizedWeight
@@ -88,6 +89,27 @@ def _tensor_parallel(scheme: str, mesh: Any) -> None:
     assert x.grad is not None and bool(x.grad.isfinite().all())
 
 
+def _llama(scheme: str, mesh: Any) -> None:
+    """By the plan that transformers has for it; both ranks say the same."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    model: Any = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, vocab_size=64, **size)).eval()
+    qfx.quantize_(model, qfx.Config(scheme=scheme, skip=["lm_head"]))
+    ids = torch.arange(24)[None]
+    with torch.no_grad():
+        expected = model(ids).logits
+        known = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+        plan = model.config.base_model_tp_plan.items()
+        styles: Any = {f"model.{name}": known[how]() for name, how in plan if how in known}
+        parallelize_module(model, mesh, styles)
+        y = model(ids).logits
+    kinds = {type(p.to_local()) for n, p in model.named_parameters() if "proj" in n}
+    assert len(styles) == 7 and kinds == {QuantizedWeight}
+    each = [torch.empty_like(y) for _ in range(2)]
+    dist.all_gather(each, y)
+    assert torch.equal(*each) and float(qfx.sqnr(expected, y)) > 30
+
+
 def _distributed(scheme: str, mesh: Any) -> None:
     weight = _model(scheme)[0].weight
     for dim in (0, 1):
@@ -107,6 +129,8 @@ def _run(rank: int, port: int) -> None:
         _distributed(scheme, mesh)
         _fsdp(scheme, mesh)
         _tensor_parallel(scheme, mesh)
+    _llama("w8a8", mesh)
+    _llama("w4a8", mesh)
     _loaded(mesh)
     _uneven(mesh)
     dist.destroy_process_group()
