@@ -211,7 +211,7 @@ def test_files_of_two_saves_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_is_parted_while_it_is_loaded_is_told_how() -> None:
     """transformers asks the module whose codes are not there yet for its size."""
-    linear = nn.Linear(64, 8)
+    linear = torch.nn.Linear(64, 8)
     said = qfx.nn.Linear.from_float(linear).saved_scheme().tolist()
-    with pytest.raises(ValueError, match="not parted among processes .* parallelize_module"):
+    with pytest.raises(ValueError, match=r"not parted among processes .* parallelize_module"):
         hasattr(Awaited(linear, said, "a"), "out_features")
