@@ -47,15 +47,6 @@ class Awaited(nn.Module):
             self.register_buffer(part, torch.empty(shape, dtype=dtype, device="meta"))
         self._is_hf_initialized = True  # so transformers leaves it to us what is in it
 
-    @property
-    def out_features(self) -> int:
-        """Raises UserError: transformers asks for it where it parts a model among processes."""
-        raise UserError(
-            "from_pretrained: an int8 model is not parted among processes while it is loaded "
-            "(tp_plan, distributed_config). Load it, and part it then by parallelize_module of "
-            "torch.distributed.tensor.parallel: docs/weights.md"
-        )
-
     def taken(self, name: str) -> Any:
         """What was loaded, checked. Raises ValueError where a part was in no file."""
         names = [part for part in self.wanted if part in self.kind.PARTS]

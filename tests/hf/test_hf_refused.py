@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 import qfx
 from qfx import Config
 from qfx.hf import QfxConfig
-from qfx.hf.awaited import Awaited
 from tests.hf.test_hf import int8, llama, saved
 
 
@@ -207,11 +206,3 @@ def test_files_of_two_saves_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{shards[1]} is of save .*did not end"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "b")
     AutoModelForCausalLM.from_pretrained(tmp_path / "a")
-
-
-def test_a_model_that_is_parted_while_it_is_loaded_is_told_how() -> None:
-    """transformers asks the module whose codes are not there yet for its size."""
-    linear = torch.nn.Linear(64, 8)
-    said = qfx.nn.Linear.from_float(linear).saved_scheme().tolist()
-    with pytest.raises(ValueError, match=r"not parted among processes .* parallelize_module"):
-        hasattr(Awaited(linear, said, "a"), "out_features")
