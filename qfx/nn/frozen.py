@@ -100,7 +100,7 @@ class Prepared(NamedTuple):
 
 @cache
 def prepared(scheme: Scheme, n: int) -> Prepared:
-    """Of a weight of `n` rows; the same object for the same arguments."""
+    """Prepares calls of a weight of `n` rows; returns the same object for the same arguments."""
     rotation = scheme.rotation
     given = {**of_scheme(scheme, n, rotation), "activation": "none", "rotation": rotation}
     if scheme.x is not None:
@@ -227,7 +227,7 @@ def cut(
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> Frozen | None:
-    """Of some rows and columns of a weight of this shape [N, K]; None where columns are parted
+    """Cuts rows and columns out of a weight of this shape [N, K]; None where columns are parted
     within a group, or within a block that is rotated."""
     n, k = shape
     units = [unit for unit in (scheme.group, scheme.rotation) if unit]

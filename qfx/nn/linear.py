@@ -192,7 +192,7 @@ class Linear(LinearState, nn.Linear):
         return self
 
     def _move(self, weight: QuantizedWeight, made: Any) -> None:
-        """What `.to()` made of the weight is put into the very parameter where that can be."""
+        """Puts what `.to()` made of the weight into the very parameter, where that can be."""
         if not _is_codes(made):
             self.weight = nn.Parameter(made, requires_grad=False)
             return

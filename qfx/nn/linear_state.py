@@ -1,4 +1,4 @@
-"""What a state dict holds of a `qfx.nn.Linear`, and how it is loaded: codes, or floats."""
+"""LinearState: saving and loading a `qfx.nn.Linear`, as codes or of floats."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LinearState(Stored):
         said = parts[KEY].clone()
 
         def stored() -> None:
-            """What was written to one part may fit only what will be written to the others."""
+            """Stores all parts: what was written to one may fit only what will be written next."""
             weight.settle()
             if not torch.equal(parts[KEY], said):
                 raise ValueError(
