@@ -158,9 +158,10 @@ class Linear(LinearState, nn.Linear):
         """As nn.Linear's: draws a weight, and a bias if it has one."""
         shape, device = (self.in_features, self.out_features), self.weight.device
         drawn = nn.Linear(*shape, dtype=torch.float32, device=device)
-        self.weight.data.copy_(drawn.weight.detach())
         if self.is_quantized:
-            self.settle()
+            self.quantized.requantize(drawn.weight.detach())
+        else:
+            self.weight.data.copy_(drawn.weight.detach())
         if self.bias is not None:
             self.bias.data.copy_(drawn.bias.detach())
 

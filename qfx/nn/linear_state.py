@@ -30,6 +30,7 @@ class LinearState(Stored):
     """
 
     PARTS = PARTS
+    LOADS_FLOATS = True
     weight: Any
     floats_are_transposed = False  # whether a float state dict has its weight as [K, N]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from qfx.host.modules import register_once
 from qfx.host.tensors import has_values
 from qfx.nn.carry import sizes
+from qfx.nn.scheme_tensor import KEY
 from qfx.values.floats import FLOATS
 
 State = Mapping[str, Any]
@@ -35,6 +36,7 @@ class Stored(Checked):
     PARTS: ClassVar[tuple[str, ...]]
     READ_ONLY: ClassVar[tuple[str, ...]]  # its buffers, which forward never writes
     UNSAVED: ClassVar[tuple[str, ...]] = ("packed",)  # those that are no part of its state dict
+    LOADS_FLOATS: ClassVar[bool] = False  # where a state dict has a weight and no codes
     in_features: int
     out_features: int
     bias: Any
@@ -152,7 +154,10 @@ class Stored(Checked):
             return
         if found is None:
             missing += [prefix + name for name in self.saved_parts()]
-        ours.add(f"{prefix}weight")  # which nothing loads that is not checked
+        weight = f"{prefix}weight"
+        ours.add(weight)  # which nothing loads that was not checked
+        if weight in state_dict and not (self.LOADS_FLOATS and f"{prefix}{KEY}" not in state_dict):
+            unexpected.append(weight)
         others = {key: value for key, value in state_dict.items() if key not in ours}
         absent: list[str] = []
         super()._load_from_state_dict(others, prefix, metadata, strict, absent, unexpected, errors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace as changed
+from typing import Any
 
 from torch import nn
 
@@ -57,12 +58,13 @@ def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear
     found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
     each: dict[nn.Module, Linear | Embedding] = {}
-    tied: dict[tuple[int, Scheme], Linear] = {}  # by the float weight, and how it is quantized
+    tied: dict[Any, Linear] = {}  # by the float weight, how it lies and how it is quantized
     for m, how in hows.items():
-        weight, how = m._parameters.get("weight"), _smoothed(m, how, factors)
+        how = _smoothed(m, how, factors)
         each[m] = module = _made(m, how)
-        if isinstance(module, Linear) and isinstance(how, Scheme):
-            module.weight = tied.setdefault((id(weight), how), module).weight
+        if isinstance(module, Linear):
+            key = id(m._parameters.get("weight")), is_transposed(m), how
+            module.weight = tied.setdefault(key, module).weight
     return found, {name: each[m] for name, m in found.taken.items()}
 
 

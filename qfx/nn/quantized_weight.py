@@ -25,8 +25,8 @@ _HELD = ("memory", "scheme", "how")
 
 
 class Memory:
-    """What the aliases of a weight share: its tensors, `names` of those that are there, and the
-    codes from before what was written to it, which are restored where that is taken back. (Q13)"""
+    """Memory that the aliases of a weight share: its tensors, `names` of those that are there, and
+    the codes from before its last writes, which are restored where those are taken back. (Q13)"""
 
     def __init__(self, frozen: Frozen) -> None:
         self.earlier: tuple[Earlier, ...] = ()
@@ -138,7 +138,7 @@ class QuantizedWeight(ShardedWeight, Dequantized):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """Of its memory."""
+        """The bytes of its memory."""
         return sum(t.nbytes for t in self.frozen if t is not None)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:

@@ -57,7 +57,7 @@ def refuse_padding(mesh: Any, size: Any) -> None:
 
 
 def _joined(parts: Tensor, scheme: Scheme, shape: tuple[int, int]) -> Tensor:
-    """Of packed weights of this shape one of the rows of all of them."""
+    """Joins packed weights of this shape to one that has the rows of all of them."""
     each = [values_of(part, scheme.w, scheme.group, *shape) for part in parts]
     values = [None if v[0] is None else torch.cat(v) for v in zip(*each, strict=True)]
     return packed_values(Values(*values), scheme.w, scheme.group)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ OPTIONAL = Frozen._fields[1:]
 
 
 def parts_of(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """What is saved, by name: codes and scales, which are made of the packed weight, the other
+    """Makes the tensors that are saved, by name: codes and scales of the packed weight, the other
     numbers that it has, and the scheme."""
     given = zip(OPTIONAL, weight.frozen[1:], strict=True)
     beside = {name: t.detach() for name, t in given if t is not None}
@@ -51,7 +51,7 @@ def weight_of(found: FrozenState, n: int, k: int, dtype: torch.dtype) -> Quantiz
 def unpickled(
     parts: Mapping[str, Tensor], shape: Any, dtype: torch.dtype, parameter: bool
 ) -> Tensor:
-    """What `torch.save` of a QuantizedWeight refers to. Raises ValueError for parts that do not fit
+    """Makes a weight of what `torch.save` kept of one. Raises ValueError for parts that do not fit
     together."""
     n, k = shape
     found = taken_from(parts, "", n, k)

@@ -81,7 +81,10 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @rule(aten.copy_.default)
 def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A weight, or rows and columns of one, goes into another as codes."""
     to, of = args[:2]
+    if isinstance(to, QuantizedWeight) and isinstance(of, WeightView):
+        of = of.clone()
     if not (isinstance(to, QuantizedWeight) and isinstance(of, QuantizedWeight)):
         return NotImplemented
     same = to.scheme == of.scheme and to.shape == of.shape
@@ -111,20 +114,6 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     )
     packed = packed_values(values, scheme.w, scheme.group)
     return weight.holding(weight.frozen._replace(packed=packed), scheme, size, weight.dtype)
-
-
-@rule(aten.copy_.default)
-def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Rows and columns of a weight go into another as codes."""
-    to, of = args[:2]
-    if not isinstance(to, QuantizedWeight) or not isinstance(of, WeightView):
-        return NotImplemented
-    part = of.clone()
-    same = type(part) is QuantizedWeight and part.scheme == to.scheme and part.shape == to.shape
-    if not same or not to.store(part.frozen):
-        return NotImplemented
-    to.settle()
-    return to
 
 
 def _collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 import qfx
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_view import WeightView
+from tests.lib.decoders import decoder
 from tests.lib.models import compiled
 from tests.nn.test_nn_linear import BY_ROWS, made
 
@@ -245,6 +246,12 @@ def test_a_float_state_is_quantized_as_the_model_was() -> None:
         assert torch.equal(y(m), y(quantized))
 
 
+def test_a_weight_beside_codes_is_unexpected() -> None:
+    m, state = model(), {**model(1).state_dict(), "0.weight": torch.zeros(D, D)}
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"0\.weight"'):
+        m.load_state_dict(state)
+
+
 def test_what_is_computed_or_shared_is_loaded_with_a_word() -> None:
     m = model()
     own = m.state_dict()
@@ -301,6 +308,12 @@ def test_linears_that_share_a_float_weight_share_its_codes() -> None:
     second.weight = first.weight
     m: Any = qfx.quantize_(nn.Sequential(first, second))
     assert m[0].weight is m[1].weight and m[0].bias is not m[1].bias
+    llama: Any = decoder("llama", num_hidden_layers=1)
+    mlp = llama.model.layers[0].mlp
+    mlp.up_proj.weight = mlp.gate_proj.weight
+    qfx.quantize_(llama)
+    assert mlp.up_proj.factor is not None  # smoothed, both by what they read
+    assert mlp.up_proj.weight is mlp.gate_proj.weight
 
 
 def test_a_float_weight_is_what_it_is_and_a_warning_says_so() -> None:
