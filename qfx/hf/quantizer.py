@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from qfx.hf.awaited import MARK, Awaited
 from qfx.hf.config import METHOD, QfxConfig
 from qfx.hf.one_save import check_one_save, mark_save
 from qfx.hf.state import marked_state, scheme_numbers
+from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
 from qfx.nn.chosen import Chosen
@@ -44,6 +45,7 @@ class QfxQuantizer(HfQuantizer):
         self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
         self.later: set[nn.Module] = set()  # tied: their weights come with those of others
         self.made: dict[nn.Module, Linear | Embedding] = {}
+        self.parallel = LaterPlan(())
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         places = kwargs.get("device_map")
@@ -62,11 +64,18 @@ class QfxQuantizer(HfQuantizer):
                 self.quantization_config.read_recipe(files[0].parent)
             check_one_save(model.config, files)
             self._await(model)
+            self._divide([m for m in model.modules() if isinstance(m, Awaited)])
         elif not self.quantization_config.config.smoothing:
             self.found, self.hows = planned(model, self.quantization_config.config, WHO)
             tied = _tied_names(model)
             names = self.found.taken.items()
             self.later = {m for name, m in names if f"{name}.weight" in tied}
+            self._divide(self.found.taken.values())
+
+    def _divide(self, modules: Iterable[nn.Module]) -> None:
+        """What a `tp_plan` says of these modules is for the int8 ones in their places."""
+        self.parallel = LaterPlan(modules)
+        self.parallel.install()
 
     def _await(self, model: Any) -> None:
         said = self.quantization_config.linears
@@ -123,10 +132,11 @@ class QfxQuantizer(HfQuantizer):
             del self.found.taken[name]
             self.found.missed[name] = why
         del self.hows[linear]
+        self.parallel.leave(linear)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if self.pre_quantized:
-            _put_together(model)
+            _put_together(model, self.parallel)
         elif self.found is None:
             quantize_(model, self.quantization_config.config)
         else:
@@ -135,19 +145,27 @@ class QfxQuantizer(HfQuantizer):
                     self._leave(linear, why)
                     continue
                 if linear not in self.made:
-                    self.made[linear] = made(linear, self.hows[linear])
+                    self.made[linear] = made(whole(linear), self.hows[linear])
                 if not is_embedding(linear):
                     self.made[linear].bias = linear.bias
+                self.parallel.apply(linear, self.made[linear], self._name(linear))
             places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
             replace(self.found, places)
+        self.parallel.remove()
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
+        self.parallel = LaterPlan(())
         untie(model, [name for name, _ in stored_linears(model)])
         told(model)
         return model
 
+    def _name(self, linear: nn.Module) -> str:
+        assert self.found is not None
+        return next(name for name, module in self.found.taken.items() if module is linear)
+
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """For save_pretrained, which writes nothing before, and config.json first of all."""
-        state, linears = marked_state(model), scheme_numbers(model)
+        with gathered(model):
+            state, linears = marked_state(model), scheme_numbers(model)
         self.quantization_config.linears = linears
         model.config.quantization_config = self.quantization_config
         return state, mark_save(model.config)
@@ -212,7 +230,7 @@ def _in_model(model: Any, name: str) -> str | None:
     return next((spelling for spelling in spellings if spelling in modules), None)
 
 
-def _put_together(model: Any) -> None:
+def _put_together(model: Any, parallel: LaterPlan) -> None:
     awaited = {name: m for name, m in model.named_modules() if isinstance(m, Awaited)}
     states: dict[str, Any] = {}
     for name, module in awaited.items():
@@ -223,4 +241,6 @@ def _put_together(model: Any) -> None:
     for name, module in awaited.items():
         for part in (*module.wanted, MARK):
             module._buffers[part] = None  # the codes go when they are packed
-        model.set_submodule(name, module.made(states.pop(name)))
+        made = module.made(states.pop(name))
+        parallel.apply(module, made, name)
+        model.set_submodule(name, made)

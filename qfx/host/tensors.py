@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeGuard
@@ -67,6 +68,12 @@ def without_subclass() -> AbstractContextManager[Any]:
 def wraps_tensors(tensor: Tensor) -> bool:
     """Whether it is of a subclass that holds other tensors, as DTensor and NestedTensor do."""
     return is_traceable_wrapper_subclass(tensor)
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; imports nothing to tell."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def tree_leaves(tree: Any) -> list[Any]:

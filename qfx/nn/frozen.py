@@ -122,19 +122,21 @@ def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Ten
     if not trains:
         return _without_gradient(steps, values)
     if how.form.gradient:
-        return _run(steps, values | _of_training(x, how.scheme))["y"]  # type: ignore[no-any-return]
+        return run(steps, values | _of_training(x, how.scheme))["y"]  # type: ignore[no-any-return]
     *before, _ = steps  # the product has no gradient of its own
-    x = _run(before, values)["x"]
-    return _Carried.apply(x, bias, how, *frozen)  # type: ignore[no-any-return]
+    values = run(before, values)
+    with torch.no_grad():
+        y = how.form.fused(values)
+    return carried(y, values["x"], bias, frozen.packed, how)
 
 
 def _without_gradient(steps: Sequence[Step], values: dict[str, Any]) -> Tensor:
     """Autograd's kernels of our operators are Python functions, which take as long as the sums of a
     small linear: they are left out where nothing is for them to do."""
     if torch.compiler.is_compiling() or in_forward_mode():
-        return _run(steps, values)["y"]  # type: ignore[no-any-return]
+        return run(steps, values)["y"]  # type: ignore[no-any-return]
     with below_autograd():
-        return _run(steps, values)["y"]  # type: ignore[no-any-return]
+        return run(steps, values)["y"]  # type: ignore[no-any-return]
 
 
 def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:
@@ -163,7 +165,7 @@ def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
     return {"x": x.detach(), "carrier": x, "w": None, "gradient_seed": seed}
 
 
-def _run(steps: Sequence[Step], values: dict[str, Any]) -> dict[str, Any]:
+def run(steps: Sequence[Step], values: dict[str, Any]) -> dict[str, Any]:
     """The values, and what the steps give."""
     for step in steps:
         found = step.run(values)
@@ -172,16 +174,21 @@ def _run(steps: Sequence[Step], values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def carried(y: Tensor, x: Tensor, bias: Tensor | None, packed: Tensor, how: Prepared) -> Tensor:
+    """y, as it was computed without gradients, with those of the product x w^.T + bias. (T1)"""
+    return _Carried.apply(x, bias, how, packed, y)  # type: ignore[no-any-return]
+
+
 class _Carried(torch.autograd.Function):
-    """Of x', for the operator without a gradient of its own: float activations, int8 weights."""
+    """Of x', for a y without a gradient of its own."""
 
     @staticmethod
-    def forward(x: Tensor, bias: Tensor | None, how: Prepared, *frozen: Any) -> Tensor:
-        return how.form.fused(_values(x, bias, Frozen(*frozen), how))  # type: ignore[no-any-return]
+    def forward(x: Tensor, bias: Tensor | None, how: Prepared, packed: Tensor, y: Tensor) -> Tensor:
+        return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, bias, ctx.how, packed, *_ = inputs
+        x, bias, ctx.how, packed, _ = inputs
         ctx.save_for_backward(packed)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -194,7 +201,7 @@ class _Carried(torch.autograd.Function):
         w_hat = weight_values(packed, layout, ctx.shape[-1], grad.dtype)
         dx = (g_mn @ w_hat).reshape(ctx.shape)
         db = None if ctx.bias_dtype is None else g_mn.sum(0).to(ctx.bias_dtype)
-        return dx.to(ctx.dtype), db, *([None] * 6)
+        return dx.to(ctx.dtype), db, None, None, None
 
 
 def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:

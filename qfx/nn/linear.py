@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from qfx.host.autograd import transforming
 from qfx.host.subclasses import as_parameter
+from qfx.host.tensors import is_distributed
 from qfx.nn.carry import sizes
 from qfx.nn.dtypes import drawn_linear
 from qfx.nn.frozen import linear
@@ -45,7 +46,12 @@ class Linear(LinearState, nn.Linear):
     the module had, or a float `weight`, which is quantized under its scheme; all of it is checked
     first, and what does not fit together is an error that leaves the module as it was. x and the
     bias get gradients (T1). Casting the module casts the bias and the type that `weight` says.
+
+    `reduce_dtype`, of a module or of the class: the type in which ranks that have columns of the
+    weight each send their sums. None: int32, which is exact, or float32 for weights with groups.
     """
+
+    reduce_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -142,7 +148,7 @@ class Linear(LinearState, nn.Linear):
         self.quantized.settle()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and self._replaces(value):
+        if name == "weight" and type(value) is nn.Parameter and self._has_codes():
             warnings.warn(
                 f"qfx: a float weight was assigned to {self}, which computes in float from now on; "
                 "module.weight.data.copy_(values) quantizes values and keeps it int8",
@@ -150,9 +156,21 @@ class Linear(LinearState, nn.Linear):
             )
         super().__setattr__(name, value)
 
-    def _replaces(self, value: Any) -> bool:
-        floating = isinstance(value, nn.Parameter) and type(value) is nn.Parameter
-        return floating and "_parameters" in vars(self) and self.is_quantized
+    def register_parameter(self, name: str, param: Any) -> None:
+        """As of any module; `parallelize_module` gives it its part of the weight so."""
+        if name == "weight" and is_distributed(param) and self._has_codes():
+            local = param.to_local()
+            if not _is_codes(local):
+                warnings.warn(
+                    f"qfx: {self} computes in float from now on: its {self.in_features} columns "
+                    f"are parted at multiples of {local.shape[1]}, within a group or a rotated "
+                    "block, whose columns belong together",
+                    stacklevel=2,
+                )
+        super().register_parameter(name, param)
+
+    def _has_codes(self) -> bool:
+        return "_parameters" in vars(self) and self.is_quantized
 
     def reset_parameters(self) -> None:
         """As nn.Linear's: draws a weight, and a bias if it has one."""
@@ -169,10 +187,19 @@ class Linear(LinearState, nn.Linear):
         """x [..., K] -> [..., N]."""
         weight: Any = self._parameters.get("weight")
         if type(weight) is not QuantizedWeight or transforming():
-            return F.linear(input, self.weight, self.bias)
+            return self._of_any_weight(input)
         if isinstance(input, fx.Proxy) and _stays_whole(self, input.tracer):
             return _as_leaf(self, input)
         return linear(input, self.bias, weight.frozen, weight.how)
+
+    def _of_any_weight(self, x: Tensor) -> Tensor:
+        if is_distributed(self.weight):
+            from qfx.nn.row_parallel import row_parallel  # imports PyTorch's distributed tensors
+
+            y = row_parallel(x, self.weight, self.bias, self.reduce_dtype)
+            if y is not None:
+                return y
+        return F.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         scheme = f", scheme={self.scheme}" if self.is_quantized else ""

@@ -91,7 +91,7 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         cls, memory: Memory, scheme: Scheme, shape: Sequence[int], dtype: torch.dtype
     ) -> QuantizedWeight:
         weight = wrapper(cls, shape, dtype, memory.frozen.packed.device)
-        weight.memory, weight.scheme, weight.how = memory, scheme, prepared(scheme, shape[0])
+        weight.memory, weight.scheme, weight.how = memory, scheme, prepared(scheme, int(shape[0]))
         return weight
 
     @classmethod

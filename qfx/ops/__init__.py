@@ -1,6 +1,8 @@
 """The operators `torch.ops.qfx.*`. C++ owns schemas and kernels; here stand, per operator, its
 reference (the definition), its fake implementation and its gradient."""
 
+import sys
+
 from qfx.ops import (
     attention,
     attention_decode,
@@ -15,6 +17,7 @@ from qfx.ops import (
     lowbit_cuda,
     quantize,
     rotation,
+    sharding,
     ste,
     weight,
 )
@@ -23,5 +26,8 @@ from qfx.ops.registry import FAKES, REFERENCES
 __all__ = [
     "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "former",
     "guard", "kv_attention", "kv_blocks", "kv_cache", "linear", "lowbit_cuda", "quantize",
-    "rotation", "ste", "weight",
+    "rotation", "sharding", "ste", "weight",
 ]  # fmt: skip
+
+if "torch.distributed.tensor" in sys.modules:  # else where one of them is met first
+    sharding.register()

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from qfx.graph.capture import is_constant, roots, value
+from qfx.host.tensors import is_distributed
 from qfx.match.base import Match
 from qfx.match.own_calls import OwnCall
 from qfx.match.site import Site
@@ -22,6 +23,11 @@ from qfx.nn.weight_bytes import kinds, size
 log = logging.getLogger(__name__)
 _PRODUCT = re.compile(r"conv|lstm|gru|rnn|mm|matmul|mv|linear|einsum|dot|experts")
 _TINY = 0.01  # of the weights around a graph: what leaves less than this float is no news
+_NO_INT8 = "qfx has no int8 for them"
+_PARTED = (
+    "they are distributed tensors (call qfx.quantize_ before the model is distributed, or load it "
+    "by from_pretrained with a QfxConfig and a tp_plan)"
+)
 _SAID: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the code of the frame
 
 
@@ -91,12 +97,13 @@ def warning_of(
     `asked` for and what is less than 1 % of the parameters of `modules`, those around the graph."""
     left, served = unserved(gm, matches)
     count = sum(left.values())
+    parted = any(is_distributed(value(n)) for n in gm.graph.nodes if _multiplies(n))
     if count <= served:
         return None
     said = (
         f"{size(count)} of {size(count + served)} of the weights that this graph multiplies stay "
-        f"float, since qfx has no int8 for them: {kinds(left)}. qfx.explain(model, *inputs) lists "
-        "what becomes of each matmul"
+        f"float, since {_PARTED if parted else _NO_INT8}: {kinds(left)}. qfx.explain(model, "
+        "*inputs) lists what becomes of each matmul"
     )
     if asked or count < _TINY * _around(modules):
         log.info("%s", said)

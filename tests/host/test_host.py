@@ -24,6 +24,7 @@ from qfx.graph.capture import clone
 from qfx.host import (
     autograd,
     cache_keys,
+    distributed,
     dynamo,
     frame,
     fsdp,
@@ -39,6 +40,7 @@ from qfx.host import (
     subclasses,
     tensors,
 )
+from qfx.ops import sharding
 
 X = torch.randn(4, 8)
 Look = Callable[[fx.GraphModule], Any]
@@ -480,6 +482,27 @@ def _gathered(gm: fx.GraphModule, around: list[nn.Module]) -> list[bool]:
     return [held(node) for node in gm.graph.find_nodes(op="placeholder")]
 
 
+# --- distributed tensors ---
+
+
+def rules_look_at_lists() -> None:
+    """What is remembered of a rule is told apart by lists of integers."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        sharding.register()
+        x = distribute_tensor(X, mesh, [Shard(0)])
+        for per_tensor, placement in ((0, Shard(0)), (1, Replicate())):
+            q, _, _ = torch.ops.qfx.quantize(x, [8, 1, per_tensor, 0, 0])
+            assert q.placements == (placement,)
+    finally:
+        dist.destroy_process_group()
+
+
 # --- texts of graph modules ---
 
 
@@ -609,6 +632,7 @@ CANARIES: dict[ModuleType, dict[Callable[[], None], str]] = {
         checks_run_once: "state dicts are checked as a whole before any of it is taken",
     },
     optimizers: {steps_are_seen: "weights that a fused optimizer has changed"},
+    distributed: {rules_look_at_lists: "operators of distributed tensors"},
     fsdp: {sharded_modules_are_known: "models under FSDP"},
 }
 

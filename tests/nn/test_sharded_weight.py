@@ -1,10 +1,8 @@
-"""Quantized weights in two processes: FSDP2 and tensor parallelism run int8 on codes."""
+"""Quantized weights in two processes: FSDP2 runs int8 on codes."""
 
 from __future__ import annotations
 
 import copy
-import os
-import socket
 from typing import Any
 
 import pytest
@@ -12,18 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import qfx
 from qfx.nn.quantized_weight import QuantizedWeight
+from tests.nn.processes import in_processes
 
 X = torch.randn(16, 128, generator=torch.Generator().manual_seed(3))
 SCHEMES = ("w8a8", "w4a8", "w8a8-groups")
@@ -76,40 +68,6 @@ def _uneven(mesh: Any) -> None:
         _y(model)
 
 
-def _tensor_parallel(scheme: str, mesh: Any) -> None:
-    model = _model(scheme)
-    expected = _y(copy.deepcopy(model))
-    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    model = parallelize_module(model, mesh, plan)
-    for i in (0, 2):
-        assert type(model[i].weight.to_local()) is QuantizedWeight
-    assert float(qfx.sqnr(expected, _y(model))) > 25
-    x = X.clone().requires_grad_()
-    model(x).square().sum().backward()
-    assert x.grad is not None and bool(x.grad.isfinite().all())
-
-
-def _llama(scheme: str, mesh: Any) -> None:
-    """By the plan that transformers has for it; both ranks say the same."""
-    torch.manual_seed(0)
-    size = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
-    model: Any = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, vocab_size=64, **size)).eval()
-    qfx.quantize_(model, qfx.Config(scheme=scheme, skip=["lm_head"]))
-    ids = torch.arange(24)[None]
-    with torch.no_grad():
-        expected = model(ids).logits
-        known = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-        plan = model.config.base_model_tp_plan.items()
-        styles: Any = {f"model.{name}": known[how]() for name, how in plan if how in known}
-        parallelize_module(model, mesh, styles)
-        y = model(ids).logits
-    kinds = {type(p.to_local()) for n, p in model.named_parameters() if "proj" in n}
-    assert len(styles) == 7 and kinds == {QuantizedWeight}
-    each = [torch.empty_like(y) for _ in range(2)]
-    dist.all_gather(each, y)
-    assert torch.equal(*each) and float(qfx.sqnr(expected, y)) > 30
-
-
 def _distributed(scheme: str, mesh: Any) -> None:
     weight = _model(scheme)[0].weight
     for dim in (0, 1):
@@ -120,24 +78,13 @@ def _distributed(scheme: str, mesh: Any) -> None:
             assert torch.equal(local.to_local().dequantize(), part)
 
 
-def _run(rank: int, port: int) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+def _run(mesh: Any) -> None:
     for scheme in SCHEMES:
         _distributed(scheme, mesh)
         _fsdp(scheme, mesh)
-        _tensor_parallel(scheme, mesh)
-    _llama("w8a8", mesh)
-    _llama("w4a8", mesh)
     _loaded(mesh)
     _uneven(mesh)
-    dist.destroy_process_group()
 
 
 def test_two_processes_run_int8_on_their_parts() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_run, (port,), 2)  # type: ignore[no-untyped-call]
+    in_processes(_run)

@@ -1,0 +1,131 @@
+"""Plans of tensor parallelism, applied to int8 modules once they are made of what was loaded."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from transformers.distributed.tensor_parallel import (
+    ALL_PARALLEL_STYLES,
+    RowwiseParallel,
+    TensorParallelLayer,
+)
+
+from qfx.host.tensors import is_distributed
+from qfx.io.printable import printable
+from qfx.nn.linear import Linear
+from qfx.nn.quantized_weight import QuantizedWeight
+
+
+class LaterPlan:
+    """What `tp_plan` says of some modules, kept until int8 ones are in their places.
+
+    Inside `with`, the styles of transformers pass these modules by; all others get what they get
+    from transformers. `apply` gives an int8 linear the style that its predecessor was to get.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.modules = set(modules)
+        self.said: dict[nn.Module, tuple[Any, Any]] = {}  # style and mesh
+        self.float_linears: list[str] = []
+
+    def install(self) -> None:
+        """Has transformers ask for these modules, where there is more than one process."""
+        if dist.is_available() and dist.is_initialized():
+            for name, style in [*ALL_PARALLEL_STYLES.items()]:
+                ALL_PARALLEL_STYLES[name] = _Later(getattr(style, "style", style), self)
+
+    def remove(self) -> None:
+        """Leaves the styles of transformers as they were, and warns of linears that are float."""
+        for name, style in [*ALL_PARALLEL_STYLES.items()]:
+            if isinstance(style, _Later):
+                del ALL_PARALLEL_STYLES[name]
+        if self.float_linears:
+            few = printable(", ".join(self.float_linears[:3]))
+            warnings.warn(
+                f"qfx: {len(self.float_linears)} linears ({few}, ...) compute in float: the plan "
+                "cuts their weights within groups or rotated blocks of columns",
+                stacklevel=2,
+            )
+
+    def leave(self, module: nn.Module) -> None:
+        """Gives a module that stays what it is what the plan says of it."""
+        if module in self.said:
+            style, mesh = self.said.pop(module)
+            for name, parameter in module.named_parameters(recurse=False):
+                if not is_distributed(parameter):
+                    style.shard_param(module, name, mesh)
+            style.install_forward(module, mesh)
+
+    def apply(self, before: nn.Module, made: nn.Module, name: str) -> None:
+        """Cuts the weight of `made`, and installs the style. What is no linear stays whole."""
+        if before not in self.said or not isinstance(made, Linear):
+            return
+        style, mesh = self.said[before]
+        for parameter in ("weight", "bias"):
+            style.shard_param(made, parameter, mesh)
+        weight: Any = made.weight
+        if type(weight.to_local()) is not QuantizedWeight:
+            self.float_linears.append(name)
+        elif isinstance(style, RowwiseParallel):
+            style = _Rowwise(
+                input_layouts=style.input_layouts,
+                output_layouts=style.output_layouts,
+                use_local_output=style.use_local_output,
+            )
+        style.install_forward(made, mesh)
+
+
+def whole(linear: nn.Module) -> nn.Module:
+    """The linear, or a copy with the whole weight where it is tied to one that is parted."""
+    weight: Any = linear.weight
+    if not is_distributed(weight):
+        return linear
+    made = copy.copy(linear)
+    made._parameters = {**linear._parameters, "weight": nn.Parameter(weight.full_tensor(), False)}
+    return made
+
+
+def gathered(model: nn.Module) -> AbstractContextManager[None]:
+    """Inside, int8 linears that are parted among ranks are whole."""
+    if not any(is_distributed(parameter) for parameter in model.parameters()):
+        return nullcontext()
+    from qfx.nn.gathered_weight import gathered_linears  # imports PyTorch's distributed tensors
+
+    return gathered_linears(model)
+
+
+class _Later(TensorParallelLayer):  # type: ignore[misc]
+    """A style of transformers that leaves out the modules of a plan."""
+
+    def __init__(self, style: Any, plan: LaterPlan) -> None:
+        self.style, self.plan = style, plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.style, name)
+
+    def validate_param(self, module: Any, *args: Any, **kwargs: Any) -> None:
+        if module not in self.plan.modules:
+            self.style.validate_param(module, *args, **kwargs)
+
+    def shard_param(self, module: Any, *args: Any) -> None:
+        if module not in self.plan.modules:
+            self.style.shard_param(module, *args)
+
+    def install_forward(self, module: Any, mesh: Any) -> Any:
+        if module not in self.plan.modules:
+            return self.style.install_forward(module, mesh)
+        self.plan.said[module] = self.style, mesh
+        return module
+
+
+class _Rowwise(RowwiseParallel):  # type: ignore[misc]
+    """The module adds the sums of the ranks itself, from and to distributed tensors."""
+
+    def should_use_local_tensors(self, module: Any) -> bool:
+        return False

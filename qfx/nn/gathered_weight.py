@@ -1,0 +1,79 @@
+"""The whole of a quantized weight of which each rank has some rows or columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from qfx.host.subclasses import as_parameter
+from qfx.nn.linear import Linear
+from qfx.nn.quantized_weight import QuantizedWeight
+from qfx.ops.storage import Values, packed_values
+
+
+def gathered_weight(weight: DTensor) -> QuantizedWeight:
+    """The weight [N, K] whose parts all ranks have; every rank of the mesh has to call this."""
+    local: Any = weight.to_local()
+    (n, k), scheme = weight.shape, local.scheme
+    groups = -(-k // scheme.group) if scheme.group else 1
+
+    def whole(part: Tensor | None, *sizes: tuple[int, int | None]) -> Tensor | None:
+        """Of a part whose sizes are those, along rows (0), columns (1) or neither."""
+        if part is None:
+            return None
+        found = [_placement(p, [along for _, along in sizes]) for p in weight.placements]
+        shape = torch.Size([size for size, _ in sizes])
+        strides = part.new_empty(shape, device="meta").stride()
+        made = DTensor.from_local(
+            part,
+            weight.device_mesh,
+            found,
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=strides,
+        )
+        return made.full_tensor()  # type: ignore[no-any-return]
+
+    codes, *scales = local.unpacked
+    by_group = ((n, 0), (groups, 1 if scheme.group else None))
+    sizes = [((n, 0),) if s is None or s.dim() == 1 else by_group for s in scales]
+    values = Values(
+        whole(codes, (n, 0), (k, 1)), *[whole(s, *at) for s, at in zip(scales, sizes, strict=True)]
+    )
+    frozen = local.frozen._replace(
+        packed=packed_values(values, scheme.w, scheme.group),
+        factor=whole(local.factor, (k, 1)),
+        shift=whole(local.shift, (k, 1)),
+    )
+    return QuantizedWeight.holding(frozen, scheme, (n, k), weight.dtype)
+
+
+def _placement(of: Any, along: list[int | None]) -> Any:
+    """How a part lies whose dimensions are those of a weight that lies as `of`."""
+    return Shard(along.index(of.dim)) if isinstance(of, Shard) and of.dim in along else Replicate()
+
+
+@contextmanager
+def gathered_linears(model: nn.Module) -> Iterator[None]:
+    """Inside, int8 linears of which ranks have parts are whole; on every rank."""
+    held: list[tuple[nn.Module, dict[str, Any]]] = []
+    try:
+        for module in model.modules():
+            weight: Any = module._parameters.get("weight") if isinstance(module, Linear) else None
+            if not isinstance(weight, DTensor) or type(weight.to_local()) is not QuantizedWeight:
+                continue
+            held.append((module, dict(module._parameters)))
+            module._parameters["weight"] = as_parameter(gathered_weight(weight))
+            bias: Any = module._parameters["bias"]
+            if isinstance(bias, DTensor):
+                whole = nn.Parameter(bias.full_tensor().detach(), bias.requires_grad)
+                module._parameters["bias"] = whole
+        yield
+    finally:
+        for module, parameters in held:
+            module._parameters.update(parameters)

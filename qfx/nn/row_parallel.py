@@ -1,0 +1,154 @@
+"""A linear whose weight is cut by columns: ranks add the sums of their columns before they scale.
+
+Every row of x is quantized with one scale for all ranks, and int32 sums are added exactly, so that
+any number of ranks has the bits of one process. Of weights with groups the sums are floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from qfx.nn.dtypes import output_dtype
+from qfx.nn.frozen import Frozen, Prepared, carried, run
+from qfx.nn.functional import shifted
+from qfx.nn.quantized_weight import QuantizedWeight
+from qfx.ops.code import Code, code_of
+from qfx.ops.lowering import Circumstance, lower
+from qfx.ops.sharding import register
+
+ops = torch.ops.qfx
+Placements = Sequence[Any]
+register()
+
+
+def row_parallel(
+    x: Any, weight: Any, bias: Any, reduce_dtype: torch.dtype | None = None
+) -> DTensor | None:
+    """x [..., K] and a quantized weight [N, K], both cut along K in the same dimensions of a mesh,
+    to y [..., N], which all ranks have. Returns None where the tensors do not lie so.
+
+    `reduce_dtype`: the type of the sums that ranks send each other; by default int32 where the
+    weight has one scale a row, which is exact, and float32 elsewhere.
+    """
+    placed = _placements(x, weight, bias)
+    if placed is None:
+        return None
+    local = weight.to_local()
+    given = bias.to_local(grad_placements=_gradients(placed)) if _sharded(bias) else bias
+    summed = _Summed(x.device_mesh, [placement is None for placement in placed])
+    y = _product(x.to_local(), local.frozen, local.how, given, summed, reduce_dtype)
+    shape = (*x.shape[:-1], weight.shape[0])
+    strides = torch.empty(shape, device="meta").stride()
+    found = [placement or Replicate() for placement in placed]
+    return DTensor.from_local(
+        y, x.device_mesh, found, run_check=False, shape=torch.Size(shape), stride=strides
+    )
+
+
+def _sharded(tensor: Any) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
+    """How y lies, for each dimension of the mesh; None for those over which sums are added."""
+    if not (_sharded(x) and _sharded(weight) and x.device_mesh == weight.device_mesh):
+        return None
+    if type(weight._local_tensor) is not QuantizedWeight:
+        return None
+    found: list[Any] = []
+    for of_x, of_w in zip(x.placements, weight.placements, strict=True):
+        last = isinstance(of_x, Shard) and of_x.dim % x.dim() == x.dim() - 1
+        if of_w == Shard(1) and last:
+            found.append(None)
+        elif of_w != Replicate() or last or isinstance(of_x, Partial):
+            return None
+        else:
+            found.append(of_x)
+    if _sharded(bias) and any(placement != Replicate() for placement in bias.placements):
+        return None
+    return found if None in found else None
+
+
+def _gradients(placed: Placements) -> list[Any]:
+    """How the gradient of the bias lies, that of the rows which a rank has."""
+    return [Partial() if isinstance(placement, Shard) else Replicate() for placement in placed]
+
+
+class _Summed:
+    """The dimensions of a mesh over which ranks add their sums."""
+
+    def __init__(self, mesh: Any, dims: Sequence[bool]) -> None:
+        self.mesh, self.dims = mesh, dims
+
+    def reduced(self, local: Tensor, by: str) -> Tensor:
+        """The sum, or the maximum, of what the ranks have."""
+        parts = [Partial(by) if summed else Replicate() for summed in self.dims]
+        whole = DTensor.from_local(local, self.mesh, parts, run_check=False)
+        found = whole.redistribute(placements=[Replicate()] * len(parts)).to_local()
+        return found.wait() if hasattr(found, "wait") else found  # of functional collectives
+
+
+def _product(
+    x: Tensor,
+    frozen: Frozen,
+    how: Prepared,
+    bias: Tensor | None,
+    summed: _Summed,
+    reduce_dtype: torch.dtype | None,
+) -> Tensor:
+    out_dtype = output_dtype(x)
+    x = shifted(x, frozen.shift)
+    if frozen.factor is not None or how.scheme.rotation:  # in float32, as within one operator
+        x = ops.rotate(x.float(), frozen.factor, how.scheme.rotation)
+    with torch.no_grad():
+        y = _summed_product(x.detach(), frozen, how, bias, summed, (out_dtype, reduce_dtype))
+    trains = torch.is_grad_enabled() and (x.requires_grad or getattr(bias, "requires_grad", False))
+    return carried(y, x, bias, frozen.packed, how) if trains else y
+
+
+def _summed_product(
+    x: Tensor,
+    frozen: Frozen,
+    how: Prepared,
+    bias: Tensor | None,
+    summed: _Summed,
+    dtypes: tuple[torch.dtype, torch.dtype | None],
+) -> Tensor:
+    """y of x, whose K was transformed already."""
+    (out_dtype, sent), scheme = dtypes, how.scheme
+    n = how.given["layout"][0]
+    values = {**how.given, "x": x, "n": n, "weight": frozen.packed, "bias": bias}
+    values["out_dtype"] = out_dtype
+    lowered = lower(scheme, Circumstance(turned=False, canonical=True))
+    if scheme.x is not None:
+        values["code_of_turned"] = code_of(scheme.x)
+        values["static_scale"], values["static_zero_point"] = _scales(x, frozen, how, summed)
+    values, steps = run(lowered.shared, values), lowered.own
+    if how.form.gemm and sent is None:
+        first, *rest = steps
+        values = run([first], values)
+        values["acc"] = summed.reduced(values["acc"], "sum")
+        return run(rest, values)["y"]  # type: ignore[no-any-return]
+    values |= {"bias": None, "out_dtype": torch.float32}
+    y = summed.reduced(run(steps, values)["y"].to(sent or torch.float32), "sum").float()
+    return (y if bias is None else y + bias.float()).to(out_dtype)
+
+
+def _scales(
+    x: Tensor, frozen: Frozen, how: Prepared, summed: _Summed
+) -> tuple[Tensor | None, Tensor | None]:
+    """Scales and zero points of the rows of x, of which this rank has a part; None where groups of
+    K have their own."""
+    if how.scheme.calibrated or how.form.x_groups:
+        return frozen.x_scale, frozen.x_zero_point
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    ends = torch.cat([-low, high], -1).float().nan_to_num(torch.inf, torch.inf, -torch.inf)
+    low, high = summed.reduced(ends, "max").split(1, -1)
+    code = Code(*code_of(how.scheme.x))  # type: ignore[arg-type]
+    _, scale, zero_point = ops.quantize(torch.cat([-low, high], -1), list(code))
+    return scale, zero_point

@@ -1,0 +1,85 @@
+"""How PyTorch's distributed tensors go through our operators: cut along rows of activations, or
+along batches and heads of attentions. Weights are whole on each rank.
+
+PyTorch takes such rules once its distributed tensors are imported, which takes as long as the rest
+of `import qfx`: `register` is called where qfx meets them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from qfx.host.distributed import register_sharding_rule
+
+ops = torch.ops.qfx
+# Of each operator the arguments that have rows, and how many results have them too.
+_BY_ROWS: dict[Any, tuple[tuple[str, ...], int]] = {
+    ops.quantize.default: (("x", "scale", "zero_point"), 3),
+    ops.dequantize.default: (("q", "scale", "zero_point"), 1),
+    ops.fake_quantize.default: (("x",), 1),
+    ops.rotate.default: (("x",), 1),
+    ops.int8_mm.default: (("q", "zero_point"), 1),
+    ops.linear.default: (("q", "scale", "zero_point"), 1),
+    ops.linear_dynamic.default: (("x",), 1),
+    ops.linear_float.default: (("x",), 1),
+}
+_BY_HEADS = {
+    ops.int8_attention.default: (("q", "k", "v", "mask"), 1),
+    ops.attention_decode.default: (("q", "k", "v", "mask"), 1),
+}
+_HEAD_DIMS = 2  # the last two, of tokens and features, belong together
+
+
+@cache
+def register() -> None:
+    """Registers the rules, once."""
+    for operator, (names, results) in _BY_ROWS.items():
+        register_sharding_rule(operator, _rule(operator, names, results, 1))
+    for operator, (names, results) in _BY_HEADS.items():
+        register_sharding_rule(operator, _rule(operator, names, results, _HEAD_DIMS))
+
+
+def _rule(
+    operator: Any, names: Sequence[str], results: int, whole_dims: int
+) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
+    """A function of an operator's arguments: the ways in which its tensors may lie. Of the `names`
+    those are cut that have the dimension."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    schema = [argument.name for argument in operator._schema.arguments]
+
+    def ways(*args: Any) -> list[tuple[list[Any], list[Any]]]:
+        given = dict(zip(schema, args, strict=False))
+        dims = 0 if _all_rows_together(given) else given[names[0]].ndim - whole_dims
+        tensors = {name: value for name, value in given.items() if hasattr(value, "placements")}
+        found: list[tuple[list[Any], list[Any]]] = []
+        for dim in (None, *range(dims)):
+            cut = {n for n in names if dim is not None and _has(tensors.get(n), dim)}
+            if dim is None or (names[0] in cut and _alike([tensors[n] for n in cut], dim)):
+                place: Any = Replicate() if dim is None else Shard(dim)
+                inputs = [place if name in cut else Replicate() for name in given]
+                given_to = [p if n in tensors else None for n, p in zip(given, inputs, strict=True)]
+                found.append(([place] * results, given_to))
+        return found
+
+    return ways
+
+
+def _all_rows_together(given: dict[str, Any]) -> bool:
+    """Whether all rows have one scale that follows from them."""
+    code, axes = given.get("code"), given.get("axes")
+    return bool(code and code[2]) or (axes is not None and len(axes) > 1)
+
+
+def _has(tensor: Any, dim: int) -> bool:
+    return tensor is not None and dim < tensor.ndim and tensor.shape[dim] != 1
+
+
+def _alike(tensors: Sequence[Any], dim: int) -> bool:
+    """Whether equal shares of them belong together, as of heads that share keys."""
+    sizes = {tensor.shape[dim] for tensor in tensors}
+    return len(sizes) == 1 or not any(size % tensors[0].mesh.size() for size in sizes)

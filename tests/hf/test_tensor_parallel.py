@@ -1,0 +1,92 @@
+"""`tp_plan="auto"` of transformers, in two processes: int8 kernels on parts of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import Qwen2ForCausalLM as Qwen2
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+
+import qfx
+from qfx.hf import QfxConfig
+from qfx.nn.quantized_weight import QuantizedWeight
+from tests.nn.processes import in_processes
+
+IDS = torch.arange(24)[None]
+SIZE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 64}
+LAYERS = 2
+
+
+def _write(folder: str) -> None:
+    """A Llama, and a Qwen2, which has biases and whose head is tied to the embedding."""
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(num_hidden_layers=LAYERS, **SIZE)).eval()
+    llama.save_pretrained(f"{folder}/llama")
+    qfx.quantize_(llama).save_pretrained(f"{folder}/llama-int8")
+    config = Qwen2Config(
+        num_hidden_layers=LAYERS, num_key_value_heads=2, tie_word_embeddings=True, **SIZE
+    )
+    qwen: Any = Qwen2(config).eval()
+    for name, parameter in qwen.named_parameters():
+        if "bias" in name:
+            torch.nn.init.normal_(parameter)
+    qwen.save_pretrained(f"{folder}/qwen")
+
+
+def _load(folder: str, name: str, **given: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(f"{folder}/{name}", **given).eval()
+
+
+def _logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits  # type: ignore[no-any-return]
+
+
+def _checked(folder: str, name: str, **given: Any) -> tuple[Any, Any]:
+    """The model of one process, and that of two, whose linears have int8 parts."""
+    one, both = _load(folder, name, **given), _load(folder, name, tp_plan="auto", **given)
+    parts = [p.to_local() for n, p in both.named_parameters() if "proj.weight" in n]
+    assert len(parts) == 7 * LAYERS and {type(p) for p in parts} == {QuantizedWeight}
+    whole = [p for n, p in one.named_parameters() if "proj.weight" in n]
+    assert all(2 * p.numel() == w.numel() for p, w in zip(parts, whole, strict=True))
+    return one, both
+
+
+def _run(mesh: Any) -> None:
+    found = [None]
+    if dist.get_rank() == 0:
+        from tempfile import mkdtemp
+
+        found = [mkdtemp()]  # type: ignore[list-item]
+        _write(str(found[0]))
+    dist.broadcast_object_list(found)
+    folder = str(found[0])
+    int8 = {"quantization_config": QfxConfig(skip=["lm_head"])}
+    for name, given in (
+        ("llama-int8", {}),
+        ("llama", {**int8, "dtype": torch.bfloat16}),
+        ("qwen", {"quantization_config": QfxConfig()}),
+    ):
+        one, both = _checked(folder, name, **given)
+        assert torch.equal(_logits(one), _logits(both)), name
+        texts = [m.generate(IDS, max_new_tokens=6, do_sample=False) for m in (one, both)]
+        assert torch.equal(*texts), name
+    both.save_pretrained(f"{folder}/saved")
+    assert torch.equal(_logits(_load(folder, "saved")), _logits(one))
+    one, both = _checked(folder, "llama", quantization_config=QfxConfig(scheme="w4a8"))
+    assert float(qfx.sqnr(_logits(one), _logits(both))) > 45
+    kinds = {type(style).__module__ for style in ALL_PARALLEL_STYLES.values()}
+    assert not any(kind.startswith("qfx") for kind in kinds)
+    if dist.get_rank() == 0:
+        import shutil
+
+        shutil.rmtree(Path(folder))
+
+
+def test_the_plan_of_a_model_runs_int8() -> None:
+    in_processes(_run)
