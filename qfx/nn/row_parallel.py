@@ -58,7 +58,7 @@ def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
     """How y lies, for each dimension of the mesh; None for those over which sums are added."""
     if not (_sharded(x) and _sharded(weight) and x.device_mesh == weight.device_mesh):
         return None
-    if type(weight._local_tensor) is not QuantizedWeight:
+    if type(weight.to_local()) is not QuantizedWeight:
         return None
     found: list[Any] = []
     for of_x, of_w in zip(x.placements, weight.placements, strict=True):
