@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qfx.nn.dtypes import casting_all_but
+from qfx.nn.embedding_weight import EmbeddingWeight
 from qfx.nn.linear_like import embed_scale_of
 from qfx.nn.loading import (
     Kind,
@@ -21,7 +22,6 @@ from qfx.nn.loading import (
     placed,
 )
 from qfx.nn.scheme_tensor import KEY, fields_of, read, written
-from qfx.nn.written import Weight
 from qfx.ops.code import code_of
 from qfx.values.scheme import Scheme
 
@@ -139,16 +139,28 @@ class Embedding(Stored, nn.Embedding):
         Rows that are written to it, or to its `data`, as by an adapter that is merged, become codes
         again; a table of another shape is a ValueError.
         """
-        values = _floats(self.packed, self.scale[:, None]).to(self.like.dtype)
-        return values if torch.compiler.is_compiling() else Weight.of(values, self._write)
+        if torch.compiler.is_compiling():
+            return self.floats()
+        return EmbeddingWeight(self, self.packed.shape, self.like.dtype)
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
-        if not getattr(value, "_heard", False):  # `weight += d` writes in place, and assigns
-            self._write(value)
+        own = isinstance(value, EmbeddingWeight) and value.table is self
+        if not own:  # `weight += d` writes in place, and assigns
+            self.store(value)
+
+    def floats(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The table [V, D] as a new tensor, in the type of the rows or in `dtype`. (Q5)"""
+        return _floats(self.packed, self.scale[:, None]).to(dtype or self.like.dtype)
+
+    def looked_up(self, ids: Tensor) -> Tensor:
+        """The rows [.., D] of ids [..], without `embed_scale`. (Q5)"""
+        codes, scale = F.embedding(ids, self.packed), F.embedding(ids, self.scale[:, None])
+        return _floats(codes, scale).to(self.like.dtype)
 
     @torch.no_grad()
-    def _write(self, value: Tensor) -> None:
+    def store(self, value: Tensor) -> None:
+        """Holds codes of the float table `value` [V, D] in the rows that differ. (Q1) (Q3)"""
         if value.shape != self.packed.shape:
             raise ValueError(
                 f"Embedding: a weight {list(value.shape)} is written to int8 codes "
@@ -156,9 +168,9 @@ class Embedding(Stored, nn.Embedding):
                 "quantize it then"
             )
         codes, scale = _codes_of(value)
-        changed = (value != self.weight).any(1)
-        self.scale = torch.where(changed, scale, self.scale)
-        self.packed = torch.where(changed[:, None], _unsigned(codes), self.packed)
+        changed = (value != self.floats(value.dtype)).any(1)
+        self.scale.copy_(torch.where(changed, scale, self.scale))
+        self.packed.copy_(torch.where(changed[:, None], _unsigned(codes), self.packed))
 
     def reset_parameters(self) -> None:
         """As nn.Embedding's: draws a table, of which the row `padding_idx` is zero."""
@@ -168,8 +180,7 @@ class Embedding(Stored, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:  # called as nn.Embedding's may be
         """Ids [..] -> [.., D]."""
-        codes, scale = F.embedding(input, self.packed), F.embedding(input, self.scale[:, None])
-        rows = _floats(codes, scale).to(self.like.dtype)
+        rows = self.looked_up(input)
         number: Any = getattr(self, "embed_scale", None)
         if number is None:
             return rows

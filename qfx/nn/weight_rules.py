@@ -67,6 +67,8 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return NotImplemented
         made = weight.base.cut(region.rows, region.columns)  # type: ignore[attr-defined]
         return NotImplemented if made is None else made
+    if not isinstance(weight, QuantizedWeight):
+        return NotImplemented
     device = torch.device(kwargs.get("device") or weight.device)
     if device.type != weight.device.type:
         n, k = weight.shape

@@ -7,7 +7,7 @@ change back, as of an adapter that is taken out again, restores the very codes o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qfx.host.autograd import without_autocast
-from qfx.host.tensors import has_values, without_subclass
+from qfx.host.tensors import has_values
 from qfx.nn.frozen import Frozen, float_weight
 from qfx.ops.packing import Packing
 from qfx.ops.quantize import code_range
@@ -27,64 +27,6 @@ from qfx.weights.cache import pack
 
 log = logging.getLogger(__name__)
 KEPT = 4  # writes that can be taken back, the last one first
-
-
-class Weight(Tensor):
-    """Float values of an int8 weight, which are quantized where they are written to.
-
-    Whatever is computed from it is a plain tensor; `data` is one that hears writes as well.
-    """
-
-    _write: Callable[[Tensor], None]
-    _heard = False  # whether its values, changed in place, have been written already
-
-    @classmethod
-    def of(cls, values: Tensor, write: Callable[[Tensor], None]) -> Weight:
-        made = values.as_subclass(cls)
-        made._write = write
-        return made
-
-    @property
-    def data(self) -> Tensor:  # type: ignore[override]
-        return Weight.of(_plain(self), self._write)
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        if not getattr(value, "_heard", False):  # `data += d` writes in place, and assigns
-            self._write(value)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        with without_subclass():
-            found = func(*args, **(kwargs or {}))
-        if args and isinstance(args[0], Weight) and _in_place(func.__name__):
-            args[0]._heard = True
-            args[0]._write(_plain(args[0]))
-        return found
-
-    def __reduce_ex__(self, protocol: Any) -> Any:  # a copy is one of the values
-        return _plain(self).__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: Any) -> Tensor:
-        return _plain(self).clone()
-
-
-def _plain(values: Tensor) -> Tensor:
-    with without_subclass():
-        return values.detach()
-
-
-def _in_place(name: str) -> bool:
-    """Whether the method of this name writes to its tensor: `add_`, `__iadd__`, `__setitem__`."""
-    if name.startswith("__"):
-        return name == "__setitem__" or name in _AUGMENTED
-    return name.endswith("_") and name not in ("requires_grad_", "detach_")
-
-
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-_AUGMENTED = {f"__i{name}__" for name in _OPERATORS}
 
 
 class Earlier(NamedTuple):

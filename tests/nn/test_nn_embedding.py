@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 import logging
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
@@ -219,6 +221,70 @@ def test_writing_changes_the_rows_that_are_written() -> None:
         ValueError, match=r"a weight \[51, 48\] is written to int8 codes \[50, 48\]"
     ):
         made.weight = torch.zeros(V + 1, D)
+
+
+def _by_view(weight: Any) -> None:
+    weight.t()[:, 5].copy_(ROW)
+
+
+def _by_out(weight: Any) -> None:
+    torch.mul(weight, 1 + (IDS == 5)[:, None], out=weight)
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "an item": lambda w: w.__setitem__(5, ROW),
+    "a row": lambda w: w[5].copy_(ROW),
+    "a view of a view": _by_view,
+    "data of a row": lambda w: w.data[5].fill_(2.0),
+    "out=": _by_out,
+    "foreach": lambda w: torch._foreach_mul_([w], [1 + (IDS == 5)[:, None]]),
+    "index_add_": lambda w: w.index_add_(0, IDS[5:6], ROW[None].to(w.dtype)),
+    "nn.init": lambda w: nn.init.ones_(w[5]),
+}
+ROW = torch.linspace(-1, 1, D)
+
+
+@BY_TYPE
+@pytest.mark.parametrize("how", WRITES)
+def test_writes_reach_the_codes_however_they_are_made(how: str, dtype: torch.dtype) -> None:
+    made = qfx.nn.Embedding.from_float(table(dtype))
+    wanted, before, memory = made.floats(), made.floats(), made.packed
+    with torch.no_grad():
+        for weight in (made.weight, wanted):
+            WRITES[how](weight)
+    assert (made.floats() != before).any(1).nonzero().flatten().tolist() == [5]
+    step = made.scale[5] / 2 + torch.finfo(dtype).eps * wanted[5].abs().max()
+    assert (made.weight[5] - wanted[5]).abs().max() <= step
+    assert same_bits(made(IDS[:5]), wanted[:5]) and made.packed is memory
+
+
+def test_adding_in_place_writes_once() -> None:
+    made = qfx.nn.Embedding.from_float(table())
+    wanted = made.floats() + 0.5
+    made.weight += 0.25
+    made.weight.data += 0.25
+    assert (made.weight - wanted).abs().max() <= made.scale.max()
+
+
+def test_it_is_read_as_floats() -> None:
+    made = qfx.nn.Embedding.from_float(table(torch.bfloat16))
+    weight: Any = made.weight
+    floats = made.floats()
+    assert same_bits(F.embedding(IDS[None], weight), floats[IDS][None])
+    x = torch.randn(3, D).bfloat16()
+    assert same_bits(F.linear(x, weight), F.linear(x, floats))
+    assert same_bits(copy.deepcopy(weight), floats) and type(weight.clone()) is Tensor
+    assert weight.data_ptr() == made.packed.data_ptr() and weight.shape == (V, D)
+    saved = io.BytesIO()
+    torch.save(weight, saved)
+    saved.seek(0)
+    assert same_bits(torch.load(saved, weights_only=True), floats)
+    with torch.inference_mode():
+        assert same_bits(weight[3:5].float(), floats[3:5].float())
+    with pytest.raises(
+        RuntimeError, match=r"no floats in memory: weight.dequantize\(\) makes them"
+    ):
+        weight.numpy()
 
 
 # --- compiled, exported ---

@@ -1,0 +1,110 @@
+"""EmbeddingWeight: the table of an int8 embedding, as a tensor of floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from qfx.host.subclasses import SET_DATA, wrapper
+from qfx.host.tensors import without_subclass
+from qfx.nn.dequantized import Dequantized, Taken, rule
+from qfx.nn.weight_view import WeightView
+
+
+class Table(Protocol):
+    """What has the codes: `qfx.nn.Embedding`."""
+
+    packed: Tensor
+
+    def floats(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The rows [V, D], in their type or `dtype`."""
+
+    def looked_up(self, ids: Tensor) -> Tensor:
+        """The rows [.., D] of ids [..], in their type."""
+
+    def store(self, value: Tensor) -> None:
+        """Has codes of `value` [V, D] in the rows that differ."""
+
+
+class EmbeddingWeight(Dequantized):
+    """The weight [V, D] of an int8 embedding, made at each access.
+
+    What reads it computes with floats, and what writes to it, to its `data` or to a view stores
+    codes again in the rows that changed. It is no parameter, and does not train.
+    """
+
+    table: Table
+
+    @staticmethod
+    def __new__(cls, table: Table, shape: Sequence[int], dtype: torch.dtype) -> EmbeddingWeight:
+        """The weight of `table`, whose rows are of that type."""
+        made = wrapper(cls, shape, dtype, table.packed.device)
+        made.table = table
+        return made
+
+    __init__ = object.__init__  # type: ignore[assignment]
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Dequantized`."""
+        return self.table.floats(dtype or self.dtype)
+
+    def write(self, value: Tensor) -> None:
+        """See `Dequantized`."""
+        self.table.store(value)
+
+    def alias(self) -> EmbeddingWeight:
+        """See `Dequantized`."""
+        return EmbeddingWeight(self.table, self.shape, self.dtype)
+
+    def viewed(self, taken: Taken, like: Tensor) -> WeightView:
+        """See `Dequantized`."""
+        return WeightView(self, (taken,), like)
+
+    def is_shared(self) -> bool:
+        """Whether processes share the codes."""
+        return self.table.packed.is_shared()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"EmbeddingWeight({list(self.shape)}, {self.dtype}, device={self.device})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dequantize().__reduce_ex__(protocol)  # floats: codes are the module's
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.dequantize()
+
+    @classmethod
+    def __torch_function__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        own = _PYTHON.get(func)
+        if own is not None and isinstance(args[0], EmbeddingWeight):
+            return own(*args, **(kwargs or {}))
+        with without_subclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _set_data(weight: EmbeddingWeight, value: Any) -> None:
+    """`weight.data = value`, which for `weight.data += d` is an alias that was written already."""
+    if not (isinstance(value, EmbeddingWeight) and value.table is weight.table):
+        weight.write(value)
+
+
+def _no_memory(weight: EmbeddingWeight, *_: Any, **__: Any) -> Any:
+    raise RuntimeError(f"{weight!r} has no floats in memory: weight.dequantize() makes them")
+
+
+_PYTHON: dict[Any, Callable[..., Any]] = {
+    SET_DATA: _set_data,
+    Tensor.numpy: _no_memory,
+    Tensor.data_ptr: lambda weight: weight.table.packed.data_ptr(),
+}
+
+
+@rule(torch.ops.aten.embedding.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    weight, ids = args[:2]
+    return weight.table.looked_up(ids) if isinstance(weight, EmbeddingWeight) else NotImplemented
