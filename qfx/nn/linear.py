@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,7 +27,19 @@ from qfx.values.site_recipe import SiteRecipe
 
 
 def _of_weight(name: str, doc: str) -> Any:
-    return property(lambda self: getattr(self.quantized, name), doc=doc)
+    of = attrgetter(name)
+
+    def get(module: Linear) -> Any:
+        return of(module.quantized)
+
+    def put(module: Linear, value: Any) -> None:
+        raise AttributeError(
+            f"{name.rpartition('.')[2]!r} of {module} is part of its weight and is not replaced by itself: "
+            "model.load_state_dict takes codes, and torch.func.functional_call parameters, "
+            "dict(model.named_parameters())"
+        )
+
+    return property(get, put, doc=doc)
 
 
 class Linear(LinearState, nn.Linear):
@@ -119,20 +132,9 @@ class Linear(LinearState, nn.Linear):
     x_zero_point = _of_weight("x_zero_point", "int32 [1], of activations with a static scale.")
     shift = _of_weight("shift", "float32 [K], learned, which is added to x first.")
 
-    @property
-    def codes(self) -> Tensor:
-        """int8 [N, K]."""
-        return self.quantized.unpacked.codes  # type: ignore[no-any-return]
-
-    @property
-    def scale(self) -> Tensor:
-        """float32 [N], or [N, G] for G groups."""
-        return self.quantized.unpacked.scale  # type: ignore[no-any-return]
-
-    @property
-    def zero_point(self) -> Tensor | None:
-        """int32 [N, G], where the weight has zero points."""
-        return self.quantized.unpacked.zero_point  # type: ignore[no-any-return]
+    codes = _of_weight("unpacked.codes", "int8 [N, K].")
+    scale = _of_weight("unpacked.scale", "float32 [N], or [N, G] for G groups.")
+    zero_point = _of_weight("unpacked.zero_point", "int32 [N, G], where there are zero points.")
 
     def repacked(self, packed: Tensor) -> None:
         """See `Stored`."""

@@ -51,12 +51,20 @@ def _no_memory(weight: QuantizedWeight, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(f"{weight!r} has no floats in memory: weight.dequantize() makes them")
 
 
+def _no_storage(weight: QuantizedWeight) -> Any:
+    raise RuntimeError(
+        f"{weight!r} has no floats in memory, and is saved as codes, which are in "
+        "model.state_dict(), and not by the name of the parameter"
+    )
+
+
 PYTHON |= {
     SET_DATA: _set_data,
     _SET_REQUIRES_GRAD: lambda weight, value: (_require_grad(weight, value), None)[1],
     Tensor.requires_grad_: _require_grad,
     Tensor.element_size: lambda weight: max(1, round(weight.nbytes / max(weight.numel(), 1))),
     Tensor.numpy: _no_memory,
+    Tensor.storage: _no_storage,  # of which safetensors asks
     # Libraries tell by it which parameters are one; what reads floats there, in C++, is refused.
     Tensor.data_ptr: lambda weight: weight.packed.data_ptr(),
 }

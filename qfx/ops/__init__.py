@@ -8,6 +8,7 @@ from qfx.ops import (
     attention_decode,
     binary,
     bmm,
+    flops,
     former,
     guard,
     kv_attention,
@@ -24,7 +25,7 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "former",
+    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "flops", "former",
     "guard", "kv_attention", "kv_blocks", "kv_cache", "linear", "lowbit_cuda", "quantize",
     "rotation", "sharding", "ste", "weight",
 ]  # fmt: skip

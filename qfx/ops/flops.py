@@ -1,0 +1,72 @@
+"""How many operations our products are to PyTorch's FlopCounterMode: two for each product of two
+numbers, int8 ones as floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+ops = torch.ops.qfx
+_BY_WEIGHT = (
+    ops.linear,
+    ops.linear_dynamic,
+    ops.linear_float,
+    ops.linear_guarded,
+    ops.linear_requantize,
+    ops.linear_ste,
+    ops.int8_mm,
+    ops.binary_mm,
+    ops.binary_linear,
+)
+_ATTENTIONS = (ops.int8_attention, ops.attention_decode)
+
+
+@register_flop_formula(_BY_WEIGHT, get_raw=True)
+def _linear(x: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
+    y = out_val if isinstance(out_val, Tensor) else out_val[0]
+    return 2 * y.numel() * x.shape[-1]
+
+
+@register_flop_formula(ops.linears, get_raw=True)
+def _linears(x: Tensor, *_: Any, out_val: Sequence[Tensor] = (), **__: Any) -> int:
+    return sum(2 * y.numel() * x.shape[-1] for y in out_val)
+
+
+@register_flop_formula((ops.int8_bmm, ops.int8_bmm_dynamic), get_raw=True)
+def _bmm(a: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
+    return 2 * int(out_val.numel()) * a.shape[-1]
+
+
+@register_flop_formula(_ATTENTIONS, get_raw=True)
+def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
+    return _products(q, k.shape[-2], v.shape[-1])
+
+
+@register_flop_formula(ops.attention_append, get_raw=True)
+def _append(
+    q: Tensor, past_k: Tensor, k: Tensor, past_v: Tensor, v: Tensor, *_: Any, **__: Any
+) -> int:
+    return _products(q, past_k.shape[-2] + k.shape[-2], v.shape[-1])
+
+
+@register_flop_formula(ops.kv_attention, get_raw=True)
+def _kv_attention(q: Tensor, *given: Any, **__: Any) -> int:
+    """Over the length that the cache is read of."""
+    return _products(q, given[_LENGTH], q.shape[-1])
+
+
+def _place(operator: Any, name: str) -> int:
+    return [argument.name for argument in operator.default._schema.arguments].index(name)
+
+
+def _products(q: Tensor, tokens: int, width: int) -> int:
+    """Of q by keys, and of what they weigh by values, each for all tokens, masked or not."""
+    return 2 * math.prod(q.shape[:-1]) * tokens * (q.shape[-1] + width)
+
+
+_LENGTH = _place(ops.kv_attention, "length") - 1

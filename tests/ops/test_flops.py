@@ -1,0 +1,82 @@
+"""FlopCounterMode counts our products as it counts those that they replace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+import qfx
+from qfx.ops.former import NAMES
+
+M, K, N = 5, 64, 48
+INSIDE = "low_bit_linear"  # called by linear alone, which is counted
+ops: Any = torch.ops.qfx
+
+
+def attention(*inputs: Any) -> None:
+    with sdpa_kernel(SDPBackend.MATH):  # the others are not counted on CPUs
+        F.scaled_dot_product_attention(*inputs)
+
+
+def counted(function: Any, *inputs: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function(*inputs)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-groups", "w8a8-asymmetric", "w4a8", "w8", "w4"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_modules_are_counted_as_those_that_they_replace(scheme: str, trains: bool) -> None:
+    net = nn.Sequential(nn.Linear(K, N), nn.ReLU(), nn.Linear(N, K))
+    x = torch.randn(2, M, K, requires_grad=trains)
+
+    def step(model: nn.Module) -> None:
+        y = model(x)
+        if trains:
+            y.sum().backward()
+
+    expected = 2 * (2 * M * K * N) * 2 * (2 if trains else 1)  # and to x, but for no weight
+    model = qfx.quantize_(net, qfx.Config(scheme=scheme))
+    assert counted(step, model) == expected
+    if not trains:
+        assert counted(step, nn.Sequential(nn.Linear(K, N), nn.Linear(N, K))) == expected
+
+
+def test_a_compiled_model_is_counted() -> None:
+    net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).eval()
+    x = torch.randn(M, 256)
+    rewritten, plan = qfx.rewrite(qfx.trace(net, x), qfx.Config(minimum_gain=0))
+    assert "2 of 2 matmuls in int8" in str(plan)
+    assert counted(rewritten, x) == counted(net, x) == 2 * 2 * M * 256 * 256
+
+
+def test_several_linears_and_attentions_are_counted() -> None:
+    a, b = torch.randn(2, M, K), torch.randn(2, N, K)
+    bits = ((1,), 8, True, 8, torch.float32)
+    assert counted(ops.int8_bmm_dynamic, a, b, *bits) == counted(torch.bmm, a, b.mT)
+    q, k = torch.randn(1, 4, M, 64), torch.randn(1, 4, 9, 64)
+    given = (None, 0.125, False, torch.float32)
+    expected = counted(attention, q, k, k)
+    assert counted(ops.int8_attention, q, k, k, *given) == expected
+    assert counted(ops.attention_decode, q, k, k, *given) == expected
+    past, new = k[:, :, :6], k[:, :, 6:]
+    q = torch.randn(1, 4, 3, 64)
+    expected = counted(attention, q, k, k)
+    assert counted(ops.attention_append, q, past, new, past, new, *given) == expected
+
+
+def test_each_operator_that_multiplies_has_a_formula() -> None:
+    names = torch._C._dispatch_get_all_op_names()
+    ours = {n.removeprefix("qfx::").split(".")[0] for n in names if n.startswith("qfx::")}
+    products = {n for n in ours if any(w in n for w in ("linear", "mm", "attention"))} - {
+        *NAMES,
+        INSIDE,
+    }
+    lacking = {n for n in products if getattr(ops, n) not in flop_registry}
+    assert len(products) > 12 and lacking == set()
