@@ -27,14 +27,14 @@ from qfx.values.site_recipe import SiteRecipe
 
 
 def _of_weight(name: str, doc: str) -> Any:
-    of = attrgetter(name)
+    of, last = attrgetter(name), name.rpartition(".")[2]
 
     def get(module: Linear) -> Any:
         return of(module.quantized)
 
     def put(module: Linear, value: Any) -> None:
         raise AttributeError(
-            f"{name.rpartition('.')[2]!r} of {module} is part of its weight and is not replaced by itself: "
+            f"{last!r} of {module} is part of its weight, and is not replaced by itself: "
             "model.load_state_dict takes codes, and torch.func.functional_call parameters, "
             "dict(model.named_parameters())"
         )

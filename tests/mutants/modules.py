@@ -6,6 +6,30 @@ from tests.mutants.mutant import Mutant
 
 MODULES = (
     Mutant(
+        "each rank quantizes its columns of x with a scale of its own",
+        old='low, high = summed.reduced(ends, "max").split(1, -1)',
+        new="low, high = ends.split(1, -1)",
+        tests=("test_two_processes_have_the_bits_of_one",),
+    ),
+    Mutant(
+        "ranks add scaled outputs in the place of int32 sums",
+        old="    if how.form.gemm and sent is None:\n",
+        new="    if False:\n",
+        tests=("test_two_processes_have_the_bits_of_one",),
+    ),
+    Mutant(
+        "what a rule for distributed tensors said is remembered whatever the code",
+        old="    known[operator].static_argnum = next(",
+        new="    static_argnum = next(",
+        tests=("test_without_it_is_lost",),
+    ),
+    Mutant(
+        "a write to the rows of an int8 embedding is not stored",
+        old="        self.table.store(value)",
+        new="        pass",
+        tests=("test_writes_reach_the_codes_however_they_are_made",),
+    ),
+    Mutant(
         "a module passes gradients of what a static scale clips",
         old="inside = (scaled + zero >= limits[0]) & (scaled + zero <= limits[1])",
         new="inside = scaled + zero >= limits[0]",
