@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.model import Costs
-from qfx.graph.capture import clone, graphs
+from qfx.graph.capture import clone, graphs, trace
 from qfx.graph.decomposition import open_operators
 from qfx.host.source_text import released_source_texts
 from qfx.match.base import Match
@@ -29,7 +29,7 @@ from qfx.rewriting.codes import Provide
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
 from qfx.rewriting.verifying import checking, verify
-from qfx.values.config import Config
+from qfx.values.config import Config, Configurable
 from qfx.values.select import check_names
 
 _NO_COSTS = Costs()
@@ -136,8 +136,8 @@ def run_passes(
 
 @released_source_texts()
 def rewrite(
-    gm: fx.GraphModule,
-    config: Config | None = None,
+    gm: nn.Module,
+    config: Configurable = None,
     *,
     canonical: bool = False,
     training: bool = False,
@@ -145,6 +145,7 @@ def rewrite(
     """A copy of `gm` with its matmuls in int8, and the plan that says what became of each.
 
     `gm`: from `qfx.trace`, `torch.export.export(...).module()` or any FX tool; it is not changed.
+    Another module is traced first. `config`: what `Config.of` takes.
     Its weights are quantized and packed now, so later changes to them are not seen. Where the graph
     does not know its shapes (traced without example inputs) gains cannot be predicted and every
     legal site is quantized. `training` keeps the float weights as parameters, quantizes them at
@@ -152,7 +153,8 @@ def rewrite(
     each site (docs/tour.md). Raises ValueError for a pattern of `config` that matches nothing and
     for a recipe of another model.
     """
-    config, copy = config or Config(), clone(gm)
+    config = Config.of(config)
+    copy = clone(gm) if isinstance(gm, fx.GraphModule) else trace(gm)
     if config.smoothing:
         note_own_factors(copy)
     context = Context(config, chosen_costs(), training=training)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from tqdm import tqdm
 
@@ -37,7 +37,7 @@ from qfx.calibration.with_recipe import quantized
 from qfx.cost.chosen import chosen_costs
 from qfx.cost.machine import MachineCost
 from qfx.dynamo_backend.captured_graphs import watch
-from qfx.values.config import Config
+from qfx.values.config import Config, Configurable
 from qfx.values.recipe import Recipe
 from qfx.values.scheme import Scheme
 from qfx.values.select import check_names, left_out
@@ -55,7 +55,7 @@ _MOMENTS = 0.25  # and that the second moments of inputs may
 def calibrate(
     model: Model,
     batches: Iterable[Any],
-    config: Config | None = None,
+    config: Configurable = None,
     *,
     observer: str = "minmax",
     rounding: str = NEAREST,
@@ -71,9 +71,10 @@ def calibrate(
 ) -> Recipe:
     """Runs `model` on `batches` in float and chooses scheme, smoothing and ranges for each site.
 
-    `batches`: of inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
-    `model(**batch)`; `transform` makes one of what `batches` gives, as `lambda batch: batch[0]`
-    does for a loader of inputs and labels. `config`: its `scheme` is tried with several strengths
+    `batches`: inputs, each a tensor, a tuple for `model(*batch)` or a mapping for
+    `model(**batch)`; a tensor or a mapping by itself is one batch; `transform` makes
+    one of what `batches` gives, as `lambda batch: batch[0]` does for a loader of inputs and labels.
+    `config`: its `scheme` is tried with several strengths
     of smoothing, and with up to 8 outlying features in float; sites of a static preset may fall
     back to dynamic scales per token. `observer`: how static ranges are found: minmax,
     moving-average, percentile (99.99), mse or entropy. `rounding`: how the weights of what is
@@ -119,7 +120,9 @@ def calibrate(
     for a pattern that fits nothing, for an unknown observer, rounding or loss, where no graph was
     captured, and where no gradient reaches a matmul.
     """
-    config = config or Config()
+    config = Config.of(config)
+    if isinstance(batches, Tensor | Mapping):
+        batches = [batches]  # one batch
     check_names_of(("observer", observer, OBSERVERS), ("rounding", rounding, ROUNDINGS))
     check_goal(max_divergence, max_bits, loss, metric)
     predicts = max_divergence is not None or max_bits is not None

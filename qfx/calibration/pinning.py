@@ -21,7 +21,7 @@ from qfx.match.selection import keyed_products
 from qfx.match.site import Site
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
-from qfx.values.config import parse_options
+from qfx.values.config import Configurable, parse_options
 from qfx.values.recipe import Recipe
 from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 from qfx.weights.model_restore import unchanged
@@ -32,7 +32,7 @@ Value = TypeVar("Value", SiteRecipe, PinnedProduct)
 def pin(
     model: Callable[..., Any],
     *inputs: Any,
-    options: Mapping[str, Any] | None = None,
+    options: Configurable = None,
     **keyword_inputs: Any,
 ) -> Recipe:
     """The decisions of this machine on the matmuls of `model(*inputs, **keyword_inputs)`, which

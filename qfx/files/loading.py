@@ -27,7 +27,7 @@ from qfx.io.reading import Snapshot, bytes_of, snapshot_of
 from qfx.io.recipe_files import LARGEST
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Stored
-from qfx.values.config import Config
+from qfx.values.config import Config, Configurable
 
 
 class Saved(NamedTuple):
@@ -49,7 +49,7 @@ def load(
     skeleton: nn.Module,
     *,
     x: Activations = "file",
-    requantize: Config | None = None,
+    requantize: Configurable = None,
 ) -> nn.Module:
     """Makes `skeleton`, a float model, the model that was saved, in place, and returns it.
 
@@ -82,7 +82,8 @@ def load(
             )
         with _opened(Path(folder_or_file)) as saved:
             return _filled(saved, skeleton)
-    return _filled(imported(foreign, skeleton, x, requantize), skeleton)
+    wanted = None if requantize is None else Config.of(requantize)
+    return _filled(imported(foreign, skeleton, x, wanted), skeleton)
 
 
 def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:

@@ -21,14 +21,14 @@ from qfx.nn import quantize_
 from qfx.nn.kinds import stored_linears
 from qfx.nn.weight_bytes import weight_bytes
 from qfx.ops.kv_blocks import TOKENS
-from qfx.values.config import Config
+from qfx.values.config import Configurable
 
 log = logging.getLogger(__name__)
 
 
 def compile_for_generate(
     model: Any,
-    config: Config | str | None = None,
+    config: Configurable = None,
     *,
     max_length: int = 2048,
     batch_sizes: Sequence[int] = (1,),
@@ -77,8 +77,7 @@ def compile_for_generate(
         layout = with_rings(length, spans, layer_kinds(inner.config))
         layers = _written_layers(inner, before, layout, bits)
     if config is not None or not any(stored_linears(inner)):
-        scheme = Config(scheme=config) if isinstance(config, str) else config
-        quantize_(inner, scheme or Config())
+        quantize_(inner, config)
     else:
         log.info("compile_for_generate: %s", weight_bytes(inner))
     inner.forward = steps(inner, before, layout, layers, sizes, logits_dtype)

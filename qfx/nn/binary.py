@@ -106,9 +106,11 @@ class BinaryLinear(TrainedState):
         bias: bool = True,
         axes: tuple[int, ...] = PER_ROW,
         shift: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self._take(drawn_linear(in_features, out_features, bias), axes, shift)
+        self._take(drawn_linear(in_features, out_features, bias, device, dtype), axes, shift)
 
     @classmethod
     def from_float(

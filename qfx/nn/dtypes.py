@@ -4,6 +4,7 @@ module is cast."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,14 @@ from torch import Tensor, nn
 Cast = Callable[[Tensor], Tensor]
 
 
-def drawn_linear(in_features: int, out_features: int, bias: bool) -> nn.Linear:
-    """A linear initialised as nn.Linear is, in float32 whatever the default dtype. It lies on the
-    default device, so that `with torch.device("meta")` makes modules without values."""
-    return nn.Linear(in_features, out_features, bias, dtype=torch.float32)
+def drawn_linear(
+    in_features: int, out_features: int, bias: bool, device: Any = None, dtype: Any = None
+) -> nn.Linear:
+    """Makes a linear initialised as nn.Linear is, drawn in float32 whatever the default dtype, and
+    cast to `dtype`, float32 by default. It lies on `device`, or the default one, so that
+    `with torch.device("meta")` makes modules without values."""
+    drawn = nn.Linear(in_features, out_features, bias, device, torch.float32)
+    return drawn if dtype is None else drawn.to(dtype)
 
 
 @torch.fx.wrap  # symbolic tracing does not know the type of x

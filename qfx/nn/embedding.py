@@ -64,12 +64,20 @@ class Embedding(Stored, nn.Embedding):
     like: Tensor  # no elements: of the type of the rows, so that casting the module changes it
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Initialised as nn.Embedding is, in float32; mostly to be loaded into."""
+        """Initialised as nn.Embedding is; mostly to be loaded into. `dtype`: of the rows, float32
+        by default."""
         nn.Module.__init__(self)
         shape = (num_embeddings, embedding_dim)
-        self._take(nn.Embedding(*shape, padding_idx, dtype=torch.float32))
+        drawn = nn.Embedding(*shape, padding_idx, dtype=torch.float32, device=device)
+        self._take(drawn if dtype is None else drawn.to(dtype))
 
     @classmethod
     def from_float(cls, embedding: nn.Module, weight: Tensor | None = None) -> Embedding:

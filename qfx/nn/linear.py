@@ -22,6 +22,7 @@ from qfx.nn.linear_state import LinearState
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.trained_biases import watch
 from qfx.nn.weight_parts import weight_of
+from qfx.values.config import Config
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
@@ -71,25 +72,30 @@ class Linear(LinearState, nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        scheme: Scheme | SiteRecipe | None = None,
+        scheme: Scheme | SiteRecipe | str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Initialised as nn.Linear is; mostly to be loaded into."""
+        """Initialised as nn.Linear is; mostly to be loaded into. `scheme`: also by the name of a
+        preset. `dtype`: of the bias, and what `weight` says; float32 by default."""
         nn.Module.__init__(self)
         if isinstance(scheme, SiteRecipe):
             scheme = replace(scheme, rounding=None)  # its codes are those of another weight
-        drawn = drawn_linear(in_features, out_features, bias)
-        self._take(drawn, QuantizedWeight.of(drawn.weight, scheme))
+        drawn = drawn_linear(in_features, out_features, bias, device, dtype)
+        self._take(drawn, QuantizedWeight.of(drawn.weight, _named(scheme)))
 
     @classmethod
-    def from_float(cls, linear: nn.Linear, scheme: Scheme | SiteRecipe | None = None) -> Linear:
+    def from_float(
+        cls, linear: nn.Linear, scheme: Scheme | SiteRecipe | str | None = None
+    ) -> Linear:
         """Quantizes the weight of `linear` and takes over its bias, the very parameter.
 
-        `scheme`: `qfx.Scheme()` by default; a `SiteRecipe` brings static scales and a factor with
-        it, and codes. Raises ValueError for a scheme that needs a recipe, and for a recipe of
-        another shape or weight.
+        `scheme`: `qfx.Scheme()` by default, or the name of a preset; a `SiteRecipe` brings static
+        scales and a factor with it, and codes. Raises ValueError for a scheme that needs a recipe,
+        and for a recipe of another shape or weight.
         """
         sizes(linear, "Linear")
-        return cls._of(linear, QuantizedWeight.of(linear.weight, scheme))
+        return cls._of(linear, QuantizedWeight.of(linear.weight, _named(scheme)))
 
     @classmethod
     def from_state(cls, linear: nn.Module, found: FrozenState) -> Linear:
@@ -229,6 +235,10 @@ class Linear(LinearState, nn.Linear):
         moved = (made.dtype, made.device) != (weight.dtype, weight.device)
         if moved and not weight.become(made):
             self.weight = _moved(weight, made)
+
+
+def _named(scheme: Scheme | SiteRecipe | str | None) -> Scheme | SiteRecipe | None:
+    return Config(scheme=scheme).chosen if isinstance(scheme, str) else scheme
 
 
 def _moved(weight: QuantizedWeight, made: Any) -> Any:

@@ -42,9 +42,11 @@ class LSQLinear(TrainedState):
         bias: bool = True,
         scheme: Scheme | None = None,
         shift: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        made = drawn_linear(in_features, out_features, bias)
+        made = drawn_linear(in_features, out_features, bias, device, dtype)
         self._take(made, scheme or Scheme(), shift)
 
     @classmethod

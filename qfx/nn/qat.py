@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace as changed
 from functools import partial
@@ -17,17 +17,27 @@ from qfx.nn.functional import specs
 from qfx.nn.linear_like import as_linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
-from qfx.values.config import Config
-from qfx.values.scheme import PER_TENSOR
+from qfx.values.config import Config, Configurable
+from qfx.values.scheme import PER_TENSOR, Scheme
 from qfx.weights.model_restore import unchanged
 
 Learned: TypeAlias = LSQLinear | BinaryLinear
 
 
+def _check_inputs(who: str, inputs: Sequence[Any]) -> None:
+    """Raises TypeError for a configuration among them."""
+    for given in inputs:
+        if isinstance(given, str | Config | Scheme):
+            raise TypeError(
+                f"{who}: {str(given)[:60]!r} is no example input of a model; give configurations "
+                "by name, config=..."
+            )
+
+
 def prepare_qat(
     model: nn.Module,
     *example_inputs: Any,
-    config: Config | None = None,
+    config: Configurable = None,
     shift: bool = False,
     **example_keywords: Any,
 ) -> nn.Module:
@@ -45,7 +55,8 @@ def prepare_qat(
     What goes over from a linear to the module in its place, what is logged, warned of and refused,
     is as for `quantize_`.
     """
-    config = config or Config()
+    config = Config.of(config)
+    _check_inputs("prepare_qat", example_inputs)
     scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
     found = chosen(model, config, "prepare_qat")
@@ -68,7 +79,7 @@ def prepare_qat(
 def prepare_binary(
     model: nn.Module,
     *example_inputs: Any,
-    config: Config | None = None,
+    config: Configurable = None,
     shift: bool = False,
     **example_keywords: Any,
 ) -> nn.Module:
@@ -77,12 +88,13 @@ def prepare_binary(
     As `prepare_qat`, but of `config` only `skip` and `only` count, and example inputs are needed:
     they give each layer the scale of its activations.
     """
+    _check_inputs("prepare_binary", example_inputs)
     if not (example_inputs or example_keywords):
         raise ValueError(
             "prepare_binary: the scales of activations are fitted to data: give example inputs, "
             "prepare_binary(model, x, ...)"
         )
-    found = chosen(model, config or Config(), "prepare_binary", sums_overflow=False)
+    found = chosen(model, Config.of(config), "prepare_binary", sums_overflow=False)
 
     def make(linear: nn.Linear) -> BinaryLinear:
         return BinaryLinear.from_float(linear, shift=shift)

@@ -17,7 +17,7 @@ from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
 from qfx.nn.replace import replace
-from qfx.values.config import Config
+from qfx.values.config import Config, Configurable
 from qfx.values.few_features import why_few_features
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
@@ -25,7 +25,7 @@ from qfx.weights.offload import drop_file_pages
 from qfx.weights.smoothing.factors import Factors, factors_without_graph
 
 
-def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
+def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
     So are transformers' Conv1D, whose weight [K, N] becomes that of a linear, and FalconLinear;
     embeddings become `qfx.nn.Embedding` where `config.embeddings` is "int8".
@@ -33,9 +33,9 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     The float weights are freed, unless something else refers to them, as a tied embedding does, and
     their memory goes back to the system; of weights that map a file, which other weights of it keep
     mapped, the pages do.
-    `config`: `scheme` (a `Scheme`, or the first of a preset), `recipe`, `skip` and `only` (patterns
-    of module names), `backward` and `embeddings`; no cost is predicted, since the number of tokens
-    is not known.
+    `config`: a `Config`, or what `Config.of` takes, as "w4a8". Of it count `scheme`, `recipe`,
+    `skip` and `only` (patterns of module names), `backward` and `embeddings`; no cost is predicted,
+    since the number of tokens is not known.
     Hooks on calls, attributes, and parameters, buffers and children that a linear was given go over
     to the module in its place; a hook that writes `module.weight` no longer changes anything.
 
@@ -47,7 +47,7 @@ def quantize_(model: nn.Module, config: Config | None = None) -> nn.Module:
     pruning), that have a forward of their own (accelerate), hooks on their state dict, or hooks of
     `register_backward_hook`.
     """
-    replace(*_modules(model, config or Config()))
+    replace(*_modules(model, Config.of(config)))
     trim()  # here, where nothing refers to the float weights any more
     told(model)
     return model

@@ -63,10 +63,17 @@ class SignLinear(Stored):
     x_scale: Tensor
     shift: Tensor | None
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Initialised as nn.Linear is, for activations of scale 1; mostly to be loaded into."""
         super().__init__()
-        self._take(drawn_linear(in_features, out_features, bias))
+        self._take(drawn_linear(in_features, out_features, bias, device, dtype))
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> SignLinear:

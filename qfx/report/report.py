@@ -26,7 +26,7 @@ from qfx.report.breaks import BEFORE, said, said_since
 from qfx.report.html import page
 from qfx.report.report_row import Row, float_rows, shares
 from qfx.report.side_by_side import SideBySide
-from qfx.values.config import Config, parse_options
+from qfx.values.config import Config, Configurable, parse_options
 from qfx.values.select import check_names, names_in
 from qfx.weights.model_restore import in_training, unchanged
 
@@ -149,7 +149,7 @@ def _us(row: Row, seconds: float | None) -> str:
 def explain(
     model: Callable[..., Any],
     *inputs: Any,
-    options: Mapping[str, Any] | None = None,
+    options: Configurable = None,
     **keyword_inputs: Any,
 ) -> Report:
     """Runs `model(*inputs, **keyword_inputs)` once in float and reports on each of its matmuls.

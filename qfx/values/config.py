@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from qfx.host.inductor import known_options
 from qfx.io.errors import UserError
@@ -63,6 +63,23 @@ class Config:
     smoothing: bool = True
     release_weights: bool = False
     embeddings: str | None = None
+
+    @classmethod
+    def of(cls, given: Configurable) -> Config:
+        """The Config that is meant by one, a name of `PRESETS`, a `Scheme`, a mapping of fields, or
+        None for the default. Raises TypeError for anything else, and what Config raises."""
+        if isinstance(given, Config):
+            return given
+        if isinstance(given, str | Scheme):
+            return cls(scheme=given)
+        if isinstance(given, Mapping):
+            return parse_options(given, inner=False)[0]
+        if given is None:
+            return cls()
+        raise TypeError(
+            f"expected a qfx.Config, the name of a scheme ({', '.join(PRESETS)}), a qfx.Scheme, a "
+            f"dict of options or None, got {type(given).__name__}: {str(given)[:60]}"
+        )
 
     @property
     def recipe_names(self) -> frozenset[str]:
@@ -125,13 +142,19 @@ class Config:
         return replace(PRESETS[self.scheme], backward=self.backward)
 
 
-def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, Any]]:
-    """Splits `options` into qfx's Config and the options of the inner compiler, Inductor.
+Configurable: TypeAlias = Config | Scheme | str | Mapping[str, Any] | None  # see `Config.of`
+
+
+def parse_options(options: Configurable, inner: bool = True) -> tuple[Config, dict[str, Any]]:
+    """Splits `options` into qfx's Config and the options of the inner compiler, Inductor, which are
+    only allowed where `inner` is true; what is no mapping is for `Config.of`.
 
     A path stands for the recipe in its file. A filter of guards is PyTorch's own option, which a
     backend is not given. Raises ValueError for a name that neither knows, with
     the nearest names.
     """
+    if not isinstance(options, Mapping | None):
+        return Config.of(options), {}
     ours = {f.name for f in fields(Config)}
     options = {k: v for k, v in (options or {}).items() if k != "guard_filter_fn"}
     mine = {k: v for k, v in options.items() if k in ours}
@@ -139,18 +162,19 @@ def parse_options(options: Mapping[str, Any] | None) -> tuple[Config, dict[str, 
         mine["recipe"] = Recipe.load(mine["recipe"])
     rest = {k.replace("-", "_"): v for k, v in options.items() if k not in ours}
     config = Config(**mine)
-    if config.embeddings is not None:
+    if config.embeddings is not None and inner:
         raise UserError(
             f"embeddings={config.embeddings!r} is for qfx.quantize_, which replaces modules; a "
             "compiled graph looks rows up in the table that its model has"
         )
-    known = known_options() if rest else {}
+    known = known_options() if rest and inner else {}
     for name in rest:
-        if name not in known or config.inner != "inductor":
+        if name not in known or not inner or config.inner != "inductor":
             near = difflib.get_close_matches(name, [*ours, *known], n=3)
             hint = f", did you mean {' or '.join(near)}?" if near else "."
+            others = f"; others are those of the inner compiler {config.inner!r}, which has no such"
             raise UserError(
-                f"unknown option {name!r}{hint} Options of qfx are {', '.join(sorted(ours))}; "
-                f"others are those of the inner compiler {config.inner!r}, which has no such option"
+                f"unknown option {name!r}{hint} Options of qfx are {', '.join(sorted(ours))}"
+                f"{others + ' option' if inner else ''}"
             )
     return config, rest
