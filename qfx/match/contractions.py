@@ -62,8 +62,10 @@ def einsum(node: fx.Node, equation: Any, operands: tuple[Any, ...]) -> Operands 
     if len(operands) != 2 or not isinstance(equation, str):
         return f"einsum of {len(operands)} operands, not two"
     weights = [is_weight(o) for o in operands]
-    if not any(weights):
-        return einsum_product(node, equation, *operands)
+    if not any(weights) or any(getattr(value(o), "ndim", 2) > 2 for o in operands if is_weight(o)):
+        batched = einsum_product(node, equation, *operands)
+        if not any(weights) or not isinstance(batched, str):
+            return batched
     if all(weights):
         return "einsum of two constants"
     at = weights.index(True)
@@ -148,7 +150,8 @@ def convolution(node: fx.Node, a: dict[str, Any]) -> Operands | str:
         return "a convolution whose stride, padding or dilation is computed"
     if a.get("groups", 1) != 1 or a.get("transposed"):
         return "a grouped or transposed convolution"
-    if padding not in (_each(0, len(kernel)), "valid"):
+    nothing_to_pad = padding == "same" and all(size == 1 for size in kernel)
+    if padding not in (_each(0, len(kernel)), "valid") and not nothing_to_pad:
         return f"a convolution with padding {a.get('padding')}"
     if any(d != 1 and k != 1 for d, k in zip(dilation, kernel, strict=True)):
         return "a dilated convolution"

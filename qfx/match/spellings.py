@@ -31,7 +31,7 @@ from qfx.match.contractions import (
     is_weight,
     left,
 )  # fmt: skip
-from qfx.match.products import added_product
+from qfx.match.products import added_product, product
 
 aten = torch.ops.aten
 
@@ -53,15 +53,21 @@ def _linear(node: fx.Node, a: Arguments) -> Operands | str:
     return Operands(a["x"], a["w"], (), a.get("bias"))
 
 
-def _matmul(node: fx.Node, a: Arguments) -> Operands | str:
+def _matmul(node: fx.Node, a: Arguments) -> Operands | Match | str:
+    if any(is_weight(a.get(name)) and _rank(a[name]) > 2 for name in _MM):
+        return product(node, a["x"], a["w"], "")  # a matrix for each batch: quantized at each call
     if is_weight(a.get("x")) and not is_weight(a.get("w")) and isinstance(a["w"], fx.Node):
         return left(node, a["x"], a["w"])
-    if is_weight(a["w"]) and (rank := getattr(value(a["w"]), "ndim", 2)) != 2:
+    if is_weight(a["w"]) and (rank := _rank(a["w"])) != 2:
         return f"the weight has {rank} dimensions, not 2"
     return Operands(a["x"], a["w"], (T,))
 
 
-def _reversed(node: fx.Node, a: Arguments) -> Operands | str:
+def _rank(weight: Any) -> int:
+    return getattr(value(weight), "ndim", 2)
+
+
+def _reversed(node: fx.Node, a: Arguments) -> Operands | Match | str:
     return _matmul(node, {"x": a["w"], "w": a["x"]})
 
 

@@ -32,6 +32,7 @@ class Weights(nn.Module):
 
         self.nk, self.kn, self.b = parameter(N, K), parameter(K, N), parameter(N)
         self.heads, self.qkv = parameter(2, 3, K), parameter(3 * N, K)
+        self.batched = parameter(4, K, N)
         self.experts, self.split = parameter(4, N, K), parameter(2, 4, N)
         self.c1, self.c2 = parameter(N, K, 1), parameter(N, 3, 2, 4)
         self.run = run
@@ -66,6 +67,8 @@ CASES: dict[str, Case] = {
         lambda s, x: F.conv1d(input=x, weight=s.c1, bias=s.b, padding="valid"),
         (2, K, 5),
     ),
+    "conv_same": (lambda s, x: F.conv2d(x, s.c1[..., None], s.b, padding="same"), (2, K, 3, 5)),
+    "conv_same_dilated": (lambda s, x: F.conv1d(x, s.c1, None, 1, "same", 2), (2, K, 5)),
     "conv_then_view": (lambda s, x: F.conv1d(x, s.c1).view(2, -1), (2, K, 5)),
     "conv_then_relu": (lambda s, x: F.relu(F.conv1d(x, s.c1)), (2, K, 5)),
     "left": (lambda s, x: s.nk @ x, (2, K, 5)),
@@ -155,12 +158,13 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "trace": (lambda s, x: torch.einsum("bkk,nk->bn", x, s.nk), (2, K, K), "no matmul"),
     "outer": (lambda s, x: torch.einsum("b,nk->bnk", x, s.nk), (3,), "no matmul"),
     "sum": (lambda s, x: torch.einsum("bsk,nk->bn", x, s.nk), (2, 5, K), "sums an axis"),
-    "batched": (lambda s, x: torch.einsum("ebk,enk->ebn", x, s.experts), (4, 5, K), "no matmul"),
+    "batches": (lambda s, x: x @ s.batched, (2, 4, 5, K), "with different batches"),
     "three": (lambda s, x: torch.einsum("bk,nk,n->bn", x, s.nk, s.b), (5, K), "3 operands"),
     "implicit": (lambda s, x: torch.einsum("bk,nk", x, s.nk), (5, K), "explicit output"),
     "broadcast": (lambda s, x: torch.einsum("bk,nk->bn", x, s.nk), (5, 1), "may broadcast an axis"),
     "overlap": (lambda s, x: F.conv2d(x, s.c2), (2, 3, 6, 8), "overlap"),
     "padding": (lambda s, x: F.conv1d(x, s.c1, padding=1), (2, K, 5), "padding 1"),
+    "same": (lambda s, x: F.conv2d(x, s.c2, padding="same"), (2, 3, 6, 8), "padding same"),
     "dilation": (
         lambda s, x: F.conv2d(x, s.c2, stride=(3, 4), dilation=(2, 1)),
         (2, 3, 6, 8),
