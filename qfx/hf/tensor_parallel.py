@@ -32,7 +32,7 @@ class LaterPlan:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.modules = set(modules)
         self.said: dict[nn.Module, tuple[Any, Any]] = {}  # style and mesh
-        self.float_linears: list[str] = []
+        self.whole_linears: list[str] = []
 
     def install(self) -> None:
         """Has transformers ask for these modules, where there is more than one process."""
@@ -41,15 +41,15 @@ class LaterPlan:
                 ALL_PARALLEL_STYLES[name] = _Later(getattr(style, "style", style), self)
 
     def remove(self) -> None:
-        """Leaves the styles of transformers as they were, and warns of linears that are float."""
+        """Leaves the styles of transformers as they were, and warns of linears that are whole."""
         for name, style in [*ALL_PARALLEL_STYLES.items()]:
             if isinstance(style, _Later):
                 del ALL_PARALLEL_STYLES[name]
-        if self.float_linears:
-            few = printable(", ".join(self.float_linears[:3]))
+        if self.whole_linears:
+            few = printable(", ".join(self.whole_linears[:3]))
             warnings.warn(
-                f"qfx: {len(self.float_linears)} linears ({few}, ...) compute in float: the plan "
-                "cuts their weights within groups or rotated blocks of columns",
+                f"qfx: {len(self.whole_linears)} linears ({few}, ...) are whole on each rank, as "
+                "the plan cuts their weights within groups or rotated blocks of columns",
                 stacklevel=2,
             )
 
@@ -67,17 +67,21 @@ class LaterPlan:
         if before not in self.said or not isinstance(made, Linear):
             return
         style, mesh = self.said[before]
+        whole = dict(made._parameters)
         for parameter in ("weight", "bias"):
             style.shard_param(made, parameter, mesh)
         weight: Any = made.weight
-        if type(weight.to_local()) is not QuantizedWeight:
-            self.float_linears.append(name)
-        elif isinstance(style, RowwiseParallel):
-            style = _Rowwise(
+        stays_int8 = type(weight.to_local()) is QuantizedWeight
+        if isinstance(style, RowwiseParallel):
+            style = (_Rowwise if stays_int8 else _Whole)(
                 input_layouts=style.input_layouts,
                 output_layouts=style.output_layouts,
                 use_local_output=style.use_local_output,
             )
+        if not stays_int8:
+            made._parameters.update(whole)
+            self.whole_linears.append(name)
+        made.is_parted = True
         style.install_forward(made, mesh)
 
 
@@ -129,3 +133,17 @@ class _Rowwise(RowwiseParallel):  # type: ignore[misc]
 
     def should_use_local_tensors(self, module: Any) -> bool:
         return False
+
+
+class _Whole(_Rowwise):
+    """Each rank has all columns of the weight, and gathers those of x."""
+
+    def transform_inputs_pre_forward(self, module: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+        (x, *rest), kwargs = super().transform_inputs_pre_forward(module, args, kwargs, mesh)
+        return (x.full_tensor(), *rest), kwargs
+
+    def transform_output_post_forward(self, module: Any, output: Any, mesh: Any) -> Any:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        whole = DTensor.from_local(output, mesh, [Replicate()], run_check=False)
+        return super().transform_output_post_forward(module, whole, mesh)

@@ -66,6 +66,7 @@ class Linear(LinearState, nn.Linear):
     """
 
     reduce_dtype: torch.dtype | None = None
+    is_parted = False  # whether ranks have parts of the weight, and call with them
 
     def __init__(
         self,
@@ -198,19 +199,20 @@ class Linear(LinearState, nn.Linear):
             return self._of_any_weight(input)
         if isinstance(input, fx.Proxy) and _stays_whole(self, input.tracer):
             return _as_leaf(self, input)
+        if self.is_parted and torch.compiler.is_compiling():
+            return F.linear(input, weight, self.bias)  # the weight is made within the graph
         return linear(input, self.bias, weight.frozen, weight.how)
 
     def _of_any_weight(self, x: Tensor) -> Tensor:
-        if is_distributed(self.weight):
-            from qfx.nn.row_parallel import row_parallel  # imports PyTorch's distributed tensors
+        if type(self.weight).__name__ == "DTensor":
+            from qfx.nn.row_parallel import linear_of_parts  # imports distributed tensors
 
-            y = row_parallel(x, self.weight, self.bias, self.reduce_dtype)
-            if y is not None:
-                return y
+            return linear_of_parts(x, self.weight, self.bias, self.reduce_dtype)
         return F.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        scheme = f", scheme={self.scheme}" if self.is_quantized else ""
+        weight = self._codes_here()
+        scheme = "" if weight is None else f", scheme={weight.scheme}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}{scheme}"

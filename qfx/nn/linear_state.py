@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.host.subclasses import as_parameter
+from qfx.host.tensors import is_distributed
 from qfx.nn.earlier_pickles import from_earlier
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, taken_from
 from qfx.nn.loading import Kind, State, Stored, check_finite, check_kind, placed
@@ -36,11 +37,19 @@ class LinearState(Stored):
 
     @property
     def quantized(self) -> QuantizedWeight:
-        """Its weight. Raises AttributeError where that is not quantized (any more)."""
-        weight: Any = self._parameters.get("weight")
-        if type(weight) is not QuantizedWeight:
-            raise AttributeError(f"the weight of {self} is {type(weight).__name__}, not quantized")
+        """Its weight, or the part that this rank has of it. Raises AttributeError where that is not
+        quantized (any more)."""
+        weight = self._codes_here()
+        if weight is None:
+            kind = type(self._parameters.get("weight")).__name__
+            raise AttributeError(f"the weight of {self} is {kind}, not quantized")
         return weight
+
+    def _codes_here(self) -> QuantizedWeight | None:
+        weight: Any = self._parameters.get("weight")
+        if is_distributed(weight):
+            weight = weight.to_local()
+        return weight if type(weight) is QuantizedWeight else None
 
     @property
     def is_quantized(self) -> bool:  # type: ignore[override]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -24,6 +25,17 @@ from qfx.ops.sharding import register
 ops = torch.ops.qfx
 Placements = Sequence[Any]
 register()
+
+
+@torch.compiler.allow_in_graph
+def linear_of_parts(
+    x: Any, weight: Any, bias: Any, reduce_dtype: torch.dtype | None = None
+) -> Tensor:
+    """x [..., K] -> [..., N] of a weight of which ranks have parts: `row_parallel` where it is cut
+    by columns, else by the rules of PyTorch. One node of a captured graph, inside of which
+    Dynamo could not ask a part what it holds."""
+    y = row_parallel(x, weight, bias, reduce_dtype)
+    return F.linear(x, weight, bias) if y is None else y
 
 
 def row_parallel(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from qfx.host.tensors import storage_id
+from qfx.host.tensors import is_distributed, storage_id
 from qfx.nn.loading import Stored
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.trained_state import TrainedState
@@ -87,7 +88,7 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
                 types[tensor.element_size()] += tensor.numel()
     item = types.most_common(1)[0][0] if types else 4
     for module in model.modules():
-        if isinstance(module, TrainedState) or (isinstance(module, Stored) and module.is_quantized):
+        if isinstance(module, TrainedState) or _has_codes(module):
             count = int(module.in_features) * int(module.out_features) * item  # type: ignore
             looked_up += count if isinstance(module, nn.Embedding) else 0
             codes += 0 if isinstance(module, nn.Embedding) else count
@@ -109,11 +110,22 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(module, Stored):
         own += module.named_buffers(recurse=False)
     for name, tensor in own:
-        if isinstance(tensor, QuantizedWeight):
+        if _is_codes(tensor):
             continue
         trained = isinstance(module, TrainedState) and name == "weight"
         if not is_lazy(tensor) and tensor.is_floating_point() and not trained:
             yield name, tensor
+
+
+def _has_codes(module: nn.Module) -> bool:
+    """Whether it is an int8 module, of which a rank may have a part."""
+    own = isinstance(module, Stored) and module.is_quantized
+    return own or _is_codes(module._parameters.get("weight"))
+
+
+def _is_codes(tensor: Any) -> bool:
+    local = tensor.to_local() if is_distributed(tensor) else tensor
+    return isinstance(local, QuantizedWeight)
 
 
 def _multiplies(module: nn.Module, tensor: Tensor) -> bool:

@@ -56,6 +56,15 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return _int8(x, weight, transposed=True)
 
 
+@rule(aten.bmm.default)
+def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """As PyTorch multiplies an input of three dimensions that is not contiguous, as some of the
+    tokens of each text."""
+    x, weight = args
+    matrix = weight.without_batches() if isinstance(weight, WeightView) else weight
+    return NotImplemented if matrix is weight else _int8(x, matrix, transposed=True)
+
+
 @rule(aten.clone.default, TO_COPY, aten.empty_like.default, PIN_MEMORY)
 def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     (weight,), dtype = args[:1], kwargs.get("dtype")

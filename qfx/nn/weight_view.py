@@ -78,6 +78,18 @@ class WeightView(Dequantized):
         """Is not called, as nothing was gathered."""
         raise NotImplementedError
 
+    def without_batches(self) -> WeightView:
+        """The matrix [K, N] that all matrices [.., K, N] of this view are; itself where it has
+        others."""
+        first = next((i for i, s in enumerate(self.steps) if s.func is aten.expand.default), None)
+        sizes, strides = self.shape[:-2], self.stride()[:-2]
+        alike = all(n == 1 or stride == 0 for n, stride in zip(sizes, strides, strict=True))
+        if first is None or not alike:
+            return self
+        shape, strides = self.shape[-2:], self.stride()[-2:]
+        like = torch.empty_strided(shape, strides, dtype=self.dtype, device="meta")
+        return WeightView(self.base, self.steps[:first], like)
+
     def region(self) -> Region | None:
         """What it is of the weight, where it is rows and columns of it; None of other views."""
         found = [(0, self.base.shape[0]), (0, self.base.shape[1])]

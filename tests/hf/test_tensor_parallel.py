@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def _write(folder: str) -> None:
         if "bias" in name:
             torch.nn.init.normal_(parameter)
     qwen.save_pretrained(f"{folder}/qwen")
+    odd = LlamaConfig(num_hidden_layers=LAYERS, mlp_bias=True, **{**SIZE, "intermediate_size": 576})
+    LlamaForCausalLM(odd).save_pretrained(f"{folder}/odd")
 
 
 def _load(folder: str, name: str, **given: Any) -> Any:
@@ -57,6 +60,30 @@ def _checked(folder: str, name: str, **given: Any) -> tuple[Any, Any]:
     return one, both
 
 
+def _compiled(model: Any) -> None:
+    """A layer is one graph, of several lengths, and computes in int8."""
+    layer = model.model.layers[0].mlp
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    x = torch.randn(2, 9, 256, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for count in (9, 5, 7):
+            assert torch.equal(compiled(x[:, :count]), layer(x[:, :count]))
+
+
+def _odd_sizes(folder: str) -> None:
+    """Columns that would be parted within a block are whole on each rank."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        both = _load(folder, "odd", tp_plan="auto", quantization_config=QfxConfig())
+    texts = [str(each.message) for each in said]
+    assert any("2 linears (model.layers.0.mlp.down_proj" in t for t in texts), texts
+    assert not any("less than half" in t for t in texts), texts
+    one = _load(folder, "odd", quantization_config=QfxConfig())
+    assert type(both.model.layers[0].mlp.down_proj.weight) is QuantizedWeight
+    assert both.model.layers[0].mlp.up_proj.scheme == one.model.layers[0].mlp.up_proj.scheme
+    assert torch.equal(_logits(one), _logits(both))
+
+
 def _run(mesh: Any) -> None:
     found = [None]
     if dist.get_rank() == 0:
@@ -76,8 +103,10 @@ def _run(mesh: Any) -> None:
         assert torch.equal(_logits(one), _logits(both)), name
         texts = [m.generate(IDS, max_new_tokens=6, do_sample=False) for m in (one, both)]
         assert torch.equal(*texts), name
+    _compiled(both)
     both.save_pretrained(f"{folder}/saved")
     assert torch.equal(_logits(_load(folder, "saved")), _logits(one))
+    _odd_sizes(folder)
     one, both = _checked(folder, "llama", quantization_config=QfxConfig(scheme="w4a8"))
     assert float(qfx.sqnr(_logits(one), _logits(both))) > 45
     kinds = {type(style).__module__ for style in ALL_PARALLEL_STYLES.values()}

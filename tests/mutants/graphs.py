@@ -61,8 +61,8 @@ GRAPHS = (
     ),
     Mutant(
         "padding is ignored",
-        old='if padding not in (_each(0, len(kernel)), "valid"):',
-        new='if padding == "same":',
+        old='if padding not in (_each(0, len(kernel)), "valid") and not nothing_to_pad:',
+        new='if padding == "same" and not nothing_to_pad:',
         tests=("test_refusals[contractions]",),
     ),
     Mutant(

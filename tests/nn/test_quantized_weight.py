@@ -423,6 +423,31 @@ def test_every_scheme_runs_int8_by_the_functions_of_torch(row: str) -> None:
     assert near(grads[1], grads[0], 40)
 
 
+INPUTS: dict[str, Callable[[], Tensor]] = {
+    "some tokens of one text": lambda: torch.randn(1, 9, D)[:, :7],
+    "some tokens of each text": lambda: torch.randn(3, 9, D)[:, ::2],
+    "texts in the second dimension": lambda: torch.randn(9, 3, D).transpose(0, 1),
+    "heads": lambda: torch.randn(2, 5, 3, D).transpose(1, 2),
+    "features in front": lambda: torch.randn(3, D, 5).mT,
+    "every other feature": lambda: torch.randn(5, 2 * D)[:, ::2],
+    "a vector": lambda: torch.randn(D),
+    "no text": lambda: torch.randn(0, 3, D),
+}
+
+
+@pytest.mark.parametrize("how", INPUTS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_inputs_that_are_not_contiguous_run_int8_too(how: str, bias: bool) -> None:
+    """PyTorch multiplies them batch by batch."""
+    torch.manual_seed(0)
+    module, x = qfx.nn.Linear(D, D, bias=bias), INPUTS[how]()
+    with torch.no_grad():
+        assert torch.equal(F.linear(x, module.weight, module.bias), module(x))
+        assert torch.equal(x @ module.weight.t(), F.linear(x, module.weight))
+    y = F.linear(x.requires_grad_(), module.weight, module.bias)
+    assert torch.equal(y, module(x)) and y.requires_grad
+
+
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
 def test_rows_are_int8_weights_of_their_own(scheme: str) -> None:
     m = model(scheme=scheme)
