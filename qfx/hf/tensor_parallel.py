@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 from torch import nn
@@ -30,8 +31,8 @@ class LaterPlan:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.modules = set(modules)
-        self.said: dict[nn.Module, tuple[Any, Any]] = {}  # style and mesh
+        self.modules = WeakSet(modules)  # a load that fails leaves the styles where they are
+        self.said: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()  # and mesh
         self.whole_linears: list[str] = []
 
     def install(self) -> None:

@@ -18,7 +18,7 @@ def drawn_linear(
     """Makes a linear initialised as nn.Linear is, drawn in float32 whatever the default dtype, and
     cast to `dtype`, float32 by default. It lies on `device`, or the default one, so that
     `with torch.device("meta")` makes modules without values."""
-    drawn = nn.Linear(in_features, out_features, bias, device, torch.float32)
+    drawn = nn.Linear(in_features, out_features, bias, device=device, dtype=torch.float32)
     return drawn if dtype is None else drawn.to(dtype)
 
 

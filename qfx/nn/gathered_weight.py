@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from qfx.host.subclasses import as_parameter
 from qfx.nn.linear import Linear
@@ -50,7 +50,24 @@ def gathered_weight(weight: DTensor) -> QuantizedWeight:
         factor=whole(local.factor, (k, 1)),
         shift=whole(local.shift, (k, 1)),
     )
-    return QuantizedWeight.holding(frozen, scheme, (n, k), weight.dtype)
+    made = QuantizedWeight.holding(frozen, scheme, (n, k), weight.dtype)
+    if not scheme.group and _written(weight):
+        placed = tuple(weight.placements)
+        floats = DTensor.from_local(
+            local.dequantize(torch.float32), weight.device_mesh, placed, run_check=False
+        )
+        made.requantize(floats.full_tensor())  # ranks have scales of their own
+    return made
+
+
+def _written(weight: DTensor) -> bool:
+    """Whether the part of some rank has scales of its own."""
+    local: Any = weight.to_local()
+    mark = torch.tensor(
+        [float(not local.memory.has_scales_of_whole)], dtype=torch.float32, device=local.device
+    )
+    parts = [Partial("max")] * weight.device_mesh.ndim
+    return bool(DTensor.from_local(mark, weight.device_mesh, parts, run_check=False).full_tensor())
 
 
 def _placement(of: Any, along: list[int | None]) -> Any:

@@ -26,10 +26,15 @@ _HELD = ("memory", "scheme", "how")
 
 class Memory:
     """Memory that the aliases of a weight share: its tensors, `names` of those that are there, and
-    the codes from before its last writes, which are restored where those are taken back. (Q13)"""
+    the codes from before its last writes, which are restored where those are taken back. (Q13)
 
-    def __init__(self, frozen: Frozen) -> None:
+    `has_scales_of_whole`: whether these are some columns of a larger weight and have its scales,
+    as before they are written.
+    """
+
+    def __init__(self, frozen: Frozen, has_scales_of_whole: bool = False) -> None:
         self.earlier: tuple[Earlier, ...] = ()
+        self.has_scales_of_whole = has_scales_of_whole
         self.hold(frozen)
 
     def hold(self, frozen: Frozen) -> None:
@@ -164,12 +169,14 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         if earlier and earlier[-1].frozen is before:
             earlier = (*earlier[:-1], earlier[-1]._replace(frozen=each(torch.clone, before)))
         self.memory.earlier = earlier
+        self.memory.has_scales_of_whole = False
         self._hold(made)
 
     def requantize(self, value: Tensor) -> None:
         """Holds the nearest codes of `value` [N, K], as of a weight that is loaded. (R1)"""
         n, k = self.shape
         check_written(value, n, k, self.packed)
+        self.memory.has_scales_of_whole = False
         self._hold(nearest(value, self.frozen, self.scheme))
         self.settle()
 
@@ -203,6 +210,7 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         as `become`."""
         same = self.scheme == other.scheme and self.shape == other.shape
         if not assign and same and self.store(other.frozen):
+            self.memory.has_scales_of_whole = other.memory.has_scales_of_whole
             self.settle()
             return True
         if self.is_shared():
@@ -230,15 +238,18 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         return WeightView(self, (taken,), like)
 
     def like(self, frozen: Frozen, dtype: torch.dtype | None = None) -> QuantizedWeight:
-        """Another weight of this shape and scheme, that holds `frozen`."""
-        return self.holding(frozen, self.scheme, self.shape, dtype or self.dtype)
+        """Another weight of this shape and scheme, that holds `frozen`, the same numbers."""
+        memory = Memory(frozen, self.memory.has_scales_of_whole)
+        return self._made(memory, self.scheme, self.shape, dtype or self.dtype)
 
     def cut(self, rows: tuple[int, int], columns: tuple[int, int]) -> QuantizedWeight | None:
         """A weight of its own, of these rows and columns, with the same codes; None where columns
         are parted within a group or a block that is rotated."""
         made = cut(self.frozen, self.scheme, tuple(self.shape), rows, columns)
         shape = (rows[1] - rows[0], columns[1] - columns[0])
-        return None if made is None else self.holding(made, self.scheme, shape, self.dtype)
+        if made is None:
+            return None
+        return self._made(Memory(made, True), self.scheme, shape, self.dtype)
 
     # --- what knows of such tensors: tracing, copying, other processes ---
 

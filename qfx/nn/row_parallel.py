@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from qfx.host.autograd import without_autocast
+from qfx.host.tensors import has_values
 from qfx.nn.dtypes import output_dtype
-from qfx.nn.frozen import Frozen, Prepared, carried, run
+from qfx.nn.frozen import carried, run
 from qfx.nn.functional import shifted
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.ops.code import Code, code_of
@@ -35,7 +37,10 @@ def linear_of_parts(
     by columns, else by the rules of PyTorch. One node of a captured graph, inside of which
     Dynamo could not ask a part what it holds."""
     y = row_parallel(x, weight, bias, reduce_dtype)
-    return F.linear(x, weight, bias) if y is None else y
+    if y is not None:
+        return y
+    dtype = output_dtype(x)  # of autocast: x is quantized as it is given
+    return without_autocast(F.linear)(x, weight, bias).to(dtype)
 
 
 def row_parallel(
@@ -44,8 +49,9 @@ def row_parallel(
     """x [..., K] and a quantized weight [N, K], both cut along K in the same dimensions of a mesh,
     to y [..., N], which all ranks have. Returns None where the tensors do not lie so.
 
-    `reduce_dtype`: the type of the sums that ranks send each other; by default int32 where the
-    weight has one scale a row, which is exact, and float32 elsewhere.
+    `reduce_dtype`: the type of the sums that ranks send each other; by default int32, which is
+    exact, where the weight has one scale a row, that of the whole weight on each rank, and float32
+    elsewhere: with groups, once a part was written, and in graphs that are traced.
     """
     placed = _placements(x, weight, bias)
     if placed is None:
@@ -53,9 +59,9 @@ def row_parallel(
     local = weight.to_local()
     given = bias.to_local(grad_placements=_gradients(placed)) if _sharded(bias) else bias
     summed = _Summed(x.device_mesh, [placement is None for placement in placed])
-    y = _product(x.to_local(), local.frozen, local.how, given, summed, reduce_dtype)
+    y = _product(x.to_local(), local, given, summed, reduce_dtype)
     shape = (*x.shape[:-1], weight.shape[0])
-    strides = torch.empty(shape, device="meta").stride()
+    strides = torch.empty(shape, dtype=torch.float32, device="meta").stride()
     found = [placement or Replicate() for placement in placed]
     return DTensor.from_local(
         y, x.device_mesh, found, run_check=False, shape=torch.Size(shape), stride=strides
@@ -107,41 +113,42 @@ class _Summed:
 
 def _product(
     x: Tensor,
-    frozen: Frozen,
-    how: Prepared,
+    weight: QuantizedWeight,
     bias: Tensor | None,
     summed: _Summed,
     reduce_dtype: torch.dtype | None,
 ) -> Tensor:
-    out_dtype = output_dtype(x)
+    out_dtype, frozen, how = output_dtype(x), weight.frozen, weight.how
     x = shifted(x, frozen.shift)
     if frozen.factor is not None or how.scheme.rotation:  # in float32, as within one operator
         x = ops.rotate(x.float(), frozen.factor, how.scheme.rotation)
     with torch.no_grad():
-        y = _summed_product(x.detach(), frozen, how, bias, summed, (out_dtype, reduce_dtype))
+        y = _summed_product(x.detach(), weight, bias, summed, (out_dtype, reduce_dtype))
     trains = torch.is_grad_enabled() and (x.requires_grad or getattr(bias, "requires_grad", False))
     return carried(y, x, bias, frozen.packed, how) if trains else y
 
 
 def _summed_product(
     x: Tensor,
-    frozen: Frozen,
-    how: Prepared,
+    weight: QuantizedWeight,
     bias: Tensor | None,
     summed: _Summed,
     dtypes: tuple[torch.dtype, torch.dtype | None],
 ) -> Tensor:
     """y of x, whose K was transformed already."""
-    (out_dtype, sent), scheme = dtypes, how.scheme
+    (out_dtype, sent), frozen, how = dtypes, weight.frozen, weight.how
+    scheme, exact = how.scheme, how.form.gemm and sent is None
     n = how.given["layout"][0]
     values = {**how.given, "x": x, "n": n, "weight": frozen.packed, "bias": bias}
     values["out_dtype"] = out_dtype
     lowered = lower(scheme, Circumstance(turned=False, canonical=True))
     if scheme.x is not None:
         values["code_of_turned"] = code_of(scheme.x)
-        values["static_scale"], values["static_zero_point"] = _scales(x, frozen, how, summed)
+        *given, agreed = _scales(x, weight, summed)
+        values["static_scale"], values["static_zero_point"] = given
+        exact = exact and agreed
     values, steps = run(lowered.shared, values), lowered.own
-    if how.form.gemm and sent is None:
+    if exact:
         first, *rest = steps
         values = run([first], values)
         values["acc"] = summed.reduced(values["acc"], "sum")
@@ -152,15 +159,24 @@ def _summed_product(
 
 
 def _scales(
-    x: Tensor, frozen: Frozen, how: Prepared, summed: _Summed
-) -> tuple[Tensor | None, Tensor | None]:
-    """Scales and zero points of the rows of x, of which this rank has a part; None where groups of
-    K have their own."""
+    x: Tensor, weight: QuantizedWeight, summed: _Summed
+) -> tuple[Tensor | None, Tensor | None, bool]:
+    """Scales and zero points of the rows of x, of which this rank has a part, None where groups of
+    K have their own; and whether all ranks have the scales of the whole weight."""
+    frozen, how = weight.frozen, weight.how
+    own = not (has_values(frozen.packed) and weight.memory.has_scales_of_whole)
+    mark = x.new_full((*x.shape[:-1], 1), float(own), dtype=torch.float32)
     if how.scheme.calibrated or how.form.x_groups:
-        return frozen.x_scale, frozen.x_zero_point
-    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    ends = torch.cat([-low, high], -1).float().nan_to_num(torch.inf, torch.inf, -torch.inf)
-    low, high = summed.reduced(ends, "max").split(1, -1)
+        agreed = how.form.gemm and _all_zero(summed.reduced(mark.flatten()[:1], "max"))
+        return frozen.x_scale, frozen.x_zero_point, agreed
+    low, high = x.amin(-1, keepdim=True).float(), x.amax(-1, keepdim=True).float()
+    ends = torch.cat([-low, high], -1).nan_to_num(torch.inf, torch.inf, -torch.inf)
+    low, high, mark = summed.reduced(torch.cat([ends, mark], -1), "max").split(1, -1)
     code = Code(*code_of(how.scheme.x))  # type: ignore[arg-type]
     _, scale, zero_point = ops.quantize(torch.cat([-low, high], -1), list(code))
-    return scale, zero_point
+    return scale, zero_point, _all_zero(mark)
+
+
+def _all_zero(mark: Tensor) -> bool:
+    """Whether no rank said otherwise; False where values are not known."""
+    return has_values(mark) and not bool(mark.any())

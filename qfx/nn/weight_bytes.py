@@ -119,8 +119,9 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _has_codes(module: nn.Module) -> bool:
     """Whether it is an int8 module, of which a rank may have a part."""
-    own = isinstance(module, Stored) and module.is_quantized
-    return own or _is_codes(module._parameters.get("weight"))
+    if not isinstance(module, Stored):
+        return False
+    return module.is_quantized or _is_codes(module._parameters.get("weight"))
 
 
 def _is_codes(tensor: Any) -> bool:

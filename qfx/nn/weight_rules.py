@@ -101,6 +101,7 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     same = to.scheme == of.scheme and to.shape == of.shape
     if not same or not to.store(of.to(to.device).frozen):
         return NotImplemented  # through floats
+    to.memory.has_scales_of_whole = of.memory.has_scales_of_whole
     to.settle()
     return to
 

@@ -7,14 +7,20 @@ from tests.mutants.mutant import Mutant
 MODULES = (
     Mutant(
         "each rank quantizes its columns of x with a scale of its own",
-        old='low, high = summed.reduced(ends, "max").split(1, -1)',
-        new="low, high = ends.split(1, -1)",
+        old='mark = summed.reduced(torch.cat([ends, mark], -1), "max").split(1, -1)',
+        new="mark = torch.cat([ends, mark], -1).split(1, -1)",
         tests=("test_two_processes_have_the_bits_of_one",),
     ),
     Mutant(
         "ranks add scaled outputs in the place of int32 sums",
-        old="    if how.form.gemm and sent is None:\n",
-        new="    if False:\n",
+        old="    if exact:\n        first",
+        new="    if False:\n        first",
+        tests=("test_two_processes_have_the_bits_of_one",),
+    ),
+    Mutant(
+        "a part of a weight that was written counts as one that has the scales of the whole",
+        old="        self.memory.earlier = earlier\n        self.memory.has_scales_of_whole = False\n",
+        new="        self.memory.earlier = earlier\n",
         tests=("test_two_processes_have_the_bits_of_one",),
     ),
     Mutant(

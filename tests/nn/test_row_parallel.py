@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,16 +95,16 @@ class _Sent(TorchDispatchMode):
 
 
 def _sent(mesh: Any) -> None:
-    """int32 sums are four bytes, bfloat16 two; the ends of each row are two floats."""
+    """int32 sums are four bytes, bfloat16 two; of each row three floats come before."""
     one = _model("w8a8")
     both = _parallel(one, mesh)
     with _Sent() as exact:
         _y(both)
-    assert exact.bytes == [M * 2 * 4, M * N * 4]
+    assert exact.bytes == [M * 3 * 4, M * N * 4]
     both[2].reduce_dtype = torch.bfloat16
     with _Sent() as rounded:
         y = _y(both)
-    assert rounded.bytes == [M * 2 * 4, M * N * 2]
+    assert rounded.bytes == [M * 3 * 4, M * N * 2]
     assert 40 < float(qfx.sqnr(_y(one), y)) < 70
 
 
@@ -115,6 +116,64 @@ def _gathered(scheme: str, mesh: Any) -> None:
             assert torch.equal(both.state_dict()[name], value), name
     assert type(both[0].weight) is not QuantizedWeight
     assert torch.equal(_y(both), _y(_parallel(one, mesh)))
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "mul_": lambda w: w.mul_(2),
+    "add_": lambda w: w.add_(0.1 * torch.arange(w.shape[1])),
+    "some rows": lambda w: w[:3].mul_(3),
+}
+
+
+def _written(scheme: str, mesh: Any) -> None:
+    """Parts that are written get scales of their own, and are added as floats."""
+    one = _model(scheme)
+    both = _parallel(one, mesh)
+    rank = dist.get_rank()
+    for how, write in WRITES.items():
+        local = both[2].weight.to_local()
+        with torch.no_grad():
+            write(local)
+        y = _y(both)
+        floats = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, N)).eval()
+        with torch.no_grad():
+            floats[0].weight.copy_(one[0].weight.dequantize())
+            floats[0].bias.copy_(one[0].bias)
+            floats[2].weight.copy_(both[2].weight.full_tensor())
+            floats[2].bias.copy_(one[2].bias)
+        each = [torch.empty_like(y) for _ in range(2)]
+        dist.all_gather(each, y)
+        assert torch.equal(*each), how
+        assert float(qfx.sqnr(_y(floats), y)) > 25, (scheme, how)
+        with gathered_linears(both):
+            assert float(qfx.sqnr(floats[2].weight, both[2].weight.dequantize())) > 25, how
+    made = _parallel(one, mesh)
+    if rank == 0:
+        with torch.no_grad():
+            made[2].weight.to_local().mul_(2)
+    y = _y(made)
+    each = [torch.empty_like(y) for _ in range(2)]
+    dist.all_gather(each, y)
+    assert torch.equal(*each)
+
+
+def _copies_have_the_scales_of_the_whole(mesh: Any) -> None:
+    one = _model("w8a8")
+    both = copy.deepcopy(_parallel(one, mesh))
+    assert torch.equal(_y(both), _y(one))
+    apart = _parallel(one, mesh)
+    with torch.no_grad():  # parts that were quantized by themselves
+        local = QuantizedWeight.of(apart[2].weight.to_local().dequantize(), one[2].scheme)
+        parts = DTensor.from_local(local, mesh, [Shard(1)], run_check=False)
+        apart[2].register_parameter("weight", nn.Parameter(parts, requires_grad=False))
+    assert float(qfx.sqnr(_y(one), _y(apart))) > 25
+
+
+def _autocast(mesh: Any) -> None:
+    one = _model("w8a8")
+    both = _parallel(one, mesh)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(_y(both), _y(one))
 
 
 def _parted_blocks(mesh: Any) -> None:
@@ -163,6 +222,10 @@ def _run(mesh: Any) -> None:
     for scheme in ("w8a8", "w8a8-asymmetric", "w4a8", "w4"):
         _gradients(scheme, mesh)
         _gathered(scheme, mesh)
+    for scheme in ("w8a8", "w8a8-asymmetric", "w8a8-tensor", "w4a8"):
+        _written(scheme, mesh)
+    _copies_have_the_scales_of_the_whole(mesh)
+    _autocast(mesh)
     _sent(mesh)
     _parted_blocks(mesh)
     _operators(mesh)

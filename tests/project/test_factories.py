@@ -23,9 +23,6 @@ _ASKING = {
     "set_default_tensor_type", "Tensor", "FloatTensor", "finfo",
 }  # fmt: skip
 ALLOWED = {
-    # A new module lies where new modules of torch lie: `with torch.device("meta")`.
-    "nn.dtypes": {"nn.Linear(in_features, out_features, bias, dtype=torch.float32)"},
-    "nn.embedding": {"nn.Embedding(*shape, padding_idx, dtype=torch.float32)"},
     # What a model's own code may ask for counts in the key of its programs.
     "generate.program_key": {"torch.get_default_dtype()", "torch.get_default_device()"},
     # A program belongs to the default type under which it was made.
