@@ -19,8 +19,8 @@ MODULES = (
     ),
     Mutant(
         "a part of a weight that was written counts as one that has the scales of the whole",
-        old="        self.memory.earlier = earlier\n        self.memory.has_scales_of_whole = False\n",
-        new="        self.memory.earlier = earlier\n",
+        old="memory.earlier = earlier\n        self.memory.has_scales_of_whole = False\n",
+        new="memory.earlier = earlier\n",
         tests=("test_two_processes_have_the_bits_of_one",),
     ),
     Mutant(
