@@ -45,7 +45,7 @@ class QfxQuantizer(HfQuantizer):
         self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
         self.later: set[nn.Module] = set()  # tied: their weights come with those of others
         self.made: dict[nn.Module, Linear | Embedding] = {}
-        self.parallel = LaterPlan(())
+        self.parallel: LaterPlan | None = None  # only while a model is loaded
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         places = kwargs.get("device_map")
@@ -132,10 +132,12 @@ class QfxQuantizer(HfQuantizer):
             del self.found.taken[name]
             self.found.missed[name] = why
         del self.hows[linear]
-        self.parallel.leave(linear)
+        if self.parallel is not None:
+            self.parallel.leave(linear)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if self.pre_quantized:
+            assert self.parallel is not None
             _put_together(model, self.parallel)
         elif self.found is None:
             quantize_(model, self.quantization_config.config)
@@ -148,12 +150,14 @@ class QfxQuantizer(HfQuantizer):
                     self.made[linear] = made(whole(linear), self.hows[linear])
                 if not is_embedding(linear):
                     self.made[linear].bias = linear.bias
-                self.parallel.apply(linear, self.made[linear], self._name(linear))
+                if self.parallel is not None:
+                    self.parallel.apply(linear, self.made[linear], self._name(linear))
             places = {n: self.made[m] for n, m in self.found.taken.items() if m in self.made}
             replace(self.found, places)
-        self.parallel.remove()
+        if self.parallel is not None:
+            self.parallel.remove()
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
-        self.parallel = LaterPlan(())
+        self.parallel = None
         untie(model, [name for name, _ in stored_linears(model)])
         told(model)
         return model
