@@ -73,7 +73,7 @@ class QfxQuantizer(HfQuantizer):
             self._divide(self.found.taken.values())
 
     def _divide(self, modules: Iterable[nn.Module]) -> None:
-        """What a `tp_plan` says of these modules is for the int8 ones in their places."""
+        """Keeps what a `tp_plan` says of these modules for the int8 ones in their places."""
         self.parallel = LaterPlan(modules)
         self.parallel.install()
 

@@ -24,7 +24,7 @@ from qfx.nn.quantized_weight import QuantizedWeight
 
 
 class LaterPlan:
-    """What `tp_plan` says of some modules, kept until int8 ones are in their places.
+    """The part of a `tp_plan` that is kept until int8 modules are in their places.
 
     Inside `with`, the styles of transformers pass these modules by; all others get what they get
     from transformers. `apply` gives an int8 linear the style that its predecessor was to get.

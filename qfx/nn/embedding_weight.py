@@ -15,7 +15,7 @@ from qfx.nn.weight_view import WeightView
 
 
 class Table(Protocol):
-    """What has the codes: `qfx.nn.Embedding`."""
+    """The owner of the codes: `qfx.nn.Embedding`."""
 
     packed: Tensor
 

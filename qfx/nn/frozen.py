@@ -180,7 +180,7 @@ def carried(y: Tensor, x: Tensor, bias: Tensor | None, packed: Tensor, how: Prep
 
 
 class _Carried(torch.autograd.Function):
-    """Of x', for a y without a gradient of its own."""
+    """Gradients to x' and the bias of a y that was computed without."""
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, how: Prepared, packed: Tensor, y: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def gathered_weight(weight: DTensor) -> QuantizedWeight:
     groups = -(-k // scheme.group) if scheme.group else 1
 
     def whole(part: Tensor | None, *sizes: tuple[int, int | None]) -> Tensor | None:
-        """Of a part whose sizes are those, along rows (0), columns (1) or neither."""
+        """Gathers a tensor of these whole sizes, each along rows (0), columns (1) or neither."""
         if part is None:
             return None
         found = [_placement(p, [along for _, along in sizes]) for p in weight.placements]
