@@ -26,14 +26,15 @@ from qfx.nn.quantized_weight import QuantizedWeight
 class LaterPlan:
     """The part of a `tp_plan` that is kept until int8 modules are in their places.
 
-    Inside `with`, the styles of transformers pass these modules by; all others get what they get
-    from transformers. `apply` gives an int8 linear the style that its predecessor was to get.
+    Between `install` and `remove` the styles of transformers leave out these modules; all others
+    are treated as ever. `apply` gives an int8 linear the style of the module before it.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.modules = WeakSet(modules)  # a load that fails leaves the styles where they are
         self.said: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()  # and mesh
         self.whole_linears: list[str] = []
+        self.float_linears: list[str] = []
 
     def install(self) -> None:
         """Has transformers ask for these modules, where there is more than one process."""
@@ -46,13 +47,9 @@ class LaterPlan:
         for name, style in [*ALL_PARALLEL_STYLES.items()]:
             if isinstance(style, _Later):
                 del ALL_PARALLEL_STYLES[name]
-        if self.whole_linears:
-            few = printable(", ".join(self.whole_linears[:3]))
-            warnings.warn(
-                f"qfx: {len(self.whole_linears)} linears ({few}, ...) are whole on each rank, as "
-                "the plan cuts their weights within groups or rotated blocks of columns",
-                stacklevel=2,
-            )
+        cut = "within groups or rotated blocks of columns"
+        _warn(self.whole_linears, f"are whole on each rank, as the plan cuts their weights {cut}")
+        _warn(self.float_linears, "compute in float, as int8 weights are not cut as the plan says")
 
     def leave(self, module: nn.Module) -> None:
         """Gives a module that stays what it is what the plan says of it."""
@@ -72,18 +69,29 @@ class LaterPlan:
         for parameter in ("weight", "bias"):
             style.shard_param(made, parameter, mesh)
         weight: Any = made.weight
-        stays_int8 = type(weight.to_local()) is QuantizedWeight
+        local = weight.to_local() if is_distributed(weight) else weight
+        stays_int8 = type(local) is QuantizedWeight
         if isinstance(style, RowwiseParallel):
             style = (_Rowwise if stays_int8 else _Whole)(
                 input_layouts=style.input_layouts,
                 output_layouts=style.output_layouts,
                 use_local_output=style.use_local_output,
             )
-        if not stays_int8:
-            made._parameters.update(whole)
-            self.whole_linears.append(name)
+            if not stays_int8:
+                made._parameters.update(whole)
+                self.whole_linears.append(name)
+        elif not stays_int8:
+            self.float_linears.append(name)
+        if "config" in vars(before):  # of which a style of transformers asks
+            made.config = before.config  # type: ignore[assignment]
         made.is_parted = True
         style.install_forward(made, mesh)
+
+
+def _warn(linears: list[str], what: str) -> None:
+    if linears:
+        few = printable(", ".join(linears[:3]))
+        warnings.warn(f"qfx: {len(linears)} linears ({few}, ...) {what}", stacklevel=3)
 
 
 def whole(linear: nn.Module) -> nn.Module:

@@ -34,7 +34,7 @@ def gathered_weight(weight: DTensor) -> QuantizedWeight:
             weight.device_mesh,
             found,
             run_check=False,
-            shape=torch.Size(shape),
+            shape=shape,
             stride=strides,
         )
         return made.full_tensor()  # type: ignore[no-any-return]
@@ -51,7 +51,8 @@ def gathered_weight(weight: DTensor) -> QuantizedWeight:
         shift=whole(local.shift, (k, 1)),
     )
     made = QuantizedWeight.holding(frozen, scheme, (n, k), weight.dtype)
-    if not scheme.group and _written(weight):
+    by_columns = any(placement == Shard(1) for placement in weight.placements)
+    if by_columns and not scheme.group and _written(weight):
         placed = tuple(weight.placements)
         floats = DTensor.from_local(
             local.dequantize(torch.float32), weight.device_mesh, placed, run_check=False
@@ -71,7 +72,7 @@ def _written(weight: DTensor) -> bool:
 
 
 def _placement(of: Any, along: list[int | None]) -> Any:
-    """How a part lies whose dimensions are those of a weight that lies as `of`."""
+    """Places a tensor whose dimensions lie `along` those of a weight that is placed as `of`."""
     return Shard(along.index(of.dim)) if isinstance(of, Shard) and of.dim in along else Replicate()
 
 

@@ -73,7 +73,7 @@ def _sharded(tensor: Any) -> bool:
 
 
 def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
-    """How y lies, for each dimension of the mesh; None for those over which sums are added."""
+    """Places y in each dimension of the mesh, with None for those over which sums are added."""
     if not (_sharded(x) and _sharded(weight) and x.device_mesh == weight.device_mesh):
         return None
     if type(weight.to_local()) is not QuantizedWeight:
@@ -93,7 +93,7 @@ def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
 
 
 def _gradients(placed: Placements) -> list[Any]:
-    """How the gradient of the bias lies, that of the rows which a rank has."""
+    """Places the gradient of the bias, which a rank computes of the rows that it has."""
     return [Partial() if isinstance(placement, Shard) else Replicate() for placement in placed]
 
 

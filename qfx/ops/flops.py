@@ -1,5 +1,5 @@
-"""How many operations our products are to PyTorch's FlopCounterMode: two for each product of two
-numbers, int8 ones as floats."""
+"""Formulas for PyTorch's FlopCounterMode: each product of two numbers counts as two operations,
+int8 ones as floats."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _place(operator: Any, name: str) -> int:
 
 
 def _products(q: Tensor, tokens: int, width: int) -> int:
-    """Of q by keys, and of what they weigh by values, each for all tokens, masked or not."""
+    """Counts q times keys and weights times values, for all tokens, masked or not."""
     return 2 * math.prod(q.shape[:-1]) * tokens * (q.shape[-1] + width)
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+)
 from transformers import Qwen2ForCausalLM as Qwen2
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
@@ -39,6 +46,10 @@ def _write(folder: str) -> None:
     qwen.save_pretrained(f"{folder}/qwen")
     odd = LlamaConfig(num_hidden_layers=LAYERS, mlp_bias=True, **{**SIZE, "intermediate_size": 576})
     LlamaForCausalLM(odd).save_pretrained(f"{folder}/odd")
+    heads = {"qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64, "kv_lora_rank": 64}
+    layers = {"num_hidden_layers": LAYERS, "first_k_dense_replace": LAYERS, "q_lora_rank": None}
+    latent = DeepseekV2Config(num_key_value_heads=4, **heads, **layers, **SIZE)
+    DeepseekV2ForCausalLM(latent).save_pretrained(f"{folder}/deepseek")
 
 
 def _load(folder: str, name: str, **given: Any) -> Any:
@@ -84,6 +95,15 @@ def _odd_sizes(folder: str) -> None:
     assert torch.equal(_logits(one), _logits(both))
 
 
+def _latent_attention(folder: str) -> None:
+    """Its first projection is whole on each rank; the style asks for the model's config."""
+    one = _load(folder, "deepseek", quantization_config=QfxConfig())
+    both = _load(folder, "deepseek", tp_plan="auto", quantization_config=QfxConfig())
+    first = both.model.layers[0].self_attn.kv_a_proj_with_mqa
+    assert type(first.weight) is QuantizedWeight
+    assert torch.equal(_logits(one), _logits(both))
+
+
 def _run(mesh: Any) -> None:
     found = [None]
     if dist.get_rank() == 0:
@@ -107,6 +127,7 @@ def _run(mesh: Any) -> None:
     both.save_pretrained(f"{folder}/saved")
     assert torch.equal(_logits(_load(folder, "saved")), _logits(one))
     _odd_sizes(folder)
+    _latent_attention(folder)
     one, both = _checked(folder, "llama", quantization_config=QfxConfig(scheme="w4a8"))
     assert float(qfx.sqnr(_logits(one), _logits(both))) > 45
     kinds = {type(style).__module__ for style in ALL_PARALLEL_STYLES.values()}
