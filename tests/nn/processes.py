@@ -28,3 +28,6 @@ def _run(rank: int, port: int, count: int, function: Callable[[Any], None]) -> N
     function(init_device_mesh("cpu", (count,)))
     dist.barrier()  # nobody leaves while others send
     dist.destroy_process_group()
+    # Of float models without qfx, too, one process in some 150 aborts when Python ends after gloo
+    # ("terminate called without an active exception"): what was to be tested has passed by then.
+    os._exit(0)
