@@ -36,7 +36,7 @@ from benchmarks.judged_encoders import base, small
 from benchmarks.judged_speech import speech
 from benchmarks.models import names
 from benchmarks.settings import PLAIN, SETTINGS, Setting
-from qfx.cost.chosen import chosen_costs
+from qfx.cost.device_models import chosen_costs
 from qfx.graph.capture import clone
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Plan

@@ -18,7 +18,7 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx.cost.chosen import costs_from
+from qfx.cost.device_models import costs_from
 from qfx.cost.model import Costs, Estimate, Work
 from qfx.dynamo_backend import backend as dynamo_backend
 from qfx.match.base import of_kind

@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from qfx.cost.chosen import chosen_costs
+from qfx.cost.device_models import chosen_costs
 from qfx.cost.model import Costs
 from qfx.graph.capture import clone, graphs, trace
 from qfx.graph.decomposition import open_operators
 from qfx.host.source_text import released_source_texts
 from qfx.match.base import Match
 from qfx.match.matching import match
+from qfx.match.module_smoothing import factors_noted, note_own_factors
 from qfx.match.naming import known_names
-from qfx.match.smoothed import factors_noted, note_own_factors
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from qfx.rewriting.canonical import rewrite as to_canonical
 from qfx.rewriting.codes import Provide
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
-from qfx.rewriting.verifying import checking, verify
+from qfx.rewriting.verify import checking, verify
 from qfx.values.config import Config, Configurable
 from qfx.values.select import check_names
 

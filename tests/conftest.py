@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from qfx.cost import kernels
-from qfx.cost.chosen import costs_from
+from qfx.cost.device_models import costs_from
 from qfx.cost.disk import kept
 from qfx.cost.gpu import cost_of
-from qfx.cost.kinds import KINDS
+from qfx.cost.kernel_parameters import Tuned
 from qfx.cost.model import CostModel, Costs
-from qfx.cost.tuned import Tuned
-from qfx.io.kept import is_switch
-from qfx.rewriting import verifying
+from qfx.cost.workloads import KINDS
+from qfx.io.disk_memo import is_switch
+from qfx.rewriting import verify as verifying
 from qfx.values.floats import FLOATS
 from tests.lib.costs import FIXED, FIXED_COSTS
 

@@ -19,7 +19,7 @@ from qfx.match.base import Match, of_kind
 from qfx.match.site import Site
 from qfx.ops.rotation import transformed_weight
 from qfx.pipeline import Context, run_passes
-from qfx.plan.unsuited import why_unsuited
+from qfx.plan.exclusions import why_unsuited
 from qfx.values.config import Config
 
 ROWS = 256  # of a sample, at most

@@ -19,7 +19,7 @@ from qfx.calibration.search import Candidate, errors_of
 from qfx.ops.packing import Packing
 from qfx.values.rounding import METHODS, Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec
-from qfx.weights.given_codes import digest_for
+from qfx.weights.recipe_codes import digest_for
 
 NEAREST = "nearest"
 SEQUENTIAL = "gptq-sequential"

@@ -1,8 +1,9 @@
 """What was measured once on this machine, kept on disk in a folder of the user's own.
 
-`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, kept as
-qfx/io/kept.py says. The first line says how many processes have measured it: what did not settle,
-as on a busy machine, is measured again by the next one, TRIES times in all, and the best stays.
+`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, kept
+as `qfx/io/disk_memo.py` says. The first line says how many processes have measured it. A table
+that did not settle, as on a busy machine, is measured again by the next process, TRIES times in
+all, and the best one stays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 import qfx._C as _C
-from qfx.io.kept import Kept
+from qfx.io.disk_memo import Kept
 
 log = logging.getLogger(__name__)
 

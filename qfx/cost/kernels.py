@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 import qfx._C as _C
 from qfx.cost import disk
+from qfx.cost.kernel_parameters import Tuned, tuned
 from qfx.cost.questions import (
     CLOSE,
     FAR,
@@ -31,7 +32,6 @@ from qfx.cost.questions import (
     Parameters,
     Way,
 )
-from qfx.cost.tuned import Tuned, tuned
 
 WEIGHTS = 24  # in turn, 12 MB: their pages are more than a processor has at hand
 LIMIT = 0.08  # seconds after which no further round begins

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from torch import Tensor, nn
 
-from qfx.files.foreign.importing import Imported, imported
-from qfx.files.foreign.recognised import foreign_of
+from qfx.files.foreign.format_detection import foreign_of
+from qfx.files.foreign.state_dict_import import Imported, imported
 from qfx.files.foreign.weight import Activations
 from qfx.files.made_buffers import buffers_of
 from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
@@ -23,8 +23,8 @@ from qfx.host.dynamo import uncompiled_module
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import Snapshot, bytes_of, snapshot_of
 from qfx.io.recipe_files import LARGEST
+from qfx.io.safe_read import Snapshot, bytes_of, snapshot_of
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Stored
 from qfx.values.config import Config, Configurable

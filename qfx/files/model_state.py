@@ -13,8 +13,8 @@ from qfx.files.tensor_file import NAMES
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import has_values, wraps_tensors
 from qfx.io.errors import UserError
-from qfx.nn.kinds import stored_linears
 from qfx.nn.loading import Checked, Stored
+from qfx.nn.stored_modules import stored_linears
 from qfx.weights.change_detection import place_of
 
 

@@ -13,14 +13,14 @@ from qfx.files.model_state import derived_buffers, ties
 from qfx.files.tensor_file import Entry
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
-from qfx.nn.chosen import Chosen, listed, refuse
 from qfx.nn.embedding import Embedding
-from qfx.nn.kinds import NAMES, STORED, kind_of, replaces, told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding
 from qfx.nn.loading import Checked, Stored, fault_of
 from qfx.nn.replace import replace
+from qfx.nn.selection import Chosen, listed, refuse
 from qfx.nn.sign_linear import SignLinear
+from qfx.nn.stored_modules import NAMES, STORED, kind_of, replaces, told
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from qfx.generate.answer import EncoderOutput, answer_of_decoder
-from qfx.generate.asked import Asked, Source, asked_of, hold_codes, is_empty
-from qfx.generate.columns import Columns
+from qfx.generate.buckets import filled
+from qfx.generate.cache_slots import Columns
 from qfx.generate.decoder_positions import Distances, learns_distances
 from qfx.generate.layout import Layout
 from qfx.generate.masks import own_blocks
-from qfx.generate.rows import filled
+from qfx.generate.model_output import EncoderOutput, answer_of_decoder
+from qfx.generate.request import Asked, Source, asked_of, hold_codes, is_empty
 from qfx.generate.steps import Steps
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import KVLayer

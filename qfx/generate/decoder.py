@@ -11,15 +11,15 @@ from torch import Tensor
 
 import qfx._C as _C
 from qfx.files.tensor_file import safetensors, table_of, tensors_together
+from qfx.generate.buckets import INTEGERS, MOST_ROWS, filled, rows_for
 from qfx.generate.masks import Places
 from qfx.generate.program_file import check_steps, program_file
-from qfx.generate.rows import INTEGERS, MOST_ROWS, filled, rows_for
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
 from qfx.programs.inputs import Bound
-from qfx.programs.stored import restored
+from qfx.programs.serialization import restored
 
 KEY = "qfx_programs"  # metadata of the file
 

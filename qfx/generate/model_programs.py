@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.generate.buckets import MOST_ROWS
+from qfx.generate.build_lock import making
 from qfx.generate.float32_steps import float32_vectors
-from qfx.generate.making import making
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
 from qfx.generate.program_cache import kept
-from qfx.generate.rows import MOST_ROWS
 from qfx.generate.shared_factors import equal_factors
 from qfx.generate.step_graph import step_graph
 from qfx.host.source_text import released_source_texts
-from qfx.nn.packed_together import packed_together
+from qfx.nn.contiguous_weights import packed_together
 from qfx.programs import Runner, build
 from qfx.programs.inputs import Bound
 

@@ -1,7 +1,7 @@
 """Programs on disk: what another process made of the same model, with the weights of this one.
 
-`<user's cache>/qfx/programs/<key>`, kept as qfx/io/kept.py says. A file holds the instructions, and
-constants by the names that the model has for them. docs/generate.md
+`<user's cache>/qfx/programs/<key>`, kept as `qfx/io/disk_memo.py` says. A file holds the
+instructions, and constants by the names that the model has for them. docs/generate.md
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from qfx.generate.program_key import key_of, values_digest
+from qfx.io.disk_memo import Kept, NotKept
 from qfx.io.errors import UserError
-from qfx.io.kept import Kept, NotKept
 from qfx.programs import Runner
-from qfx.programs.stored import Storing, bytes_in, restored
+from qfx.programs.serialization import Storing, bytes_in, restored
 
 _KEYS = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.generate.buckets import MOST_ROWS, ROWS
 from qfx.generate.layout import Layout, with_rings
-from qfx.generate.rows import MOST_ROWS, ROWS
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
 from qfx.ops.kv_blocks import TOKENS

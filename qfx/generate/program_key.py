@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from qfx.generate.code import told_code
+from qfx.generate.code_fingerprint import told_code
+from qfx.generate.fingerprint import Teller, Unknown
 from qfx.generate.model_state import NOT_OWN, attention_of, hooks_on
-from qfx.generate.served_linear import is_served, named_tensors
-from qfx.generate.told import Teller, Unknown
+from qfx.generate.step_modules import is_served, named_tensors
 from qfx.host.modules import global_hooks
 from qfx.host.tensors import storage_id, watched
 from qfx.io.digest import digest_of, own_digest
-from qfx.io.kept import is_switch
+from qfx.io.disk_memo import is_switch
 
 _ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")  # what libraries read
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)

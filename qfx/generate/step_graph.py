@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, fx, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from qfx.generate.answer import EncoderOutput
 from qfx.generate.cached_attention import by_cached_attention, by_given_masks, stepping
 from qfx.generate.decoder_positions import (
     by_distances,
@@ -20,14 +19,15 @@ from qfx.generate.decoder_positions import (
     learns_distances,
     measured,
 )
+from qfx.generate.explicit_attention import read_codes
 from qfx.generate.float32_steps import InFloat32, keep_halves
 from qfx.generate.layout import Layout
 from qfx.generate.masks import named
+from qfx.generate.model_output import EncoderOutput
 from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
-from qfx.generate.served_linear import ServedLinear, is_served
 from qfx.generate.shared_factors import share_factors
-from qfx.generate.written_out import read_codes
+from qfx.generate.step_modules import ServedLinear, is_served
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite

@@ -12,8 +12,23 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from qfx.generate.answer import answer, kept_logits
-from qfx.generate.asked import (
+from qfx.generate.buckets import MOST_ROWS, ROWS, filled, rows_for, texts_for
+from qfx.generate.cache_capacity import (
+    check_alike,
+    check_request,
+    check_step,
+    check_texts,
+    make_room,
+)
+from qfx.generate.cache_slots import Columns, columns
+from qfx.generate.forward_override import OwnForward
+from qfx.generate.layout import Layout
+from qfx.generate.masks import Places
+from qfx.generate.model_output import answer, kept_logits
+from qfx.generate.model_programs import Key, ModelPrograms
+from qfx.generate.model_state import values_of
+from qfx.generate.private_names import PREPARES_CACHE
+from qfx.generate.request import (
     Asked,
     as_modules_would,
     asked_of,
@@ -21,16 +36,7 @@ from qfx.generate.asked import (
     is_empty,
     zeros_mean_text,
 )
-from qfx.generate.columns import Columns, columns
-from qfx.generate.layout import Layout
-from qfx.generate.masks import Places
-from qfx.generate.model_programs import Key, ModelPrograms
-from qfx.generate.model_state import values_of
-from qfx.generate.own_forward import OwnForward
-from qfx.generate.private_names import PREPARES_CACHE
-from qfx.generate.room import check_alike, check_request, check_step, check_texts, make_room
 from qfx.generate.rotary import axes_of_positions, constant_up_to
-from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
 from qfx.hf.kv_layer import KVLayer
 from qfx.hf.layer_kinds import made_layer
 from qfx.programs import Runner

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
-from qfx.hf.awaited import MARK, Awaited
 from qfx.hf.config import METHOD, QfxConfig
-from qfx.hf.one_save import check_one_save, mark_save
-from qfx.hf.state import marked_state, scheme_numbers
+from qfx.hf.placeholder import MARK, Awaited
+from qfx.hf.save_check import check_one_save, mark_save
+from qfx.hf.state_dict import marked_state, scheme_numbers
 from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
-from qfx.nn.chosen import Chosen
 from qfx.nn.embedding import Embedding
-from qfx.nn.kinds import stored_linears, told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_transposed
-from qfx.nn.quantized import made, planned, quantize_
+from qfx.nn.quantize_model import made, planned, quantize_
 from qfx.nn.replace import replace
+from qfx.nn.selection import Chosen
+from qfx.nn.stored_modules import stored_linears, told
 from qfx.nn.weight_faults import unquantizable, unserved
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qfx.host.subclasses import SET_DATA, wrapper
 from qfx.host.tensors import without_subclass
-from qfx.nn.dequantized import Dequantized, Taken, rule
+from qfx.nn.float_proxy import Dequantized, Taken, rule
 from qfx.nn.weight_view import WeightView
 
 

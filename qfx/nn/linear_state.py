@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from qfx.host.subclasses import as_parameter
 from qfx.host.tensors import is_distributed
-from qfx.nn.earlier_pickles import from_earlier
+from qfx.nn.bias_warning import watch
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, taken_from
+from qfx.nn.legacy_pickles import from_earlier
 from qfx.nn.loading import Kind, State, Stored, check_finite, check_kind, placed
 from qfx.nn.quantized_weight import QuantizedWeight
-from qfx.nn.saved_values import SAVED, code_shapes
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
+from qfx.nn.serialized_weight import SAVED, code_shapes
 from qfx.nn.state_part import StatePart
-from qfx.nn.trained_biases import watch
 from qfx.nn.weight_parts import OPTIONAL, frozen_of, parts_of, scheme_part, weight_of
 from qfx.ops.lowbit_packing import has_minimums
 from qfx.values.floats import FLOATS

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qfx.host.modules import register_once
 from qfx.host.tensors import has_values
-from qfx.nn.carry import sizes
+from qfx.nn.hook_transfer import sizes
 from qfx.nn.scheme_tensor import KEY
 from qfx.values.floats import FLOATS
 

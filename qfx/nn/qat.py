@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from qfx.nn.binary import BinaryLinear
-from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.functional import specs
 from qfx.nn.linear_like import as_linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
+from qfx.nn.selection import Chosen, chosen, refuse
 from qfx.values.config import Config, Configurable
 from qfx.values.scheme import PER_TENSOR, Scheme
 from qfx.weights.model_restore import unchanged

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from qfx.host.subclasses import as_parameter, become, wrapper
 from qfx.host.tensors import has_values, without_subclass
-from qfx.nn.dequantized import Dequantized, Taken
+from qfx.nn.float_proxy import Dequantized, Taken
+from qfx.nn.float_weight import Earlier, check_written, nearest, written
 from qfx.nn.frozen import Frozen, Prepared, cut, each, float_weight, freeze, prepared
 from qfx.nn.sharded_weight import ShardedWeight
 from qfx.nn.weight_view import WeightView
-from qfx.nn.written import Earlier, check_written, nearest, written
 from qfx.ops.storage import Values, values_of
 from qfx.values.floats import FLOATS
 from qfx.values.scheme import Scheme

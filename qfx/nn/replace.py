@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from qfx.nn.carry import carry
-from qfx.nn.chosen import Chosen
+from qfx.nn.hook_transfer import carry
 from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
+from qfx.nn.selection import Chosen
 from qfx.nn.summary import Line, Summary, bytes_of, tell
 from qfx.nn.weight_bytes import weight_bytes
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.binary import binary_packed
-from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, drawn_linear, output_dtype
 from qfx.nn.functional import first_order, shifted
+from qfx.nn.hook_transfer import sizes
 from qfx.nn.loading import (
     Kind,
     State,

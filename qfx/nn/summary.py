@@ -11,7 +11,7 @@ from tabulate import tabulate
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from qfx.nn.chosen import Chosen, by_reason
+from qfx.nn.selection import Chosen, by_reason
 from qfx.nn.weight_bytes import WeightBytes
 
 log = logging.getLogger(__name__)

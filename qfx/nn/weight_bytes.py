@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from qfx.host.tensors import is_distributed, storage_id
 from qfx.nn.loading import Stored
+from qfx.nn.qat_state import TrainedState
 from qfx.nn.quantized_weight import QuantizedWeight
-from qfx.nn.trained_state import TrainedState
 
 _SHOWN = 4  # kinds of modules in a sentence
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)

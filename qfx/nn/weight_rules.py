@@ -12,7 +12,7 @@ from torch import Tensor
 from qfx.host.operators import TO_COPY
 from qfx.host.subclasses import PIN_MEMORY
 from qfx.host.tensors import tree_leaves, tree_map
-from qfx.nn.dequantized import Dequantized, rule
+from qfx.nn.float_proxy import Dequantized, rule
 from qfx.nn.frozen import Frozen, each, linear, moved
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_view import WeightView

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qfx.host.subclasses import wrapper
 from qfx.host.tensors import has_values
-from qfx.nn.dequantized import Dequantized, Taken
+from qfx.nn.float_proxy import Dequantized, Taken
 from qfx.nn.sharded_weight import refuse_padding
 
 aten = torch.ops.aten

@@ -15,16 +15,16 @@ from qfx.graph.faults import at
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import Match, Unmatched
-from qfx.match.own_calls import OwnCall
+from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import pinned, recipes, why_apart
 from qfx.match.site import Site
 from qfx.ops.forms import GUARDED, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
-from qfx.plan.impossible import impossible, unguardable, why_nearest
+from qfx.plan.constraints import impossible, unguardable, why_nearest
+from qfx.plan.exclusions import why_unsuited
 from qfx.plan.plan import Entry, Plan
-from qfx.plan.unsuited import why_unsuited
 from qfx.values.config import Config
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out

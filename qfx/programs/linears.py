@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from qfx.graph.activations import ACTIVATIONS
 from qfx.host.operators import schema
 from qfx.ops.code import Code
-from qfx.programs.emitting import EMIT, Emitter, Outside, argument
-from qfx.programs.words import Kind, Operand
+from qfx.programs.bytecode import Kind, Operand
+from qfx.programs.emit import EMIT, Emitter, Outside, argument
 
 ops = torch.ops.qfx
 

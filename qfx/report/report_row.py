@@ -12,7 +12,7 @@ import qfx._C as _C
 from qfx.graph.capture import value
 from qfx.host.shapes import hint
 from qfx.match.base import FLOAT
-from qfx.match.own_calls import OwnCall
+from qfx.match.operator_calls import OwnCall
 from qfx.match.site import Site
 from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import GuardCount

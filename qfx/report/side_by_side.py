@@ -19,7 +19,7 @@ from qfx.host.operators import HigherOrderOperator
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import FLOAT
-from qfx.match.own_calls import OwnCall
+from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.guard_counts import GuardCount, taken

@@ -24,8 +24,8 @@ from qfx.host.optimizers import after_each_step
 from qfx.host.tensors import is_fake, storage_id, weak_storage
 from qfx.ops.packing import Packing, parts_of
 from qfx.weights.change_detection import Snapshot, content_of, place_of, snapshot, stamp_of
-from qfx.weights.given_codes import codes_of
 from qfx.weights.offload import give_back, is_held
+from qfx.weights.recipe_codes import codes_of
 
 log = logging.getLogger(__name__)
 

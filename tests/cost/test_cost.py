@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 import qfx
 from qfx.cost import batches, corrections, linears, measuring
 from qfx.cost.grid import Axes, Grid
-from qfx.cost.kinds import KINDS, Kind, table
 from qfx.cost.linears import AXES, BLOCK
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
+from qfx.cost.workloads import KINDS, Kind, table
 from qfx.io.disk_cache import DiskCache
 from qfx.ops.forms import form_of
 from qfx.ops.header import PANEL

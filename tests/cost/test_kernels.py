@@ -13,7 +13,7 @@ import torch
 
 import qfx
 from qfx.cost import disk, kernels
-from qfx.cost.tuned import Tuned
+from qfx.cost.kernel_parameters import Tuned
 from tests.conftest import on_threads
 
 

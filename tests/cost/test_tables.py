@@ -19,9 +19,9 @@ import torch
 from qfx.cost import disk
 from qfx.cost.gpu import GpuCost
 from qfx.cost.grid import LONGEST
-from qfx.cost.kinds import KINDS
 from qfx.cost.table import NEAR, Table
-from qfx.io import kept
+from qfx.cost.workloads import KINDS
+from qfx.io import disk_memo
 from tests.cost.test_gpu_plan import raw_table
 from tests.lib.costs import FIXED
 from tests.lib.mutations import mutated
@@ -102,7 +102,7 @@ def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept._warn.cache_clear()
+    disk_memo._warn.cache_clear()
     return tmp_path / "cache" / "qfx"
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from qfx.generate.answer import answer
-from qfx.generate.columns import columns
+from qfx.generate.cache_slots import columns
 from qfx.generate.layout import Kind, Layout
 from qfx.generate.masks import Places
+from qfx.generate.model_output import answer
 from qfx.hf.kv_layer import KVLayer
 
 

@@ -28,12 +28,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import qfx
 from qfx.generate import model_programs, program_cache, program_key
-from qfx.generate.asked import Asked
-from qfx.generate.columns import columns
+from qfx.generate.cache_slots import columns
+from qfx.generate.fingerprint import Unknown
 from qfx.generate.layout import with_rings, without_rings
 from qfx.generate.program_key import key_of
-from qfx.generate.told import Unknown
-from qfx.io import kept
+from qfx.generate.request import Asked
+from qfx.io import disk_memo
 from tests.conftest import same_bits
 from tests.lib.decoders import decoder, ids
 
@@ -455,7 +455,7 @@ def test_no_folder_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "file").touch()
-    kept._warn.cache_clear()
+    disk_memo._warn.cache_clear()
     for place in (tmp_path / "file/programs", Path("/proc/programs")):
         monkeypatch.setenv(SWITCH, str(place))
         for _ in range(2):

@@ -13,7 +13,7 @@ from torch import nn
 
 import qfx
 from qfx import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
-from qfx.cost.kinds import KINDS
+from qfx.cost.workloads import KINDS
 from qfx.host.operators import schema
 from qfx.ops.code import Code
 from qfx.ops.forms import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qfx.programs.bytecode import Kind, Region
 from qfx.programs.memory import lay_out
-from qfx.programs.words import Kind, Region
 
 SPANS = st.tuples(st.integers(0, 200), st.integers(0, 20), st.integers(0, 9))
 

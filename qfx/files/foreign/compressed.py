@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from qfx.files.foreign.compressed_config import LARGEST, CompressedConfig, Group, compressed_config
-from qfx.files.foreign.importing import Foreign, Item
+from qfx.files.foreign.state_dict_import import Foreign, Item
 from qfx.files.foreign.weight import ForeignWeight
 from qfx.files.tensor_file import Entry, Table, on_own_pages, table_of, tensor_of
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import bytes_of
+from qfx.io.safe_read import bytes_of
 from qfx.values.floats import FLOATS
 
 INDEX = "model.safetensors.index.json"

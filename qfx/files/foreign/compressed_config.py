@@ -12,7 +12,7 @@ from qfx.files.foreign.weight import Grid
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import bytes_of
+from qfx.io.safe_read import bytes_of
 from qfx.values.scheme import QSpec
 
 METHOD = "compressed-tensors"

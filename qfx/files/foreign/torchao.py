@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.files.foreign.importing import Foreign, Item
+from qfx.files.foreign.state_dict_import import Foreign, Item
 from qfx.files.foreign.weight import ForeignWeight, Grid
 from qfx.files.tensor_file import Entry, Table, safetensors, table_of, tensor_of
 from qfx.host.tensors import wraps_tensors
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import missing_as_os_error
+from qfx.io.safe_read import missing_as_os_error
 from qfx.nn.loading import check_kind
 from qfx.values.floats import FLOATS
 from qfx.values.scheme import QSpec

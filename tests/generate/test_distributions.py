@@ -17,9 +17,9 @@ import pytest
 import tokenizers
 import torch
 
-from qfx.generate import installed
-from qfx.generate.code import told_code
-from qfx.generate.told import Teller
+from qfx.generate import distributions as installed
+from qfx.generate.code_fingerprint import told_code
+from qfx.generate.fingerprint import Teller
 
 RECORD = "own_pkg/__init__.py,sha256=abc,9\nown_pkg-1.0.dist-info/METADATA,sha256=def,9\n"
 EDITABLE = "__editable__.own_pkg-1.0.pth,sha256=abc,9\nown_pkg-1.0.dist-info/METADATA,sha256=d,9\n"

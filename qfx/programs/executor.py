@@ -13,9 +13,9 @@ from torch import Tensor
 
 from qfx._C import Program
 from qfx.host.tensors import tree_leaves, tree_map
+from qfx.programs.bytecode import Kind, Region, contiguous_strides
 from qfx.programs.inputs import NOTHING, Bound, View, addresses_of
 from qfx.programs.streaming import Streaming
-from qfx.programs.words import Kind, Region, contiguous_strides
 from qfx.weights.huge_pages import into_huge_pages
 
 

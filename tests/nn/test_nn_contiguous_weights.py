@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import qfx
-from qfx.nn.packed_together import packed_together
+from qfx.nn.contiguous_weights import packed_together
 
 
 def _model(scheme: str = "w8a8") -> nn.Sequential:

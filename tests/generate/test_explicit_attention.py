@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from qfx.generate.written_out import read_codes
+from qfx.generate.explicit_attention import read_codes
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import build
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qfx.cost.choosing import UNKNOWN, Machine, choose
+from qfx.cost.autotune import UNKNOWN, Machine, choose
 from qfx.cost.grid import seconds as number
 from qfx.cost.questions import CLOSE, QUESTIONS, Format, Load, Parameters, Tunings, Way
 

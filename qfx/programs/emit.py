@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from qfx.host.tensors import storage_key
-from qfx.programs.words import (
+from qfx.programs.bytecode import (
     BINARY,
     ELEMENTS,
     MOST_AXES,

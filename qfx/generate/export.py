@@ -12,7 +12,7 @@ from qfx.generate.program_file import FORMAT
 from qfx.generate.steps import Steps
 from qfx.io.atomic_write import write_file
 from qfx.io.errors import UserError
-from qfx.programs.stored import Storing
+from qfx.programs.serialization import Storing
 
 
 def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:

@@ -13,7 +13,7 @@ from qfx.cost import batches, linears
 from qfx.cost.corrections import CORRECTIONS
 from qfx.cost.disk import kept
 from qfx.cost.grid import Axes, positive
-from qfx.cost.measuring import Column, Extra, measured_grids, undisturbed
+from qfx.cost.grid_timing import Column, Extra, measured_grids, undisturbed
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.values.scheme import QSpec, Scheme

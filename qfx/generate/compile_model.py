@@ -18,7 +18,7 @@ from qfx.generate.steps import Steps
 from qfx.hf.kv_layer import KVLayer
 from qfx.hf.layer_kinds import layer_kinds, windows
 from qfx.nn import quantize_
-from qfx.nn.kinds import stored_linears
+from qfx.nn.stored_modules import stored_linears
 from qfx.nn.weight_bytes import weight_bytes
 from qfx.ops.kv_blocks import TOKENS
 from qfx.values.config import Configurable

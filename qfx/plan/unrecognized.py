@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from qfx.graph.capture import is_constant, roots, value
 from qfx.host.tensors import is_distributed
 from qfx.match.base import Match
-from qfx.match.own_calls import OwnCall
+from qfx.match.operator_calls import OwnCall
 from qfx.match.site import Site
 from qfx.nn.weight_bytes import kinds, size
 

@@ -12,15 +12,15 @@ from torch.nn.utils import parametrize
 
 from qfx.host.tensors import has_values
 from qfx.nn.binary import BinaryLinear, binary_packed
-from qfx.nn.carry import parametrized
-from qfx.nn.chosen import Chosen, check_unsharded, refuse
 from qfx.nn.frozen_state import FrozenState
-from qfx.nn.kinds import told
+from qfx.nn.hook_transfer import parametrized
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
+from qfx.nn.qat_state import TrainedState
 from qfx.nn.replace import replace
+from qfx.nn.selection import Chosen, check_unsharded, refuse
 from qfx.nn.sign_linear import SignLinear
-from qfx.nn.trained_state import TrainedState
+from qfx.nn.stored_modules import told
 from qfx.nn.weight_faults import unserved, unserved_bias
 from qfx.ops.code import code_of
 from qfx.ops.quantize import SMALLEST_SCALE

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from qfx.hf.config import QfxConfig
 from qfx.hf.quantizer import QfxQuantizer, untie
-from qfx.hf.state import scheme_numbers
-from qfx.nn.kinds import stored_linears
+from qfx.hf.state_dict import scheme_numbers
 from qfx.nn.loading import Stored
+from qfx.nn.stored_modules import stored_linears
 
 
 def attach(model: nn.Module) -> None:

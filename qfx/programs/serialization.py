@@ -14,9 +14,9 @@ from torch import Tensor
 
 from qfx._C import Program
 from qfx.io.errors import UserError
+from qfx.programs.bytecode import ELEMENTS, Kind, Region, contiguous_strides
+from qfx.programs.executor import Call, Run, Runner
 from qfx.programs.inputs import View
-from qfx.programs.running import Call, Run, Runner
-from qfx.programs.words import ELEMENTS, Kind, Region, contiguous_strides
 
 Described = dict[str, Any]
 _MOST = 1 << 48  # a size, an offset, a number of bytes

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.hf.awaited import MARK
-from qfx.nn.kinds import stored_linears
+from qfx.hf.placeholder import MARK
 from qfx.nn.loading import Stored
 from qfx.nn.scheme_tensor import LENGTH
+from qfx.nn.stored_modules import stored_linears
 
 
 def marked_state(model: nn.Module) -> dict[str, Tensor]:

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, fx
 
 import qfx.programs.caches
+import qfx.programs.data_movement
 import qfx.programs.linears
-import qfx.programs.moves
 import qfx.programs.pointwise  # noqa: F401  (rows of the table)
 from qfx._C import Program
 from qfx.graph.capture import clone
 from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key, tree_leaves
+from qfx.programs.bytecode import Instruction, Kind, Operand, Region, encode
 from qfx.programs.constant_index import slice_constant_indices
-from qfx.programs.emitting import EMIT, Emitter, Outside, Step, argument
+from qfx.programs.emit import EMIT, Emitter, Outside, Step, argument
+from qfx.programs.executor import Call, Part, Run, Runner
 from qfx.programs.inputs import View
 from qfx.programs.lookups import as_embeddings
 from qfx.programs.memory import lay_out
-from qfx.programs.running import Call, Part, Run, Runner
 from qfx.programs.shapes import Shapes
-from qfx.programs.words import Instruction, Kind, Operand, Region, encode
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "_assert")
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.generate.installed import identity
-from qfx.generate.told import Teller, Unknown, code_digest
+from qfx.generate.distributions import identity
+from qfx.generate.fingerprint import Teller, Unknown, code_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _PATCHED = (torch, F, torch.Tensor, torch.nn)  # where people put functions of their own

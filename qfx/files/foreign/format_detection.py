@@ -12,12 +12,12 @@ from qfx.files.foreign.compressed import compressed_model
 from qfx.files.foreign.compressed_config import METHOD, method_of
 from qfx.files.foreign.gguf_model import gguf_model
 from qfx.files.foreign.gguf_table import MAGIC
-from qfx.files.foreign.importing import Foreign
+from qfx.files.foreign.state_dict_import import Foreign
 from qfx.files.foreign.torchao import is_torchao, torchao_file, torchao_state
 from qfx.files.manifest import NAME
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
-from qfx.io.reading import first_bytes, opened
+from qfx.io.safe_read import first_bytes, opened
 
 
 def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> Foreign | None:

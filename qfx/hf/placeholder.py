@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
 from qfx.nn.embedding import Embedding
-from qfx.nn.kinds import NAMES, kind_that_saved, replaces
 from qfx.nn.linear_like import as_linear
 from qfx.nn.loading import Stored
 from qfx.nn.scheme_tensor import KEY, LENGTH
+from qfx.nn.stored_modules import NAMES, kind_that_saved, replaces
 
-MARK = "weight"  # in files beside the codes: see `qfx/hf/state.py`
+MARK = "weight"  # in files beside the codes: see `qfx/hf/state_dict.py`
 
 
 class Awaited(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qfx.graph.activations import ACTIVATIONS
 from qfx.ops.header import HEADER_BYTES
-from qfx.programs.words import OPERATIONS, UNARY
+from qfx.programs.bytecode import OPERATIONS, UNARY
 from tests.programs.written import (
     CACHE,
     EDGE,

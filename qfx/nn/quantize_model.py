@@ -11,12 +11,12 @@ from torch import nn
 
 from qfx.host.tensors import storage_id
 from qfx.io.pages import trim
-from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.embedding import TABLE, Embedding
-from qfx.nn.kinds import told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
 from qfx.nn.replace import replace
+from qfx.nn.selection import Chosen, chosen, refuse
+from qfx.nn.stored_modules import told
 from qfx.values.config import Config, Configurable
 from qfx.values.few_features import why_few_features
 from qfx.values.scheme import Scheme

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from qfx.host.operators import TO_COPY
-from qfx.programs.emitting import EMIT, Emitter, Outside, argument
-from qfx.programs.words import MOST_AXES, Operand
+from qfx.programs.bytecode import MOST_AXES, Operand
+from qfx.programs.emit import EMIT, Emitter, Outside, argument
 
 aten = torch.ops.aten
 _WIDENED = (torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16)

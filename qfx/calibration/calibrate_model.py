@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from tqdm import tqdm
 
+from qfx.calibration.apply_recipe import quantized
 from qfx.calibration.batches import Transformed, arguments_of, check_call, parted
 from qfx.calibration.budget import by_bytes, by_divergence
 from qfx.calibration.choose import Choice, by_error, by_metric
 from qfx.calibration.goals import check_goal, check_names_of, checked_bytes, ladder_of
 from qfx.calibration.losses import Loss
 from qfx.calibration.observers import OBSERVERS, step_of
-from qfx.calibration.predicting import predicted
+from qfx.calibration.prediction import predicted
 from qfx.calibration.record import Session, SharedInput, SiteKey
 from qfx.calibration.rounding import (
     NEAREST,
@@ -33,8 +34,7 @@ from qfx.calibration.rounding import (
 )
 from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.sequential import sequential
-from qfx.calibration.with_recipe import quantized
-from qfx.cost.chosen import chosen_costs
+from qfx.cost.device_models import chosen_costs
 from qfx.cost.machine import MachineCost
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.values.config import Config, Configurable

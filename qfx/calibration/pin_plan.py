@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import fx
 
 from qfx.calibration.record import keyed_sites
-from qfx.cost.chosen import chosen_costs
+from qfx.cost.device_models import chosen_costs
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.host.shapes import hint
 from qfx.io.errors import UserError

@@ -13,7 +13,8 @@ import qfx._C as _C
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfx.cost.choosing import UNKNOWN, Answer, Choice, Question, choose
+from qfx.cost.autotune import UNKNOWN, Answer, Choice, Question, choose
+from qfx.cost.kernel_parameters import tuned
 from qfx.cost.prefetch import KERNELS, tried_for
 from qfx.cost.questions import (
     ALONE,
@@ -27,7 +28,6 @@ from qfx.cost.questions import (
     Tunings,
     Way,
 )  # fmt: skip
-from qfx.cost.tuned import tuned
 from tests.kernels.test_tuning import TUNINGS
 
 OPTIONS = [(way.hint, way.ahead) for way in tried_for(KERNELS)]

@@ -12,9 +12,9 @@ from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_linear
 from qfx.nn.loading import Stored
+from qfx.nn.modules_to_save import watch_wrappers
 from qfx.nn.scheme_tensor import read_any
 from qfx.nn.sign_linear import SignLinear
-from qfx.nn.trained_whole import watch_wrappers
 
 STORED: tuple[type[Stored], ...] = (Linear, SignLinear, Embedding)
 NAMES: dict[Any, str] = {

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from qfx.io import kept
+from qfx.io import disk_memo
 from qfx.io.disk_cache import DiskCache
-from qfx.io.kept import Kept, NotKept, is_switch
+from qfx.io.disk_memo import Kept, NotKept, is_switch
 
 KEY, VALUE = "key.txt", "a value"
 KINDS = Kept(
@@ -54,7 +54,7 @@ class Text:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(KINDS.switch, raising=False)
-    kept._warn.cache_clear()
+    disk_memo._warn.cache_clear()
     return tmp_path / "qfx" / "values"
 
 

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from qfx.host.fsdp import is_sharded
-from qfx.nn.carry import obstacles, parametrized
+from qfx.nn.hook_transfer import obstacles, parametrized
 from qfx.nn.linear_like import (
     as_linear,
     is_embedding,
@@ -22,7 +22,7 @@ from qfx.nn.linear_like import (
     why_no_codes,
 )
 from qfx.nn.loading import Checked, Stored
-from qfx.nn.trained_state import TrainedState
+from qfx.nn.qat_state import TrainedState
 from qfx.nn.weight_bytes import kinds, weight_bytes
 from qfx.nn.weight_faults import too_long, unquantizable, unserved, unserved_bias
 from qfx.values.config import Config

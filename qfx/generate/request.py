@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from qfx.generate.making import is_compiling
-from qfx.generate.rows import INTEGERS
+from qfx.generate.buckets import INTEGERS
+from qfx.generate.build_lock import is_compiling
 
 _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
 from qfx.io.pages import trim
-from qfx.nn.kinds import stored_linears
 from qfx.nn.loading import Stored
+from qfx.nn.stored_modules import stored_linears
 from qfx.weights.huge_pages import Room, lie_apart
 
 
