@@ -14,7 +14,7 @@ There are three levels; each notices what those before it do, and more, and take
 
 Offloaded tensors are known by their stamps alone in a snapshot: a sample would fetch them. A place
 (`place_of`) says which elements of which memory a tensor is, and nothing of their values. Damage,
-which is no change, is found by the checksum of a packed weight (csrc/cpu/gemm/whole.h).
+which is no change, is found by the checksum of a packed weight (csrc/cpu/gemm/integrity.h).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#include "cpu/gemm/whole.h"
+#include "cpu/gemm/integrity.h"
 
 #include <algorithm>
 #include <atomic>

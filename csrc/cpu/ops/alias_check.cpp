@@ -1,4 +1,4 @@
-#include "cpu/ops/written.h"
+#include "cpu/ops/alias_check.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // Matrices moved into rows: moves.h.
 #include "cuda/core/warp.cuh"
-#include "cuda/gemm/moves.h"
+#include "cuda/gemm/copy_rows.h"
 #include "cuda/gemm/plan.h"
 
 namespace qfx::cuda {
