@@ -8,7 +8,7 @@ import torch  # (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
 from qfx.nn import convert, prepare_binary, prepare_qat, quantize_
-from qfx.nn.stored_modules import TOLD
+from qfx.nn.stored_modules import LISTENERS
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
     Quantized,
@@ -122,7 +122,7 @@ def _tell_transformers(model: torch.nn.Module) -> None:
         attached.attach(model)
 
 
-TOLD.append(_tell_transformers)
+LISTENERS.append(_tell_transformers)
 
 
 def __getattr__(name: str) -> Any:

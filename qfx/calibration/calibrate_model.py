@@ -34,7 +34,7 @@ from qfx.calibration.rounding import (
 )
 from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.sequential import sequential
-from qfx.cost.device_models import chosen_costs
+from qfx.cost.device_models import current_costs
 from qfx.cost.machine import MachineCost
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.values.config import Config, Configurable
@@ -146,7 +146,7 @@ def calibrate(
     session, memory = Session(), max(_MOMENTS * _parameter_bytes(model), _SMALLEST_MEMORY)
     observe = partial(_observe, model, batches, session, progress)
     count = observe("calibrating")
-    groups, cost = _wanted(session, config), chosen_costs().cpu or MachineCost()
+    groups, cost = _wanted(session, config), current_costs().cpu or MachineCost()
     found = {
         key: candidates(group, ladder, observer, cost, config.minimum_gain)
         for key, group in tqdm(groups.items(), "searching", disable=not progress)

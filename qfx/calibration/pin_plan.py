@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import fx
 
 from qfx.calibration.record import keyed_sites
-from qfx.cost.device_models import chosen_costs
+from qfx.cost.device_models import current_costs
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.host.shapes import hint
 from qfx.io.errors import UserError
@@ -45,7 +45,7 @@ def pin(
     has no known size, and where two graphs decide a matmul of one name differently.
     """
     config, _ = parse_options(options)
-    costs, plans = chosen_costs(), list[Plan]()
+    costs, plans = current_costs(), list[Plan]()
 
     def look(gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
         context = Context(config, costs, here, around=None)

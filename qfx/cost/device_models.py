@@ -14,7 +14,7 @@ from qfx.cost.model import Costs
 _COSTS: ContextVar[Costs | None] = ContextVar("costs", default=None)
 
 
-def chosen_costs() -> Costs:
+def current_costs() -> Costs:
     """Those of this machine's CPU, whose kernels are tuned by then, and of GPUs with a table."""
     given = _COSTS.get()
     if given is not None:

@@ -1,4 +1,4 @@
-"""Tuned: parameters of all formats of an instruction set, as they were chosen on a machine."""
+"""KernelParameters: the parameters of all formats of an instruction set, chosen on one machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qfx.cost.questions import CLOSE, QUESTIONS, Format, Load, Parameters, Tunin
 
 
 @dataclass(frozen=True)
-class Tuned:
+class KernelParameters:
     """`formats`: the parameters of each. `spreads`: how much slower what was fastest in one round
     was in another, as a part, of each format the most."""
 
@@ -29,7 +29,7 @@ class Tuned:
         return self.spread <= CLOSE
 
     @classmethod
-    def of(cls, raw: Any, names: Sequence[str]) -> Tuned:
+    def of(cls, raw: Any, names: Sequence[str]) -> KernelParameters:
         """From what JSON holds, for formats of these names; whether the parameters are legal is for
         the kernels to say. ValueError, KeyError or TypeError for anything else."""
         if [*raw["formats"]] != [*names]:
@@ -42,9 +42,9 @@ class Tuned:
         return json.dumps(asdict(self))
 
 
-def tuned(
+def answer_questions(
     formats: Sequence[Format], start: Tunings, threads: int, machine: Machine[Way, Load]
-) -> Tuned:
+) -> KernelParameters:
     """The answers to all questions, which start from these parameters. What could not be asked
     stays, with a spread that says so."""
     found, spreads = dict(start), dict.fromkeys(start, 0.0)
@@ -54,4 +54,4 @@ def tuned(
                 choice, name = choose(question, machine), format.name
                 found[name] = {**found[name], **choice.parameters}
                 spreads[name] = min(max(spreads[name], choice.spread), UNKNOWN)
-    return Tuned(found, spreads)
+    return KernelParameters(found, spreads)

@@ -11,7 +11,7 @@ import torch
 
 from qfx.cost import batches, linears
 from qfx.cost.corrections import CORRECTIONS
-from qfx.cost.disk import kept
+from qfx.cost.disk import read_or_measure
 from qfx.cost.grid import Axes, positive
 from qfx.cost.grid_timing import Column, Extra, measured_grids, undisturbed
 from qfx.cost.model import Estimate, Work
@@ -20,7 +20,7 @@ from qfx.values.scheme import QSpec, Scheme
 
 
 @dataclass(frozen=True)
-class Kind:
+class Workload:
     """What is timed, in float and in int8, on the M, K and N of `axes`, and how the times of a work
     follow from its table."""
 
@@ -50,19 +50,19 @@ FINEST = QSpec(bits=4, symmetric=False, group=linears.GROUP)  # zero points take
 PACKED = replace(FINEST, packed=True)
 
 
-def _linear(scheme: Scheme) -> Kind:
+def _linear(scheme: Scheme) -> Workload:
     """Of a form of `qfx.ops.forms`: that of this scheme, which is timed for all that have it."""
-    return Kind(linears.SPARSE_AXES, partial(linears.column, scheme), linears.between_points)
+    return Workload(linears.SPARSE_AXES, partial(linears.column, scheme), linears.between_points)
 
 
-def _batch(axes: Axes, cell: batches.Cell) -> Kind:
+def _batch(axes: Axes, cell: batches.Cell) -> Workload:
     little = Extra(partial(cell, 1, 1, 8, 8), 2, positive)
     column = lambda k, n, dtype: lambda m: cell(batches.BATCH, m, k, n, dtype)  # noqa: E731
-    return Kind(axes, column, batches.per_matrix, {"call": little})
+    return Workload(axes, column, batches.per_matrix, {"call": little})
 
 
 KINDS = {
-    "int8": Kind(
+    "int8": Workload(
         linears.AXES,
         partial(linears.column, Scheme(linears.ASYMMETRIC)),
         linears.with_corrections,
@@ -84,4 +84,4 @@ KINDS = {
 def table(kind: str, dtype: torch.dtype, threads: int, isa: str) -> Table:
     """Reads the table from the cache directory, or measures and keeps it (a second or two)."""
     row = KINDS[kind]
-    return kept(kind, (dtype, threads, isa), row.read, lambda: row.measure(dtype))
+    return read_or_measure(kind, (dtype, threads, isa), row.read, lambda: row.measure(dtype))

@@ -22,7 +22,7 @@ from qfx.host.source_text import released_source_texts
 from qfx.io.errors import UserError
 from qfx.match.module_smoothing import note_factors, tie_to_modules
 from qfx.match.naming import name_nodes
-from qfx.match.per_layer import capture_apart
+from qfx.match.per_layer import capture_per_layer
 from qfx.weights.model_restore import restore_later
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -83,7 +83,7 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
     name_nodes(graph, example_inputs, here)
     if note_factors(graph, example_inputs, here):
         tie_to_modules(here)
-    capture_apart(graph)
+    capture_per_layer(graph)
     return torch.compiler.disable(_watched(graph, Frame(here.code, here.prefixes())))
 
 

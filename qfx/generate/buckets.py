@@ -15,14 +15,14 @@ INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # t
 MOST_ROWS = 16  # whose logits a program gives; of more only those of one
 
 
-def rows_for(count: int, room: int, among: Sequence[int] = ROWS) -> int:
+def bucket_for(count: int, room: int, among: Sequence[int] = ROWS) -> int:
     """The rows of the step that reads the first of `count` tokens: all, if few are filled up."""
     fitting = [rows for rows in among if rows <= room]
     enough = [rows for rows in fitting if count <= rows <= 2 * count]
     return enough[0] if enough else max(rows for rows in fitting if rows <= count)
 
 
-def texts_for(texts: int, among: Sequence[int]) -> int:
+def batch_size_for(texts: int, among: Sequence[int]) -> int:
     """The texts of the step that serves `texts`: the fewest of `among` that are enough, else the
     fewest of SIZES, else as many."""
     for sizes in (among, SIZES):
@@ -31,7 +31,7 @@ def texts_for(texts: int, among: Sequence[int]) -> int:
     return texts
 
 
-def filled(values: Tensor, texts: int, rows: int, by: int = 0) -> Tensor:
+def padded(values: Tensor, texts: int, rows: int, by: int = 0) -> Tensor:
     """[.., B, T] -> [.., texts, rows], contiguous, filled up by a number."""
     if values.shape[-2:] == (texts, rows):
         return values.contiguous()

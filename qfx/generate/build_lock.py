@@ -17,7 +17,7 @@ _maker: int | None = None  # the thread that traces
 
 
 @contextmanager
-def making() -> Iterator[None]:
+def building_alone() -> Iterator[None]:
     """Waits for its turn; in it this thread may trace a model."""
     global _maker
     with _turn:

@@ -1,4 +1,4 @@
-"""Columns: where the tokens of a call are written in a cache, whose texts may have padding.
+"""CacheSlots: where the tokens of a call are written in a cache, whose texts may have padding.
 
 A column is one token of each text, as transformers counts them. A cache holds the tokens of each
 text without padding, at the places 0, 1, ..., so that a text has the same places, and the same
@@ -15,7 +15,7 @@ from torch import Tensor
 from qfx.hf.kv_layer import KVLayer
 
 
-class Columns(NamedTuple):
+class CacheSlots(NamedTuple):
     """`places`: int64 [B, T], -1 for padding. `kept`: bool [B, n + T], which columns the cache
     holds once they are written; None for all. `hidden`: bool [B, L], places that the call's mask
     hides although they are held, or None."""
@@ -34,7 +34,7 @@ class Columns(NamedTuple):
         return found.masked_fill(self.places < 0, 0)  # those of padding may be any number
 
 
-def columns(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -> Columns:
+def cache_slots(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -> CacheSlots:
     """Finds the places of the T columns after those that `layer` has seen.
 
     `numbers`: the numbers of these columns, int64 [T].
@@ -42,7 +42,7 @@ def columns(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -
     texts, count, before = layer.texts, len(numbers), layer.kept
     shared = numbers.expand(texts, count)
     if before is None and (seen is None or bool(seen.all())):
-        return Columns(shared, None, None)
+        return CacheSlots(shared, None, None)
     first = layer.seen
     past = shared.new_ones(texts, first, dtype=torch.bool) if before is None else before
     new = past.new_ones(texts, count) if seen is None else seen[:, first:]
@@ -54,4 +54,4 @@ def columns(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -
         hidden = past.new_zeros(texts, length)
         text, column = masked.nonzero(as_tuple=True)
         hidden[text, places[text, column]] = True
-    return Columns(places[:, first:], kept, hidden)
+    return CacheSlots(places[:, first:], kept, hidden)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.generate.distributions import identity
-from qfx.generate.fingerprint import Teller, Unknown, code_digest
+from qfx.generate.fingerprint import Fingerprinter, NoFingerprint, code_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _PATCHED = (torch, F, torch.Tensor, torch.nn)  # where people put functions of their own
@@ -26,7 +26,7 @@ _DEPTH = 4  # of containers, and of functions in closures
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def told_code(tell: Teller, homes: Iterable[str], classes: Iterable[type]) -> Iterator[str]:
+def told_code(tell: Fingerprinter, homes: Iterable[str], classes: Iterable[type]) -> Iterator[str]:
     """Of the classes, and of the Python modules `homes` and those that they lead to, of the same
     packages or of no installed one: functions, classes, numbers and tables. Of installed packages
     that they lead to, the distributions.
@@ -51,7 +51,7 @@ def told_code(tell: Teller, homes: Iterable[str], classes: Iterable[type]) -> It
 
 
 class _Scan:
-    def __init__(self, tell: Teller, packages: set[str]) -> None:
+    def __init__(self, tell: Fingerprinter, packages: set[str]) -> None:
         self.tell, self.packages = tell, packages - sys.stdlib_module_names
         self.met: set[str] = set()
         self.strict = False  # what is told is of no installed package
@@ -60,7 +60,7 @@ class _Scan:
         """Whether its code is looked at: qfx has a digest of its own, torch a version."""
         module, package = sys.modules.get(name), name.partition(".")[0]
         if name == "__main__":
-            raise Unknown("functions of __main__ are called")
+            raise NoFingerprint("functions of __main__ are called")
         if type(module) is not ModuleType or package in ("torch", "qfx", "builtins"):
             return False  # a lazy one has what was asked of it so far
         return package in self.packages or not identity(module)
@@ -95,10 +95,10 @@ class _Scan:
             return str([(self.value(k), self.value(v, depth + 1)) for k, v in value.items()])
         self.met.add(kind.__module__)
         if self.strict and depth == 0:
-            with suppress(Unknown):
+            with suppress(NoFingerprint):
                 return self.tell(value)
         if isinstance(value, Tensor):
-            raise Unknown(f"a global tensor {tuple(value.shape)}")
+            raise NoFingerprint(f"a global tensor {tuple(value.shape)}")
         wrapped = getattr(value, "__wrapped__", None)
         inside = self.function(wrapped, depth) if isinstance(wrapped, FunctionType) else ""
         return f"a {kind.__module__}.{kind.__qualname__} {inside}"

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 
 from qfx.generate.cross_steps import CrossSteps, positions_of, written_layers
-from qfx.generate.layout import Layout, with_rings, without_rings
+from qfx.generate.layout import CacheLayout, with_rings, without_rings
 from qfx.generate.private_names import PREPARES_CACHE
 from qfx.generate.steps import Steps
 from qfx.hf.kv_layer import KVLayer
@@ -94,7 +94,7 @@ def compile_for_generate(
 
 
 def _written_layers(
-    model: Any, forward: Callable[..., Any], layout: Layout, bits: tuple[int, int]
+    model: Any, forward: Callable[..., Any], layout: CacheLayout, bits: tuple[int, int]
 ) -> list[KVLayer]:
     """Layers of a cache that the model has written one token to."""
     cache = Cache(layers=[KVLayer(layout.length, *bits) for _ in layout.layers])  # type: ignore[arg-type]

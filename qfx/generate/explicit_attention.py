@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from qfx.generate.added_scores import Cached, Reader, Scores, Unknown
+from qfx.generate.added_scores import Cached, ScoreReader, Scores, UnknownScores
 from qfx.generate.float32_steps import is_check
 from qfx.graph.capture import value
 from qfx.host.operators import SOFTMAX
@@ -44,7 +44,7 @@ def read_codes(gm: fx.GraphModule) -> None:
                 writing.attention(node)
             elif node.target is aten.scaled_dot_product_attention.default:
                 writing.mask(node)
-        except Unknown:
+        except UnknownScores:
             continue
     gm.graph.eliminate_dead_code()
     for node in gm.graph.find_nodes(op="call_function", target=aten.detach_.default):
@@ -61,18 +61,18 @@ def _is_of_last_axis(node: fx.Node) -> bool:
 
 class _Writing:
     def __init__(self, gm: fx.GraphModule) -> None:
-        self._gm, self._reader = gm, Reader()
+        self._gm, self._reader = gm, ScoreReader()
         self._made: dict[Any, fx.Node | None] = {}
 
     def attention(self, softmax: fx.Node) -> None:
         """Of this softmax: puts one call in its place."""
         scores, last = self._reader.scores(softmax.args[0]), _product_of(softmax)
         if scores.product is None or scores.scale <= 0:
-            raise Unknown
+            raise UnknownScores
         query, keys = scores.product
         values = Cached.of(last.args[1], ops.kv_values.default, transposed=False)
         if keys.call.args[2:] != values.call.args[2:]:
-            raise Unknown
+            raise UnknownScores
         _check_unwritten(keys.call, last)
         cache = (*keys.call.args[:2], *values.call.args[:2])
         length, dtype, *table = keys.call.args[2:]
@@ -90,7 +90,7 @@ class _Writing:
             return
         scores = self._reader.scores(mask)
         if scores.product is not None or not scores.seen:
-            raise Unknown
+            raise UnknownScores
         with self._gm.graph.inserting_before(node):
             node.update_arg(3, self._bias(scores, tuple(value(node).shape[:2]), node))
 
@@ -98,7 +98,7 @@ class _Writing:
         """What is added to the scores, [B or 1, H or 1, T or 1, L]: float32, or bool where it is a
         mask alone."""
         if len(scores.seen) > 1:
-            raise Unknown
+            raise UnknownScores
         key = (scores.seen, tuple((id(t.held), t.factor) for t in scores.terms))
         if key not in self._made:
             self._made[key] = self._added(scores, heads, at)
@@ -145,26 +145,26 @@ def _product_of(softmax: fx.Node) -> fx.Node:
     node = softmax
     while True:
         if len(node.users) != 1:
-            raise Unknown
+            raise UnknownScores
         (user,) = node.users
         if user.target in _PRODUCTS:
             if user.args[0] is not node:
-                raise Unknown
+                raise UnknownScores
             return user
         if user.target not in _SAME:
-            raise Unknown
+            raise UnknownScores
         if value(user).shape[-2:] != value(softmax).shape[-2:]:
-            raise Unknown
+            raise UnknownScores
         node = user
 
 
 def _check_unwritten(read: fx.Node, last: fx.Node) -> None:
-    """Raises Unknown if the cache is written between these."""
+    """Raises UnknownScores if the cache is written between these."""
     node = read
     while node is not last:
         node = node.next
         if node.target is ops.kv_write.default and read.args[0] in node.args:
-            raise Unknown
+            raise UnknownScores
 
 
 def _of_heads(term: Tensor, heads: tuple[int, ...]) -> Tensor:
@@ -174,5 +174,5 @@ def _of_heads(term: Tensor, heads: tuple[int, ...]) -> Tensor:
     if term.ndim == 3 and term.shape[0] == batch * count:
         return term.reshape(batch, count, *term.shape[1:])
     if term.ndim > 4 or term.ndim == 0:
-        raise Unknown
+        raise UnknownScores
     return term.reshape((1,) * (4 - term.ndim) + tuple(term.shape))

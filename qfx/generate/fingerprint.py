@@ -1,6 +1,7 @@
-"""Told: what Python values are, as text that is the same in every process for the same values.
+"""Fingerprints of Python values: text that is the same in every process for equal values.
 
-What cannot be told (locks, files, objects of C, large tensors) is `Unknown`: nothing is guessed.
+Locks, files, objects of C and large tensors have no fingerprint and raise `NoFingerprint`: nothing
+is guessed.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _MADE_IN_PYTHON = 1 << 9  # of a class's flags: a "heap type"
 _SKIPPED = {"_original_object_hash", "_output_capturing_hooks_installed"}
 
 
-class Unknown(Exception):
+class NoFingerprint(Exception):
     """Nobody can be sure what this value does."""
 
 
-class Teller:
+class Fingerprinter:
     """Tells several values, of which one that is told twice is named the second time. `homes`: the
     Python modules whose functions and classes were met."""
 
@@ -58,7 +59,7 @@ class Teller:
         self._kept: list[Any] = []  # so that nothing else gets its id
 
     def __call__(self, value: Any) -> str:
-        """Raises Unknown, with what it could not tell."""
+        """Raises NoFingerprint, with what it could not tell."""
         if type(value) in _PLAIN:
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, _TORCH):
@@ -95,25 +96,27 @@ class Teller:
         for name in kind.__qualname__.split("."):
             found = getattr(found, name, None)
         if found is not kind:
-            raise Unknown(f"the class {kind.__qualname__}, which {kind.__module__} does not have")
+            raise NoFingerprint(
+                f"the class {kind.__qualname__}, which {kind.__module__} does not have"
+            )
         self.homes.add(kind.__module__)
         return f"{kind.__module__}.{kind.__qualname__}"
 
     def _object(self, value: Any) -> str:
         kind = type(value)
         if not all(each is object or each.__flags__ & _MADE_IN_PYTHON for each in kind.__mro__):
-            raise Unknown(f"a {kind.__module__}.{kind.__qualname__}")
+            raise NoFingerprint(f"a {kind.__module__}.{kind.__qualname__}")
         held = dict(getattr(value, "__dict__", {}))
         if is_dataclass(value):
             held |= {each.name: getattr(value, each.name) for each in fields(value)}
         elif any(getattr(each, "__slots__", ()) for each in kind.__mro__):
-            raise Unknown(f"a {kind.__qualname__} with slots")
+            raise NoFingerprint(f"a {kind.__qualname__} with slots")
         return f"{self.named(kind)}{self.items(dict(sorted(held.items())))}"
 
     def _function(self, value: FunctionType) -> str:
         home = value.__globals__.get("__name__", "")
         if vars(_home(home, value)) is not value.__globals__:
-            raise Unknown(f"the function {value.__qualname__}, which is of no module")
+            raise NoFingerprint(f"the function {value.__qualname__}, which is of no module")
         self.homes.add(home)
         cells = [self(cell.cell_contents) for cell in value.__closure__ or ()]
         given = self((value.__defaults__, value.__kwdefaults__))
@@ -123,26 +126,26 @@ class Teller:
     def _builtin(self, value: BuiltinFunctionType) -> str:
         owner = value.__self__
         if owner is not None and not isinstance(owner, ModuleType | type):
-            raise Unknown(f"{value.__qualname__} of an object")
+            raise NoFingerprint(f"{value.__qualname__} of an object")
         return f"{value.__module__}.{value.__qualname__}"
 
     def _tensor(self, value: Tensor) -> str:
         plain = type(value) in (Tensor, torch.nn.Parameter) and value.device.type == "cpu"
         if not plain or value.numel() * value.element_size() > _MOST_BYTES:
-            raise Unknown(f"a tensor {tuple(value.shape)} that is no parameter and no buffer")
+            raise NoFingerprint(f"a tensor {tuple(value.shape)} that is no parameter and no buffer")
         kind = (value.dtype, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg())
         return f"tensor {kind} {digest_of(value)}"
 
     def _nothing(self, value: Any) -> str:
-        raise Unknown(f"a {type(value).__name__} that is no part of the model")
+        raise NoFingerprint(f"a {type(value).__name__} that is no part of the model")
 
 
-_Tell = Callable[[Teller, Any], str]
+_Tell = Callable[[Fingerprinter, Any], str]
 _KINDS: dict[type, _Tell] = {
-    Tensor: Teller._tensor,
-    torch.nn.Module: Teller._nothing,
-    FunctionType: Teller._function,
-    BuiltinFunctionType: Teller._builtin,
+    Tensor: Fingerprinter._tensor,
+    torch.nn.Module: Fingerprinter._nothing,
+    FunctionType: Fingerprinter._function,
+    BuiltinFunctionType: Fingerprinter._builtin,
     MethodType: lambda tell, v: f"{tell(v.__func__)} of {tell(v.__self__)}",
     partial: lambda tell, v: f"partial {tell((v.func, v.args, v.keywords, vars(v)))}",
     ModuleType: lambda tell, v: f"module {v.__name__}",
@@ -156,7 +159,7 @@ _KINDS: dict[type, _Tell] = {
 def _home(name: str, value: Any) -> ModuleType:
     found = sys.modules.get(name)
     if found is None or name == "__main__":
-        raise Unknown(f"{value.__qualname__} of {name}")
+        raise NoFingerprint(f"{value.__qualname__} of {name}")
     return found
 
 

@@ -13,14 +13,14 @@ class EncoderOutput(BaseModelOutput):
     attention_mask = router_logits = None
 
 
-def answer(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:
+def decoder_only_output(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:
     """As its class makes it, which looks at all of its fields several times: as long as a layer."""
     found = CausalLMOutputWithPast.__new__(CausalLMOutputWithPast)
     found["logits"], found["past_key_values"] = logits, cache
     return found
 
 
-def answer_of_decoder(logits: Tensor, cache: Cache, source: Tensor) -> Seq2SeqLMOutput:
+def encoder_decoder_output(logits: Tensor, cache: Cache, source: Tensor) -> Seq2SeqLMOutput:
     """The answer of an encoder-decoder. `source`: the encoder's output."""
     found = Seq2SeqLMOutput.__new__(Seq2SeqLMOutput)
     found["logits"], found["past_key_values"] = logits, cache
@@ -28,7 +28,7 @@ def answer_of_decoder(logits: Tensor, cache: Cache, source: Tensor) -> Seq2SeqLM
     return found
 
 
-def kept_logits(logits: Tensor, keep: int | Tensor) -> Tensor:
+def selected_logits(logits: Tensor, keep: int | Tensor) -> Tensor:
     """As transformers' logits_to_keep says."""
     if isinstance(keep, int) and (keep == 0 or keep >= logits.shape[1]):
         return logits

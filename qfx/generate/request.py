@@ -1,4 +1,4 @@
-"""Asked: what a call of a model says, where a step or the reading of a prompt can answer it."""
+"""Request: what a call of a model says, where a step or the reading of a prompt can answer it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
-class Source(NamedTuple):
+class EncoderSource(NamedTuple):
     """`cache`: of both attentions. `mask` [B, S]: 0 where the encoder's output has padding, None
     where it has none. `hidden` [B, S, D]: this output, None where the modules have to compute it.
     """
@@ -26,7 +26,7 @@ class Source(NamedTuple):
     hidden: Tensor | None
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """`tokens` [B, T], None where the modules have to read them: where embeddings take their place,
     and where `others` are passed, as images are. `seen`: bool [B, n], which columns are no padding.
     `positions` [B, T], or [A, B, T] of models whose positions have several axes. `source`: what
@@ -39,9 +39,9 @@ class Asked(NamedTuple):
     keep: int | Tensor
     length: int
     others: tuple[str, ...] = ()  # names of arguments
-    source: Source | None = None
+    source: EncoderSource | None = None
 
-    def part(self, begin: int, end: int) -> Asked:
+    def part(self, begin: int, end: int) -> Request:
         """Some of its tokens, the last ones that are looked at."""
         assert self.tokens is not None
         if (begin, end) == (0, self.length):
@@ -73,7 +73,7 @@ def zeros_mean_text(config: Any) -> frozenset[str]:
     return frozenset({"mm_token_type_ids"} | of_gemma3)
 
 
-def asked_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Asked | None:
+def request_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Request | None:
     """Reads the arguments of a call, by their names. None for a call that the modules alone serve.
     `of_text`: names of arguments whose zeros say nothing."""
     given = {n: value for n, value in given.items() if not _says_nothing(n, value, of_text)}
@@ -96,7 +96,7 @@ def asked_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Asked | No
     tokens, positions = (None if t is None else t.long() for t in (tokens, positions))
     tokens = None if others else tokens
     keep = given.get("logits_to_keep", 0)
-    return Asked(tokens, cache, seen, positions, keep, sizes[1], others)
+    return Request(tokens, cache, seen, positions, keep, sizes[1], others)
 
 
 def _says_nothing(name: str, value: Any, of_text: Collection[str]) -> bool:

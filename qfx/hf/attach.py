@@ -10,14 +10,14 @@ from transformers import PreTrainedModel
 from qfx.hf.config import QfxConfig
 from qfx.hf.quantizer import QfxQuantizer, untie
 from qfx.hf.state_dict import scheme_numbers
-from qfx.nn.loading import Stored
+from qfx.nn.loading import StoredModule
 from qfx.nn.stored_modules import stored_linears
 
 
 def attach(model: nn.Module) -> None:
     """Gives the models of transformers in `model` that have int8 linears a quantizer, which writes
     them, and their config.json its part; unless they have one."""
-    known: dict[Stored, list[int]] = {}  # each is unpacked for them
+    known: dict[StoredModule, list[int]] = {}  # each is unpacked for them
     for module in reversed([*model.modules()]):  # a configuration is that of the outermost at last
         free = isinstance(module, PreTrainedModel) and getattr(module, "hf_quantizer", None) is None
         if free and (linears := scheme_numbers(module, known)):

@@ -1,4 +1,4 @@
-"""Awaited: stands for a linear or embedding without float weights while transformers loads its
+"""Placeholder: stands for a linear or embedding without float weights while transformers loads its
 parts."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from qfx.io.errors import UserError
 from qfx.io.printable import printable
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear_like import as_linear
-from qfx.nn.loading import Stored
+from qfx.nn.loading import StoredModule
 from qfx.nn.scheme_tensor import KEY, LENGTH
 from qfx.nn.stored_modules import NAMES, kind_that_saved, replaces
 
 MARK = "weight"  # in files beside the codes: see `qfx/hf/state_dict.py`
 
 
-class Awaited(nn.Module):
+class Placeholder(nn.Module):
     """Buffers without values, of the types and shapes that the scheme asks for, and the bias of the
     module in whose place it stands. Raises ValueError for numbers that are no scheme, or that of
     another kind of module."""
@@ -59,7 +59,7 @@ class Awaited(nn.Module):
         assert found is not None
         return found
 
-    def made(self, state: Any) -> Stored:
+    def made(self, state: Any) -> StoredModule:
         """The module; an embedding's rows are of the type that the model is loaded in."""
         (linear,) = self.of
         module = self.kind.from_state(linear, state).train(self.training)

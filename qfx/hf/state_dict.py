@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.hf.placeholder import MARK
-from qfx.nn.loading import Stored
+from qfx.nn.loading import StoredModule
 from qfx.nn.scheme_tensor import LENGTH
 from qfx.nn.stored_modules import stored_linears
 
@@ -28,7 +28,7 @@ def marked_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def scheme_numbers(
-    model: nn.Module, known: dict[Stored, list[int]] | None = None
+    model: nn.Module, known: dict[StoredModule, list[int]] | None = None
 ) -> dict[str, list[int]]:
     """For config.json: by name, the numbers of its scheme without the zeros behind them. `known`:
     those of linears that were asked before, as of a model inside; others are added."""
@@ -40,7 +40,7 @@ def scheme_numbers(
     return {name: known[linear] for name, linear in linears.items()}
 
 
-def _numbers(linear: Stored) -> list[int]:
+def _numbers(linear: StoredModule) -> list[int]:
     state: Any = linear.saved_scheme().tolist()
     assert len(state) == LENGTH
     return state[: max(i for i, number in enumerate(state, 1) if number)]  # type: ignore[no-any-return]

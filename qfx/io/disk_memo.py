@@ -1,4 +1,4 @@
-"""Kept: values that one process makes and later ones read from disk, under one discipline.
+"""DiskMemo: values that one process makes and later ones read from disk, under one discipline.
 
 - Where: the folder that the variable `QFX_<KIND>_CACHE` of the environment names, or one of the
   user's own; with `0` in the variable nowhere, without a word.
@@ -6,7 +6,7 @@
   and so is a disk that refuses to be written. Every process then makes its own values.
 - A file that is damaged, could be another user's or does not hold what was written is a warning;
   the value is made anew and replaces it. That there is no file is no message.
-- What cannot be kept although there is a folder (`NotKept`) is logged at level INFO, with why.
+- What cannot be kept although there is a folder (`NotCached`) is logged at level INFO, with why.
 - Beyond `most` files those go that were not used for longest (qfx/io/disk_cache.py).
 """
 
@@ -26,15 +26,15 @@ T = TypeVar("T")
 _SWITCH = re.compile(r"QFX_[A-Z]+_CACHE")
 
 
-class NotKept(Exception):
+class NotCached(Exception):
     """Why a value is not kept."""
 
 
-class Entry(Protocol[T]):
+class MemoEntry(Protocol[T]):
     """One value: its key, its format, and how it is made."""
 
     def key(self) -> str:
-        """The name of its file. Raises NotKept. It is called first."""
+        """The name of its file. Raises NotCached. It is called first."""
         ...
 
     def read(self, data: bytes) -> T | None:
@@ -45,12 +45,12 @@ class Entry(Protocol[T]):
     def make(self) -> T: ...
 
     def written(self, value: T) -> bytes:
-        """Raises NotKept."""
+        """Raises NotCached."""
         ...
 
 
 @dataclass(frozen=True)
-class Kept:
+class DiskMemo:
     """The values of a kind. `kind`: a word. `what`: the same in messages, in the plural. `folder`:
     in that of the user. `names`: those of its files."""
 
@@ -78,14 +78,14 @@ class Kept:
             _warn(self.log, self.what, str(why))
             return None
 
-    def get(self, entry: Entry[T]) -> T:
+    def get(self, entry: MemoEntry[T]) -> T:
         """The value from disk, or made now and kept there."""
         cache = self.cache()
         if cache is None:
             return entry.make()
         try:
             key = entry.key()
-        except NotKept as why:
+        except NotCached as why:
             self.log.info("%s are not kept on disk: %s", self.what, why)
             return entry.make()
         found = self._read(cache, key, entry)
@@ -96,7 +96,7 @@ class Kept:
         self._write(cache, key, entry, made)
         return made
 
-    def _read(self, cache: DiskCache, key: str, entry: Entry[T]) -> T | None:
+    def _read(self, cache: DiskCache, key: str, entry: MemoEntry[T]) -> T | None:
         try:
             return entry.read(cache.read(key))
         except FileNotFoundError:
@@ -105,10 +105,10 @@ class Kept:
             self.log.warning("%s are made anew: %s", self.what, why)
             return None
 
-    def _write(self, cache: DiskCache, key: str, entry: Entry[T], made: T) -> None:
+    def _write(self, cache: DiskCache, key: str, entry: MemoEntry[T], made: T) -> None:
         try:
             cache.write(key, entry.written(made))
-        except NotKept as why:
+        except NotCached as why:
             self.log.info("%s are not kept on disk: %s", self.what, why)
         except (OSError, ValueError) as why:
             _warn(self.log, self.what, str(why))

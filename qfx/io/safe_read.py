@@ -46,7 +46,7 @@ def first_bytes(file: BinaryIO, count: int) -> bytes:
     return file.read(min(count, os.fstat(file.fileno()).st_size))
 
 
-class Snapshot(NamedTuple):
+class FileSnapshot(NamedTuple):
     """The content of a file, and what tells it from a later file of the same name and content."""
 
     data: bytes
@@ -60,7 +60,7 @@ def bytes_of(path: str | Path, most: int) -> bytes:
     return snapshot_of(path, most).data
 
 
-def snapshot_of(path: str | Path, most: int) -> Snapshot:
+def snapshot_of(path: str | Path, most: int) -> FileSnapshot:
     """`bytes_of`, with which file it was."""
     with opened(path) as file:
         about = os.fstat(file.fileno())
@@ -68,7 +68,7 @@ def snapshot_of(path: str | Path, most: int) -> Snapshot:
             raise UserError(
                 f"{printable(str(path))} has {about.st_size} bytes, and at most {most} are read"
             )
-        return Snapshot(file.read(about.st_size), about.st_ino, about.st_mtime_ns)
+        return FileSnapshot(file.read(about.st_size), about.st_ino, about.st_mtime_ns)
 
 
 @contextmanager

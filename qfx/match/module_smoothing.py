@@ -22,7 +22,7 @@ from qfx.host.tensors import is_fake, storage_id
 from qfx.match.base import Match
 from qfx.match.site import Site
 from qfx.match.token_flow import why_not_from_ids
-from qfx.weights.smoothing.factors import Part, parts_of
+from qfx.weights.smoothing.factors import TokenModule, parts_of
 from qfx.weights.smoothing.token_ids import has_part_taking_ids, token_ids_of
 
 Factor = tuple[float, ...]
@@ -39,7 +39,7 @@ class GraphFactors:
     storages: Mapping[str, int | None]
     own: bool = False
 
-    def of(self, site: Site, parts: Iterable[Part], why_not: WhyNot) -> Factor | str | None:
+    def of(self, site: Site, parts: Iterable[TokenModule], why_not: WhyNot) -> Factor | str | None:
         """What x is multiplied and w divided by, [K]; or why that is not done, as words; None where
         nothing is known of the weight."""
         weights = site.weights

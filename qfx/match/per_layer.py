@@ -19,13 +19,13 @@ from qfx.match.site import Site
 from qfx.values.config import Config
 
 
-def compile_apart(matches: Sequence[Match], config: Config, here: Surroundings) -> None:
+def compile_per_layer(matches: Sequence[Match], config: Config, here: Surroundings) -> None:
     """Ties the captured graph to the modules and weights on which its decisions depend."""
     if config.skip or config.only or config.by_name:
         tie_to_objects((*_modules(matches, config, here), *_weights(matches, config, here)))
 
 
-def capture_apart(gm: fx.GraphModule) -> None:
+def capture_per_layer(gm: fx.GraphModule) -> None:
     """Ties it to the inputs whose names are not relative to a module of the frame, whose layer
     could not be told when the graph runs."""
     inputs = gm.graph.find_nodes(op="placeholder")

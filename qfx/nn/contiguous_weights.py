@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from qfx.host.tensors import has_values
 from qfx.io.pages import trim
-from qfx.nn.loading import Stored
+from qfx.nn.loading import StoredModule
 from qfx.nn.stored_modules import stored_linears
-from qfx.weights.huge_pages import Room, lie_apart
+from qfx.weights.huge_pages import Room, are_scattered
 
 
-def packed_together(model: nn.Module) -> None:
+def make_contiguous(model: nn.Module) -> None:
     """Moves them into new memory, in huge pages where the system has them, in the order of the
     modules, which is about that in which a step reads them: a processor fetches what lies in order
     before it is asked for. Those that are not on the CPU, or that processes share, stay where
@@ -21,12 +21,12 @@ def packed_together(model: nn.Module) -> None:
 
     A buffer `packed` becomes another tensor. The memory goes when the last of them does.
     """
-    owners: dict[int, list[Stored]] = {}
+    owners: dict[int, list[StoredModule]] = {}
     for _, linear in stored_linears(model):
         if _may_move(linear.packed):
             owners.setdefault(id(linear.packed), []).append(linear)
     tensors = [linears[0].packed for linears in owners.values()]
-    if not lie_apart(tensors):
+    if not are_scattered(tensors):
         return
     with torch.inference_mode(False), torch.no_grad():  # whoever generates first may train later
         room = Room.of(t.nbytes for t in tensors)

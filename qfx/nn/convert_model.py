@@ -18,10 +18,10 @@ from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.qat_state import TrainedState
 from qfx.nn.replace import replace
-from qfx.nn.selection import Chosen, check_unsharded, refuse
+from qfx.nn.selection import Selection, check_unsharded, refuse
 from qfx.nn.sign_linear import SignLinear
-from qfx.nn.stored_modules import told
-from qfx.nn.weight_faults import unserved, unserved_bias
+from qfx.nn.stored_modules import notify_listeners
+from qfx.nn.weight_faults import unserved_bias, unserved_weight
 from qfx.ops.code import code_of
 from qfx.ops.quantize import SMALLEST_SCALE
 
@@ -50,14 +50,14 @@ def convert(model: nn.Module) -> nn.Module:
     check_unsharded(model, "convert")
     missed = {n: why for n, m in trained.items() if (why := _not_converted(m))}
     taken = {n: m for n, m in trained.items() if n not in missed}
-    found = Chosen("convert", model, trained, taken, {}, missed)
+    found = Selection("convert", model, trained, taken, {}, missed)
     for kind, how in _DEPLOYED.items():
         of_kind = found._replace(taken={n: m for n, m in taken.items() if type(m) is kind})
         refuse(of_kind, how.blank, "", _faults)
     each = {m: _DEPLOYED[type(m)].made(m) for m in dict.fromkeys(taken.values())}
     if trained:
         replace(found, {name: each[m] for name, m in taken.items()})
-        told(model)
+        notify_listeners(model)
     return model
 
 
@@ -81,7 +81,7 @@ def _not_converted(module: TrainedState) -> str:
     if type(module) not in _DEPLOYED:
         return f"{type(module).__name__}, a subclass of {type(module).__mro__[1].__name__}"
     weight = module._parameters.get("weight")
-    return unserved(weight) or unserved_bias(module._parameters.get("bias"), weight)
+    return unserved_weight(weight) or unserved_bias(module._parameters.get("bias"), weight)
 
 
 def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Dequantized: tensors of floats whose memory holds something smaller, and two rules for operators.
+"""FloatProxy: tensors of floats whose memory holds something smaller, and two rules for operators.
 
 What only reads such a tensor computes with the floats that it stands for. What writes to it, which
 the schema of an operator says, runs on those floats, and what comes of it is stored again.
@@ -21,7 +21,7 @@ _SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 _TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 
 
-class Taken(NamedTuple):
+class ViewCall(NamedTuple):
     """A call that takes a view of a tensor, and which of its results it is."""
 
     func: Any
@@ -35,7 +35,7 @@ class Taken(NamedTuple):
         return found if self.place is None else found[self.place]
 
 
-class Dequantized(Tensor):
+class FloatProxy(Tensor):
     """A tensor of floats that are made when they are read, and stored in another form.
 
     A subclass says how to make and store them, and adds operators that it computes without them by
@@ -56,7 +56,7 @@ class Dequantized(Tensor):
         """Another tensor of the same memory."""
         raise NotImplementedError
 
-    def viewed(self, taken: Taken, like: Tensor) -> Tensor:
+    def viewed(self, taken: ViewCall, like: Tensor) -> Tensor:
         """The view that `taken` takes, with the shape, strides and type of `like`."""
         raise NotImplementedError
 
@@ -74,12 +74,12 @@ class Dequantized(Tensor):
         if (found := decomposed(func, args, kwargs)) is not NotImplemented:
             return found  # an operator that is made of others, as matmul and to
         first = args[0] if args else None
-        if isinstance(first, Dequantized) and func in _SAME:
+        if isinstance(first, FloatProxy) and func in _SAME:
             with as_made_of(first):
                 return first.alias()
         if func._schema.is_mutable:
             return _written(func, args, kwargs)
-        if isinstance(first, Dequantized) and func.is_view:
+        if isinstance(first, FloatProxy) and func.is_view:
             return _viewed(first, func, args[1:], kwargs)
         return func(*tree_map(_floats, args), **tree_map(_floats, kwargs))
 
@@ -89,7 +89,7 @@ _RULES: dict[Any, list[Rule]] = {}
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:
-    """Registers what computes these operators where one of their tensors is `Dequantized`. It gets
+    """Registers what computes these operators where one of their tensors is `FloatProxy`. It gets
     the operator, its arguments and its keywords, and returns NotImplemented where it does not."""
 
     def register(function: Rule) -> Rule:
@@ -101,15 +101,15 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
 
 
 def _wraps_others(kind: type) -> bool:
-    return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, Dequantized)
+    return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FloatProxy)
 
 
 def _floats(value: Any) -> Any:
-    return value.dequantize() if isinstance(value, Dequantized) else value
+    return value.dequantize() if isinstance(value, FloatProxy) else value
 
 
-def _viewed(of: Dequantized, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    taken, found = Taken(func, tuple(args), kwargs), _geometry(of, func, args, kwargs)
+def _viewed(of: FloatProxy, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    taken, found = ViewCall(func, tuple(args), kwargs), _geometry(of, func, args, kwargs)
     with as_made_of(of):
         if isinstance(found, Tensor):
             same = _same_geometry(found, of) and func not in _TURNS
@@ -131,7 +131,7 @@ def _same_geometry(a: Tensor, b: Tensor) -> bool:
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs the operator on floats and stores those that it wrote."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    found = {id(t): t for t in tensors if isinstance(t, Dequantized)}
+    found = {id(t): t for t in tensors if isinstance(t, FloatProxy)}
     others = {id(t): t for t in tensors if id(t) not in found and t.dtype in _NARROW}
     several = any(isinstance(each, list | tuple) for each in args)
     wide = torch.Tag.pointwise in func.tags and not (several and others)
@@ -139,7 +139,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if wide and not any(id(t) in others for t in _targets(func, args, kwargs, Tensor)):
         floats |= {key: t.float() for key, t in others.items()}
     out = func(*tree_map(_put(floats), args), **tree_map(_put(floats), kwargs))
-    for tensor in _targets(func, args, kwargs, Dequantized):
+    for tensor in _targets(func, args, kwargs, FloatProxy):
         if tensor.shape != floats[id(tensor)].shape:
             shape = list(floats[id(tensor)].shape)
             raise ValueError(
@@ -151,7 +151,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return tree_map(_put(back), out)
 
 
-def _of_width(tensor: Dequantized, wide: bool) -> Tensor:
+def _of_width(tensor: FloatProxy, wide: bool) -> Tensor:
     """Floats that an operator may write to: what promotes types is computed in float32, so that a
     small change of a bfloat16 weight is not rounded away twice."""
     return tensor.dequantize(torch.float32 if wide and tensor.dtype in _NARROW else None)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 KEPT = 4  # writes that can be taken back, the last one first
 
 
-class Earlier(NamedTuple):
+class PreviousWeight(NamedTuple):
     """What a module held, `projections` [N, P] of the change that was then written to it, and how
     many writes had come before."""
 
@@ -40,13 +40,13 @@ class Earlier(NamedTuple):
 
 @without_autocast
 @torch.no_grad()
-def written(
+def weight_after_write(
     value: Tensor,
     now: Frozen,
-    earlier: tuple[Earlier, ...],
+    earlier: tuple[PreviousWeight, ...],
     scheme: Scheme,
     rounding: float = 0.0,
-) -> tuple[Frozen, tuple[Earlier, ...]]:
+) -> tuple[Frozen, tuple[PreviousWeight, ...]]:
     """What a module holds, and held before, when `value` [N, K] is written to the weight `now`.
 
     `rounding`: of the type that `value` was computed in, relative; 0 of float32. How much of the
@@ -65,7 +65,7 @@ def written(
     count = earlier[-1].before + 1 if earlier else 0
     made = _quantized(value, held, now, scheme, count)
     _tell(value, held, float_weight(made, scheme, *value.shape))
-    return made, (*earlier, Earlier(now, change, count))[-KEPT:]
+    return made, (*earlier, PreviousWeight(now, change, count))[-KEPT:]
 
 
 def _lost_in_rounding(

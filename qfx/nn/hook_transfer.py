@@ -41,7 +41,7 @@ def _of_all(kind: Any) -> frozenset[str]:
     return frozenset(vars(made)).union(*registries(made))
 
 
-def carry(linear: nn.Module, module: nn.Module) -> None:
+def transfer_hooks(linear: nn.Module, module: nn.Module) -> None:
     """Gives `module` what users gave `linear`: hooks, attributes, tensors, children, its mode."""
     module.training = linear.training
     share_hooks(linear, module)

@@ -12,7 +12,7 @@ from qfx.nn.frozen_state import TENSORS, FrozenState
 from qfx.nn.weight_parts import weight_of
 
 
-def from_earlier(state: Mapping[str, Any]) -> dict[str, Any]:
+def from_legacy_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of a module, of what an earlier qfx pickled: `scheme` and buffers with the
     saved tensors, of which the codes were once called `packed`."""
     made, buffers = dict(state), dict(state["_buffers"])

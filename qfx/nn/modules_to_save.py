@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from qfx.nn.loading import Stored
+from qfx.nn.loading import StoredModule
 
 _WRAPPER = ("peft.utils.other", "ModulesToSaveWrapper", "original_module")
 _watching: list[Any] = []  # the handle of the hook, while there are such linears
@@ -21,7 +21,7 @@ _watching: list[Any] = []  # the handle of the hook, while there are such linear
 def watch_wrappers(model: nn.Module) -> None:
     """From now on PEFT's wrapper refuses modules with int8 linears. Modules that are made look at
     one more hook, so nothing is watched before there is such a linear."""
-    if not _watching and any(isinstance(module, Stored) for module in model.modules()):
+    if not _watching and any(isinstance(module, StoredModule) for module in model.modules()):
         _watching.append(register_module_module_registration_hook(_refuse))
 
 
@@ -33,7 +33,7 @@ def _refuse(module: nn.Module, name: str, child: nn.Module | None) -> None:
     if name in dict(module.named_children()):  # quantize_ of a model that was trained before
         return
     for inner in child.modules():
-        if isinstance(inner, Stored):
+        if isinstance(inner, StoredModule):
             raise ValueError(
                 f"PEFT is asked to train a module whole (modules_to_save, or the head of a "
                 f"task_type) that holds {inner}: its weight is codes, and does not train. Leave "

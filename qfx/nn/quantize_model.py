@@ -15,8 +15,8 @@ from qfx.nn.embedding import TABLE, Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding, is_transposed, sizes_of
 from qfx.nn.replace import replace
-from qfx.nn.selection import Chosen, chosen, refuse
-from qfx.nn.stored_modules import told
+from qfx.nn.selection import Selection, refuse, select_modules
+from qfx.nn.stored_modules import notify_listeners
 from qfx.values.config import Config, Configurable
 from qfx.values.few_features import why_few_features
 from qfx.values.scheme import Scheme
@@ -49,11 +49,11 @@ def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     """
     replace(*_modules(model, Config.of(config)))
     trim()  # here, where nothing refers to the float weights any more
-    told(model)
+    notify_listeners(model)
     return model
 
 
-def _modules(model: nn.Module, config: Config) -> tuple[Chosen, dict[str, Linear | Embedding]]:
+def _modules(model: nn.Module, config: Config) -> tuple[Selection, dict[str, Linear | Embedding]]:
     """What takes the place of which linears and embeddings."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
@@ -83,7 +83,7 @@ def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
 
 def planned(
     model: nn.Module, config: Config, who: str
-) -> tuple[Chosen, dict[nn.Module, Scheme | SiteRecipe]]:
+) -> tuple[Selection, dict[nn.Module, Scheme | SiteRecipe]]:
     """Which linears and embeddings become int8, and how each is quantized; nothing is changed.
 
     Raises ValueError, in the name of `who`, where `quantize_` does.
@@ -99,7 +99,7 @@ def planned(
         return _left_float(decided(linear), linear)
 
     embeddings = config.embeddings is not None
-    found = chosen(model, config, who, left, transposed=True, embeddings=embeddings)
+    found = select_modules(model, config, who, left, transposed=True, embeddings=embeddings)
     refuse(found, Linear.from_float)
     hows = {m: decided(m) for m in dict.fromkeys(found.taken.values())}
     return found, {m: how for m, how in hows.items() if how is not None}

@@ -1,4 +1,4 @@
-"""Chosen: which linears of a model get a module of qfx, why the others stay, and which cannot."""
+"""Selection: which linears of a model get a module of qfx, which stay float, and why."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from qfx.nn.linear_like import (
     is_transposed,
     why_no_codes,
 )
-from qfx.nn.loading import Checked, Stored
+from qfx.nn.loading import Checked, StoredModule
 from qfx.nn.qat_state import TrainedState
 from qfx.nn.weight_bytes import kinds, weight_bytes
-from qfx.nn.weight_faults import too_long, unquantizable, unserved, unserved_bias
+from qfx.nn.weight_faults import too_long, unquantizable, unserved_bias, unserved_weight
 from qfx.values.config import Config
 from qfx.values.select import check_names, left_out
 
 _SHOWN = 20  # names in an error or a warning
 
 
-class Chosen(NamedTuple):
+class Selection(NamedTuple):
     """What becomes of the linears of a model, and of the embeddings where these are asked for, by
     name; a shared module has several names."""
 
@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
         return "linears and embeddings" if embeddings else "linears"
 
 
-def chosen(
+def select_modules(
     model: nn.Module,
     config: Config,
     who: str,
@@ -58,7 +58,7 @@ def chosen(
     sums_overflow: bool = True,
     transposed: bool = False,
     embeddings: bool = False,
-) -> Chosen:
+) -> Selection:
     """The linears of `model` by what `config.skip` and `config.only` say, and by what they are.
 
     Only exact `nn.Linear` modules and those of linear_like.py are taken: other subclasses,
@@ -73,7 +73,7 @@ def chosen(
     check_names(config, linears)
     check_unsharded(model, who)
     asked = bool(config.skip or config.only or config.recipe)
-    found = Chosen(who, model, linears, {}, {}, {}, asked)
+    found = Selection(who, model, linears, {}, {}, {}, asked)
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     faults = cache(partial(_fault, sums_overflow))  # a shared module has several names
     for name, module in linears.items():
@@ -94,7 +94,7 @@ def chosen(
             beside += (
                 f"; {listed(trained)} are linears with learned steps: qfx.convert deploys them"
             )
-        done = [n for n, m in model.named_modules() if isinstance(m, Stored)]
+        done = [n for n, m in model.named_modules() if isinstance(m, StoredModule)]
         if done:
             beside += f"; {listed(done)} hold codes already"
         if stays := weight_bytes(model).multiplying:
@@ -142,7 +142,7 @@ def _not_taken(
         return f"{type(module).__name__}, a subclass of nn.Linear"
     if is_transposed(module) and not transposed:
         return f"{type(module).__name__}, whose weight is [K, N]: qfx.quantize_ takes it"
-    return unserved(weight) or unserved_bias(module._parameters.get("bias"), _matrix(module))
+    return unserved_weight(weight) or unserved_bias(module._parameters.get("bias"), _matrix(module))
 
 
 def _matrix(module: nn.Module) -> Tensor | None:
@@ -155,7 +155,7 @@ def _fault(sums_overflow: bool, module: nn.Module) -> str:
 
 
 def refuse(
-    found: Chosen,
+    found: Selection,
     make: Callable[[nn.Linear], nn.Module],
     instead: str = "\nor leave them out: qfx.Config(skip={})",
     faults: Callable[[Any], Iterable[str]] = lambda linear: (),

@@ -23,7 +23,7 @@ _LINEAR = """
 _PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
 
 
-def why_unsuited(match: Match) -> str | None:
+def why_excluded(match: Match) -> str | None:
     """Why int8 does not suit the matmul: its output is an angle, or its weight has few features.
     None where neither holds. A matmul of two activations has to be predicted to gain, however few
     features it has."""

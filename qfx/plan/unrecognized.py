@@ -31,7 +31,9 @@ _PARTED = (
 _SAID: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the code of the frame
 
 
-def unserved(gm: fx.GraphModule, matches: Iterable[Match]) -> tuple[dict[str, int], int]:
+def unrecognized_weights(
+    gm: fx.GraphModule, matches: Iterable[Match]
+) -> tuple[dict[str, int], int]:
     """Bytes of the float parameters that multiply in no site, by class of the module that reads
     them, and bytes of those that sites multiply, whatever was decided on these."""
     served = {w for m in matches if isinstance(m, Site | OwnCall) for w in m.weights}
@@ -95,7 +97,7 @@ def warning_of(
     """The text of a warning where more than half of the bytes of weights that the graph multiplies
     are of a kind that is not served, once for the code of a frame. Logs at INFO, instead, what was
     `asked` for and what is less than 1 % of the parameters of `modules`, those around the graph."""
-    left, served = unserved(gm, matches)
+    left, served = unrecognized_weights(gm, matches)
     count = sum(left.values())
     parted = any(is_distributed(value(n)) for n in gm.graph.nodes if _multiplies(n))
     if count <= served:

@@ -21,10 +21,10 @@ from qfx._C import Program
 from qfx.graph.capture import clone
 from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key, tree_leaves
-from qfx.programs.bytecode import Instruction, Kind, Operand, Region, encode
+from qfx.programs.bytecode import Instruction, Operand, Region, RegionKind, encode
 from qfx.programs.constant_index import slice_constant_indices
-from qfx.programs.emit import EMIT, Emitter, Outside, Step, argument
-from qfx.programs.executor import Call, Part, Run, Runner
+from qfx.programs.emit import EMIT, Emitter, NodeStep, Outside, argument
+from qfx.programs.executor import Part, Run, Runner, TorchCall
 from qfx.programs.inputs import View
 from qfx.programs.lookups import as_embeddings
 from qfx.programs.memory import lay_out
@@ -85,7 +85,7 @@ class _Builder:
         self.emitter = Emitter(self.values, self.regions)
         (self.output,) = (n for n in gm.graph.nodes if n.op == "output")
         for node in self.output.all_input_nodes:
-            _become(self._regions(node), Kind.RESULT)
+            _become(self._regions(node), RegionKind.RESULT)
 
     def _add_region(self, node: fx.Node, value: Tensor) -> None:
         key = storage_key(value)
@@ -95,9 +95,9 @@ class _Builder:
         if (value if held is None else held).device.type != "cpu":
             raise NotImplementedError(f"{node} is on {value.device}: programs run on the CPU")
         if held is not None:  # all of its memory, of which this node may know a part
-            self.regions[key] = Region(Kind.CONSTANT, held.untyped_storage().nbytes(), held)
+            self.regions[key] = Region(RegionKind.CONSTANT, held.untyped_storage().nbytes(), held)
             return
-        kind = Kind.GIVEN if node.op == "placeholder" else Kind.OWN
+        kind = RegionKind.GIVEN if node.op == "placeholder" else RegionKind.OWN
         self.regions[key] = Region(kind, value.untyped_storage().nbytes())
 
     def _regions(self, node: fx.Node) -> list[Region]:
@@ -112,13 +112,13 @@ class _Builder:
             for region in step.regions:
                 region.used_at(number)
             if step.instructions is None:
-                _become(step.regions, Kind.SHARED)
+                _become(step.regions, RegionKind.SHARED)
         given = [self._view(self.values[node]) for node in self.placeholders]
         found: Any = self.output.args[0]
         found = found if isinstance(found, tuple | list) else (found,)
         return Runner(self._parts(steps), given, list(fx.map_arg(tuple(found), self._argument)))
 
-    def _steps(self, node: fx.Node) -> list[Step]:
+    def _steps(self, node: fx.Node) -> list[NodeStep]:
         done = node in self.emitter.ends.values()
         called = node.op in ("call_function", "call_module")
         known = isinstance(self.values.get(node), int | float)
@@ -126,7 +126,7 @@ class _Builder:
             return []
         instructions = self._instructions(node)
         ends = [self.emitter.ends[n] for n in (node, *node.users) if n in self.emitter.ends]
-        step = Step(node, instructions, [r for n in (node, *ends) for r in self._regions(n)])
+        step = NodeStep(node, instructions, [r for n in (node, *ends) for r in self._regions(n)])
         if instructions is None:
             for each in (node, *node.all_input_nodes):
                 step.regions += self._regions(each)
@@ -158,7 +158,7 @@ class _Builder:
     def _read(self, node: fx.Node) -> set[Region]:
         return {r for n in node.all_input_nodes for r in self._regions(n)}
 
-    def _needed(self, steps: list[Step]) -> list[Step]:
+    def _needed(self, steps: list[NodeStep]) -> list[NodeStep]:
         """Without those whose results nobody reads."""
         read = {r for n in self.output.all_input_nodes for r in self._regions(n)}
         kept = []
@@ -170,8 +170,8 @@ class _Builder:
 
     # --- steps to parts ---
 
-    def _parts(self, steps: list[Step]) -> list[Part]:
-        groups: list[list[Step]] = []
+    def _parts(self, steps: list[NodeStep]) -> list[Part]:
+        groups: list[list[NodeStep]] = []
         for step in steps:
             joins = groups and step.instructions is not None
             if joins and groups[-1][-1].instructions is not None:
@@ -181,23 +181,23 @@ class _Builder:
         seen: dict[Region, int] = {}
         for number, group in enumerate(groups):
             for region in (r for step in group for r in step.regions):
-                if seen.setdefault(region, number) != number and region.kind is Kind.OWN:
-                    region.kind = Kind.SHARED
+                if seen.setdefault(region, number) != number and region.kind is RegionKind.OWN:
+                    region.kind = RegionKind.SHARED
         for region in seen:
-            if region.kind is Kind.SHARED:
+            if region.kind is RegionKind.SHARED:
                 region.tensor = torch.empty(region.bytes, dtype=torch.uint8, device="cpu")
         return [self._part(group) for group in groups]
 
-    def _part(self, group: list[Step]) -> Part:
+    def _part(self, group: list[NodeStep]) -> Part:
         if group[0].instructions is None:
             return self._call(group[0].node)
         regions = list(dict.fromkeys(r for step in group for r in step.regions))
-        own, size = lay_out(r for r in regions if r.kind is Kind.OWN)
+        own, size = lay_out(r for r in regions if r.kind is RegionKind.OWN)
         places = {region: (0, begin) for region, begin in own.items()}
-        others = [r for r in regions if r.kind is not Kind.OWN]
+        others = [r for r in regions if r.kind is not RegionKind.OWN]
         places |= {region: (0, 0) for region in others if region.bytes == 0}
         others = [region for region in others if region.bytes > 0]
-        others.sort(key=lambda r: r.kind in (Kind.GIVEN, Kind.RESULT))
+        others.sort(key=lambda r: r.kind in (RegionKind.GIVEN, RegionKind.RESULT))
         for slot, region in enumerate(others, 1):
             places[region] = slot, 0
         words = [
@@ -216,7 +216,7 @@ class _Builder:
         told = torch.tensor(words, dtype=torch.int64, device="cpu")
         return Run(program, given, held, kinds, told, sizes)
 
-    def _call(self, node: fx.Node) -> Call:
+    def _call(self, node: fx.Node) -> TorchCall:
         arguments = fx.map_arg((node.args, node.kwargs), self._argument)
         target: Any = node.target
         if node.op == "call_module":
@@ -226,7 +226,7 @@ class _Builder:
         results = [
             None if r in given else self._view(t) for t, r in zip(tensors, found, strict=True)
         ]
-        return Call(target, *arguments, results)
+        return TorchCall(target, *arguments, results)
 
     def _argument(self, node: fx.Node) -> Any:
         value = self.values[node]
@@ -251,10 +251,10 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _become(regions: list[Region], kind: Kind) -> None:
+def _become(regions: list[Region], kind: RegionKind) -> None:
     """What was the program's own belongs to others too."""
     for region in regions:
-        if region.kind is Kind.OWN:
+        if region.kind is RegionKind.OWN:
             region.kind = kind
 
 

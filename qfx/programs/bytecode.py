@@ -32,7 +32,7 @@ UNARY = (
 BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 
 
-class Kind(Enum):
+class RegionKind(Enum):
     """Whose memory a region is."""
 
     OWN = "of the program, reused when nobody reads it any more"
@@ -47,7 +47,7 @@ class Kind(Enum):
 class Region:
     """Memory of one storage. `first`, `last`: the steps between which it is needed."""
 
-    kind: Kind
+    kind: RegionKind
     bytes: int
     tensor: Tensor | None = None  # of a constant or a number
     first: int = -1

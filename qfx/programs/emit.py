@@ -23,9 +23,9 @@ from qfx.programs.bytecode import (
     OPERATIONS,
     UNARY,
     Instruction,
-    Kind,
     Operand,
     Region,
+    RegionKind,
     contiguous_strides,
 )
 
@@ -35,7 +35,7 @@ class Outside(Exception):
 
 
 @dataclass
-class Step:
+class NodeStep:
     """A node and what becomes of it: instructions, or None where PyTorch runs it. `regions`: all
     that it needs; `results`: those in which what it gives lies."""
 
@@ -90,7 +90,7 @@ class Emitter:
 
     def fresh(self, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Operand:
         """Memory for use in the node alone."""
-        region = Region(Kind.OWN, math.prod(sizes) * dtype.itemsize)
+        region = Region(RegionKind.OWN, math.prod(sizes) * dtype.itemsize)
         return Operand(region, 0, dtype, tuple(sizes), contiguous_strides(sizes))
 
     def binary(self, name: str, out: Operand, a: Operand, b: Operand) -> Operand:
@@ -105,7 +105,7 @@ class Emitter:
     def _number(self, number: float) -> Operand:
         if repr(number) not in self.numbers:
             held = torch.tensor(number, dtype=torch.float32, device="cpu")
-            self.numbers[repr(number)] = Region(Kind.NUMBER, 4, held)
+            self.numbers[repr(number)] = Region(RegionKind.NUMBER, 4, held)
         return Operand(self.numbers[repr(number)], 0, torch.float32, (), ())
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qfx._C import Program
 from qfx.host.tensors import tree_leaves, tree_map
-from qfx.programs.bytecode import Kind, Region, contiguous_strides
+from qfx.programs.bytecode import Region, RegionKind, contiguous_strides
 from qfx.programs.inputs import NOTHING, Bound, View, addresses_of
 from qfx.programs.streaming import Streaming
 from qfx.weights.huge_pages import into_huge_pages
@@ -23,12 +23,12 @@ class Run(NamedTuple):
     program: Program
     given: list[Region]
     held: list[Any]  # the storages of its constants and numbers
-    kinds: list[Kind]  # of each of them
+    kinds: list[RegionKind]  # of each of them
     words: Tensor
     bytes: list[int]  # of each slot: its own memory, the constants, what is given
 
 
-class Call(NamedTuple):
+class TorchCall(NamedTuple):
     """By PyTorch: what it gives is copied to where programs look for it; None lies there."""
 
     target: Any
@@ -37,7 +37,7 @@ class Call(NamedTuple):
     results: list[View | None]
 
 
-Part = Run | Call
+Part = Run | TorchCall
 
 
 class Runner:
@@ -48,7 +48,9 @@ class Runner:
     def __init__(self, parts: list[Part], given: list[View], results: list[Any]) -> None:
         self.parts, self.given, self.results = parts, given, results
         leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, View)]
-        self.made = [r for r in dict.fromkeys(v.region for v in leaves) if r.kind is Kind.RESULT]
+        self.made = [
+            r for r in dict.fromkeys(v.region for v in leaves) if r.kind is RegionKind.RESULT
+        ]
         self._turn = threading.Lock()
         self._runs = {part.program: Placed(part) for part in parts if isinstance(part, Run)}
         self._alone = len(parts) == len(self._runs) and is_whole(results)
@@ -109,7 +111,7 @@ class Runner:
     @property
     def outside(self) -> list[str]:
         """The names of what PyTorch runs."""
-        return [str(part.target) for part in self.parts if isinstance(part, Call)]
+        return [str(part.target) for part in self.parts if isinstance(part, TorchCall)]
 
 
 class Placed:
@@ -139,7 +141,7 @@ def is_whole(results: list[Any]) -> bool:
     """Whether each is new memory, all of which it takes."""
     regions = [result.region for result in results if isinstance(result, View)]
     return len(results) == len(regions) == len({*regions}) and all(
-        view.region.kind is Kind.RESULT
+        view.region.kind is RegionKind.RESULT
         and view.offset == 0
         and view.strides == contiguous_strides(view.sizes)
         and view.region.bytes == prod(view.sizes) * view.dtype.itemsize
@@ -147,7 +149,7 @@ def is_whole(results: list[Any]) -> bool:
     )
 
 
-def _call(part: Call, memory: dict[Region, Tensor]) -> None:
+def _call(part: TorchCall, memory: dict[Region, Tensor]) -> None:
     args, kwargs = _resolved((part.args, part.kwargs), memory)
     found = part.target(*args, **kwargs)
     leaves = [t for t in tree_leaves(found) if isinstance(t, Tensor)]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from qfx._C import Program
 from qfx.io.errors import UserError
-from qfx.programs.bytecode import ELEMENTS, Kind, Region, contiguous_strides
-from qfx.programs.executor import Call, Run, Runner
+from qfx.programs.bytecode import ELEMENTS, Region, RegionKind, contiguous_strides
+from qfx.programs.executor import Run, Runner, TorchCall
 from qfx.programs.inputs import View
 
 Described = dict[str, Any]
@@ -36,7 +36,7 @@ class Storing:
 
     def described(self, runner: Runner) -> Described:
         """ValueError where PyTorch runs parts of it."""
-        if outside := sorted({str(p.target) for p in runner.parts if isinstance(p, Call)}):
+        if outside := sorted({str(p.target) for p in runner.parts if isinstance(p, TorchCall)}):
             raise UserError(
                 f"a program cannot be stored of which PyTorch runs {', '.join(outside)}"
             )
@@ -54,8 +54,8 @@ class Storing:
             "results": [_described(view, places) for view in runner.results],
         }
 
-    def _constant(self, storage: Any, kind: Kind) -> str:
-        self.made |= storage.data_ptr() not in self._names and kind is not Kind.NUMBER
+    def _constant(self, storage: Any, kind: RegionKind) -> str:
+        self.made |= storage.data_ptr() not in self._names and kind is not RegionKind.NUMBER
         return self._name(bytes_in(storage))
 
     def _name(self, tensor: Tensor) -> str:
@@ -79,7 +79,7 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
     inputs = [_given(kind) for kind in described["inputs"]]
     places = {("input", i): view.region for i, view in enumerate(inputs)}
     made = [_number(n) for n in described["made"]]
-    places |= {("result", i): Region(Kind.RESULT, n) for i, n in enumerate(made)}
+    places |= {("result", i): Region(RegionKind.RESULT, n) for i, n in enumerate(made)}
     given = [places[kind, i] for kind, i in described["given"]]
     words, sizes = tensors[described["words"]], [_number(n) for n in described["bytes"]]
     expected = [*(t.numel() for t in kept), *(region.bytes for region in given)]
@@ -89,12 +89,12 @@ def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
         raise UserError("not a stored program: its memory has other sizes than its words say")
     addresses = [0, *(t.data_ptr() for t in kept), *(0 for _ in given)]
     held = [t.untyped_storage() for t in kept]
-    program, kinds = Program(words.tolist(), sizes, addresses), [Kind.CONSTANT for _ in held]
+    program, kinds = Program(words.tolist(), sizes, addresses), [RegionKind.CONSTANT for _ in held]
     if any(0 < slot <= len(held) for slot in program.written):
         raise UserError("not a stored program: it writes to its weights")
     run = Run(program, given, held, kinds, words, sizes)
     results = [_view(each, places) for each in described["results"]]
-    unused = {r for r in given if r.kind is Kind.RESULT} - {view.region for view in results}
+    unused = {r for r in given if r.kind is RegionKind.RESULT} - {view.region for view in results}
     if unused or len({*given}) != len(given):
         raise UserError("not a stored program: it writes what is no result, or to one twice")
     return Runner([run], inputs, results)
@@ -114,7 +114,7 @@ def _given(kind: list[Any]) -> View:
     dtype, count = _dtype(name), 1
     for size in sizes:
         count *= _number(size)
-    region = Region(Kind.GIVEN, count * dtype.itemsize)
+    region = Region(RegionKind.GIVEN, count * dtype.itemsize)
     return View(region, dtype, tuple(sizes), contiguous_strides(sizes), 0)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import qfx._C as _C
 from qfx.host.tensors import storage_id, version, weak_storage
-from qfx.weights.offload import is_held
+from qfx.weights.offload import is_offloaded
 
 
 class Stamp(NamedTuple):
@@ -77,7 +77,7 @@ class Snapshot(Protocol):
 def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -> Snapshot:
     """The state of the tensors arguments[p], p in `positions`; of all arguments by default."""
     wanted = list(range(len(arguments)) if positions is None else positions)
-    held = [p for p in wanted if is_held(arguments[p])]
+    held = [p for p in wanted if is_offloaded(arguments[p])]
     if held:
         return _SnapshotOfHeld(arguments, [p for p in wanted if p not in held], held)
     found: Snapshot = _C.Snapshot(arguments, wanted)

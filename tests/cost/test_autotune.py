@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qfx.cost.autotune import UNKNOWN, Answer, Choice, Question, choose
-from qfx.cost.kernel_parameters import tuned
+from qfx.cost.kernel_parameters import answer_questions
 from qfx.cost.prefetch import KERNELS, tried_for
 from qfx.cost.questions import (
     ALONE,
@@ -147,7 +147,7 @@ def test_wrong_parameters_are_corrected(machine: Simulated, start: Tunings, thre
     """What is measured of a way is at least its true time and at most `noise` longer, so that what
     seems fastest is at most so much slower than the best; what is set stays if it is within CLOSE
     of that."""
-    found = tuned(machine.formats(), start, threads, machine)
+    found = answer_questions(machine.formats(), start, threads, machine)
     bound = math.log1p(machine.noise) + math.log1p(CLOSE)
     regrets = machine.regrets(found.formats, threads)
     assert {name: r for name, r in regrets.items() if r > bound + 1e-9} == {}
@@ -158,8 +158,8 @@ def test_wrong_parameters_are_corrected(machine: Simulated, start: Tunings, thre
 @given(MACHINES, STARTS)
 def test_what_is_right_stays(machine: Simulated, start: Tunings) -> None:
     machine.noise = 0.0
-    once = tuned(machine.formats(), start, 2, machine)
-    assert tuned(machine.formats(), once.formats, 2, machine).formats == once.formats
+    once = answer_questions(machine.formats(), start, 2, machine)
+    assert answer_questions(machine.formats(), once.formats, 2, machine).formats == once.formats
 
 
 ONE = Truth(1e11, 1e-6, "t1", 2048, (1.0, 1.0, 1.0), 0.8, 4, 1.9, 5e-6)
@@ -172,7 +172,7 @@ def simulated(**others: Any) -> Simulated:
 
 def test_threads_that_gain_nothing_are_never_woken() -> None:
     machine = Simulated(dict.fromkeys(("tall", "low"), replace(ONE, threads=0.9)))
-    found = tuned(machine.formats(), START, 2, machine)
+    found = answer_questions(machine.formats(), START, 2, machine)
     assert {f["serial_steps"] for f in found.formats.values()} == {NO_STEPS} and found.settled
 
 
@@ -180,7 +180,7 @@ def test_threads_that_gain_nothing_are_never_woken() -> None:
 def test_threads_that_waited_for_cores_say_nothing(free: tuple[bool, ...]) -> None:
     """They would seem to gain nothing, and never be woken again. Before or behind a round."""
     machine = simulated(free=free)
-    found = tuned(machine.formats(), START, 2, machine)
+    found = answer_questions(machine.formats(), START, 2, machine)
     assert {f["serial_steps"] for f in found.formats.values()} == {START["low"]["serial_steps"]}
     assert found.formats["tall"]["hint"] == "t1"  # one thread's own clock needs no idle machine
     assert found.spread == UNKNOWN and not found.settled
@@ -189,7 +189,7 @@ def test_threads_that_waited_for_cores_say_nothing(free: tuple[bool, ...]) -> No
 def test_without_time_everything_stays_and_is_not_settled() -> None:
     for rounds in (0, 1):  # to compare takes two
         machine = simulated(rounds=rounds)
-        found = tuned(machine.formats(), START, 2, machine)
+        found = answer_questions(machine.formats(), START, 2, machine)
         assert found.spread == UNKNOWN and not found.settled
         assert found.formats == START
 
@@ -205,7 +205,7 @@ def test_rounds_that_do_not_agree_are_counted_and_told() -> None:
             )
 
     machine = Fickle({"tall": ONE, "low": ONE}, rounds=1000)
-    found = tuned(machine.formats()[1:], {"low": START["low"]}, 1, machine)
+    found = answer_questions(machine.formats()[1:], {"low": START["low"]}, 1, machine)
     assert not found.settled and found.spread == pytest.approx(0.5)
     assert machine.rounds >= 1000 - len(ALONE.rounds) - 2  # of the other question two rounds agree
 

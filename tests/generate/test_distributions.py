@@ -19,7 +19,7 @@ import torch
 
 from qfx.generate import distributions as installed
 from qfx.generate.code_fingerprint import told_code
-from qfx.generate.fingerprint import Teller
+from qfx.generate.fingerprint import Fingerprinter
 
 RECORD = "own_pkg/__init__.py,sha256=abc,9\nown_pkg-1.0.dist-info/METADATA,sha256=def,9\n"
 EDITABLE = "__editable__.own_pkg-1.0.pth,sha256=abc,9\nown_pkg-1.0.dist-info/METADATA,sha256=d,9\n"
@@ -112,7 +112,7 @@ def test_the_code_that_calls_a_package_is_told_with_its_distribution(
         vars(caller).update(own_pkg=package)
         exec(f"def forward(x): return own_pkg.{calls}", vars(caller))
         monkeypatch.setitem(sys.modules, "a_model", caller)
-        return [*told_code(Teller({}), ["a_model"], [])]
+        return [*told_code(Fingerprinter({}), ["a_model"], [])]
 
     first = told("first")
     assert told("second") == first

@@ -13,10 +13,10 @@ import pytest
 
 from qfx.io import disk_memo
 from qfx.io.disk_cache import DiskCache
-from qfx.io.disk_memo import Kept, NotKept, is_switch
+from qfx.io.disk_memo import DiskMemo, NotCached, is_switch
 
 KEY, VALUE = "key.txt", "a value"
-KINDS = Kept(
+KINDS = DiskMemo(
     "kind", "the values", "values", re.compile(r"[a-z]+\.txt"), 3, logging.getLogger("kept")
 )
 
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_a_warning_and_is_replaced(
 def test_what_cannot_be_kept_is_no_warning(
     method: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entry = Text({method: NotKept("it has hooks")})
+    entry = Text({method: NotCached("it has hooks")})
     with caplog.at_level(logging.INFO, "kept"):
         assert [KINDS.get(entry) for _ in range(2)] == [VALUE] * 2
     assert entry.made == 2 and os.listdir(folder) == []

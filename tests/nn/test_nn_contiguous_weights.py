@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import qfx
-from qfx.nn.contiguous_weights import packed_together
+from qfx.nn.contiguous_weights import make_contiguous
 
 
 def _model(scheme: str = "w8a8") -> nn.Sequential:
@@ -37,27 +37,27 @@ def _follow(places: list[tuple[int, int]]) -> bool:
 def test_they_lie_in_order_and_give_the_same(scheme: str) -> None:
     model, x = _model(scheme), torch.randn(3, 128)
     before = model(x)
-    packed_together(model)
+    make_contiguous(model)
     places = _places(model)
     assert len(places) == 3 and _follow(places)
     assert model[0].packed is model[3].packed
     assert torch.equal(model(x), before)
-    packed_together(model)
+    make_contiguous(model)
     assert _places(model) == places
 
 
 def test_models_that_share_layers_do_not_take_them_from_each_other() -> None:
     layers = [*_model(), *_model()]
     whole, part = nn.Sequential(*layers), nn.Sequential(*layers[:5], _model()[4])
-    packed_together(whole)
+    make_contiguous(whole)
     places = _places(whole)
-    packed_together(part)
+    make_contiguous(part)
     assert _places(whole) == places and len(places) == 6
 
 
 def test_each_has_memory_of_its_own() -> None:
     model = _model()
-    packed_together(model)
+    make_contiguous(model)
     for linear in (model[0], model[2]):
         storage = linear.packed.untyped_storage()
         assert storage.nbytes() == linear.packed.nbytes and linear.packed.storage_offset() == 0
@@ -65,18 +65,18 @@ def test_each_has_memory_of_its_own() -> None:
 
 def test_a_weight_that_was_written_moves_again() -> None:
     model, x = _model(), torch.randn(3, 128)
-    packed_together(model)
+    make_contiguous(model)
     with torch.no_grad():
         model[2].weight.data = qfx.nn.Linear.from_float(nn.Linear(128, 128)).weight.data
     assert not _follow(_places(model))
     before = model(x)
-    packed_together(model)
+    make_contiguous(model)
     assert _follow(_places(model)) and torch.equal(model(x), before)
 
 
 def test_a_linear_survives_its_model() -> None:
     model, x = _model(), torch.randn(3, 128)
-    packed_together(model)
+    make_contiguous(model)
     last, state = copy.deepcopy(model[4]), model.state_dict()
     expected, linear = model[4](x), model[4]
     del model
@@ -89,7 +89,7 @@ def test_a_linear_survives_its_model() -> None:
 def test_who_generates_in_inference_mode_may_train_later() -> None:
     model = _model()
     with torch.inference_mode():
-        packed_together(model)
+        make_contiguous(model)
     x = torch.randn(3, 128, requires_grad=True)
     model(x).sum().backward()
     assert x.grad is not None and bool(x.grad.any())
@@ -97,13 +97,13 @@ def test_who_generates_in_inference_mode_may_train_later() -> None:
 
 def test_what_processes_share_stays() -> None:
     model = _model().share_memory()
-    packed_together(model)
+    make_contiguous(model)
     assert model[0].packed.is_shared() and model[2].packed.is_shared()
 
 
 def test_what_is_not_on_the_cpu_stays() -> None:
     model = _model()
     packed = model[2].to("meta").packed
-    packed_together(model)
+    make_contiguous(model)
     assert model[2].packed is packed and packed.is_meta
-    packed_together(nn.Sequential())
+    make_contiguous(nn.Sequential())

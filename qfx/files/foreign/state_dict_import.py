@@ -13,9 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qfx.files.foreign.weight import Activations, ForeignWeight, Grid, parts_of, scheme_of, unkept
+from qfx.files.foreign.weight import (
+    Activations,
+    ForeignGrid,
+    ForeignWeight,
+    parts_of,
+    scheme_of,
+    unkept,
+)
 from qfx.files.model_state import ties
-from qfx.files.tensor_file import Entry
+from qfx.files.tensor_file import TensorEntry
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
 from qfx.nn.frozen_state import TENSORS, kinds, scheme_tensor
@@ -38,7 +45,7 @@ class Item(NamedTuple):
     dtype: torch.dtype
     floats: Callable[[], Tensor]
     kind: str = ""
-    grid: Grid | None = None
+    grid: ForeignGrid | None = None
     weight: Callable[[], ForeignWeight] | None = None
     x: QSpec | None = QSpec(symmetric=False)
 
@@ -67,19 +74,19 @@ class Imported:
         return self.foreign.at
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TensorEntry]:
         """What a state dict of the model would hold."""
-        found: dict[str, Entry] = {}
+        found: dict[str, TensorEntry] = {}
         for name, item in self.items.items():
             owner = name.removesuffix(".weight")
             scheme = self.kept.get(owner) or self.anew.get(owner)
             if scheme is None:
-                found[name] = Entry(item.dtype, item.shape, 0)
+                found[name] = TensorEntry(item.dtype, item.shape, 0)
                 continue
             fields = _fields(scheme, item.grid if owner in self.kept else None)
-            found[f"{owner}.{KEY}"] = Entry(torch.int32, (LENGTH,), 0)
+            found[f"{owner}.{KEY}"] = TensorEntry(torch.int32, (LENGTH,), 0)
             for part, (dtype, shape) in kinds(scheme, fields, *item.shape).items():
-                found[f"{owner}.{part}"] = Entry(dtype, shape, 0)
+                found[f"{owner}.{part}"] = TensorEntry(dtype, shape, 0)
         return found
 
     def tensors(self) -> Iterator[tuple[Path, str, Tensor]]:
@@ -127,7 +134,7 @@ class Imported:
         )
 
 
-def _fields(scheme: Scheme, kept: Grid | None) -> dict[str, Any]:
+def _fields(scheme: Scheme, kept: ForeignGrid | None) -> dict[str, Any]:
     """What else the scheme tensor says: of a grid that is kept, or of our own."""
     fields = {"factor": scheme.w.axes == PER_COLUMN, "x_zero_point": False, "shift": False}
     half = kept.half if kept else torch.bfloat16
