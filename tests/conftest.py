@@ -12,7 +12,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 
 import pytest
 import qfx._C as _C
@@ -23,15 +22,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from qfx.cost import kernels
 from qfx.cost.device_models import costs_from
-from qfx.cost.disk import read_or_measure
+from qfx.cost.disk import TABLES
 from qfx.cost.gpu import cost_of
 from qfx.cost.kernel_parameters import KernelParameters
 from qfx.cost.model import CostModel, Costs
+from qfx.cost.table_file import TableFile
 from qfx.cost.workloads import KINDS
 from qfx.io.disk_memo import is_switch
 from qfx.rewriting import verify as verifying
 from qfx.values.floats import FLOATS
-from tests.lib.costs import FIXED, FIXED_COSTS
+from tests.lib.costs import FIXED, FIXED_COSTS, known
 
 THREADS = 2
 logging.getLogger(verifying.__name__).setLevel(logging.DEBUG)  # every rewritten graph is checked
@@ -102,8 +102,7 @@ def _keep_fixed_costs() -> None:
     for threads in range(1, THREADS + 1):
         kernels.kept(isa, threads, lambda: KernelParameters(defaults, dict.fromkeys(defaults, 0.0)))
         for kind, dtype in itertools.product(KINDS, FLOATS):
-            fixed = partial(FIXED.__getitem__, kind)
-            read_or_measure(kind, (dtype, threads, isa), KINDS[kind].read, fixed)
+            TABLES.put(TableFile(kind, (dtype, threads, isa)), known(FIXED[kind]))
 
 
 @pytest.fixture(autouse=True)

@@ -36,6 +36,7 @@ from qfx.calibration.search import Candidate, candidates
 from qfx.calibration.sequential import sequential
 from qfx.cost.device_models import current_costs
 from qfx.cost.machine import MachineCost
+from qfx.cost.spending import unlimited
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.values.config import Config, Configurable
 from qfx.values.recipe import Recipe
@@ -147,10 +148,11 @@ def calibrate(
     observe = partial(_observe, model, batches, session, progress)
     count = observe("calibrating")
     groups, cost = _wanted(session, config), current_costs().cpu or MachineCost()
-    found = {
-        key: candidates(group, ladder, observer, cost, config.minimum_gain)
-        for key, group in tqdm(groups.items(), "searching", disable=not progress)
-    }
+    with unlimited():  # a calibration takes minutes, and its recipe stays
+        found = {
+            key: candidates(group, ladder, observer, cost, config.minimum_gain)
+            for key, group in tqdm(groups.items(), "searching", disable=not progress)
+        }
     ranges = _ranges(found, observer, session, observe)
 
     def with_codes(chosen: Chosen, seen: Iterable[Any] = batches) -> Chosen:

@@ -14,6 +14,7 @@ from torch import fx
 
 from qfx.calibration.record import keyed_sites
 from qfx.cost.device_models import current_costs
+from qfx.cost.spending import unlimited
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.host.shapes import hint
 from qfx.io.errors import UserError
@@ -52,7 +53,7 @@ def pin(
         plans.append(run_passes(gm, context, "decide").plan)
         return gm(*arguments)
 
-    with unchanged(model, "pin"):
+    with unchanged(model, "pin"), unlimited():  # a plan that stays follows this machine's times
         watch(model, look, *inputs, dynamic=False, **keyword_inputs)
     if not plans:
         raise UserError("pin: no graph was captured, see qfx.explain(model, *inputs)")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qfx.cost.grid_timing import FAR, ROUNDS, random
 from qfx.cost.model import Estimate, Work
-from qfx.cost.table import Table
+from qfx.cost.table import Times
 from qfx.cost.timing import fastest
 
 PRODUCT_AXES = ((1, 8, 64, 256), (32, 64, 128, 512), (32, 64, 128, 512))  # M, K, N of each matrix
@@ -22,7 +22,7 @@ BATCH = 8  # matrices of a measurement
 Cell = Callable[[int, int, int, int, torch.dtype], list[float]]  # of a batch of M, K, N
 
 
-def per_matrix(table: Table, work: Work) -> Estimate:
+def per_matrix(table: Times, work: Work) -> Estimate:
     """A call, and each of its matrices alike."""
 
     def seconds(name: str, call: float) -> float:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.cost.grid import LONGEST, count, seconds
-from qfx.cost.grid_timing import Extra, random
+from qfx.cost.grid_timing import ROUNDS, Extra, random
 from qfx.cost.linears import ASYMMETRIC, AXES, BLOCK, VECTOR, column
 from qfx.cost.timing import fastest
 from qfx.ops.code import Code
@@ -75,14 +75,13 @@ def training(dtype: torch.dtype, size: int = 512) -> list[float]:
     return [s / size**2 for s in times]
 
 
-def columns(dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
-    """For each M of AXES: what 0, 1, .. columns beyond a multiple of BLOCK count for, in those of a
-    whole block."""
-    for m in AXES[0]:
-        x, weights = random(m, k, dtype), [random(n + i, k, dtype) for i in range(BLOCK + 1)]
-        none, *times = fastest(*(partial(F.linear, x, w) for w in weights))
-        whole = max(times[-1] - none, 1e-9)
-        yield from (0.0, *(BLOCK * max(t - none, 0.0) / whole for t in times[:-1]))
+def columns(m: int, dtype: torch.dtype, k: int = 512, n: int = 4 * BLOCK) -> Iterator[float]:
+    """What 0, 1, .. columns beyond a multiple of BLOCK count for, in columns of a whole block, of
+    products of m rows."""
+    x, weights = random(m, k, dtype), [random(n + i, k, dtype) for i in range(BLOCK + 1)]
+    none, *times = fastest(*(partial(F.linear, x, w) for w in weights), rounds=ROUNDS)
+    whole = max(times[-1] - none, 1e-9)
+    yield from (0.0, *(BLOCK * max(t - none, 0.0) / whole for t in times[:-1]))
 
 
 def uneven(dtype: torch.dtype, m: int = 256, k: int = 2 * VECTOR, n: int = PANEL) -> list[float]:
@@ -120,7 +119,7 @@ CORRECTIONS = {  # in the order in which they are measured
     "static_call": Extra(static_call, 1, partial(seconds, least=-LONGEST)),
     "static": Extra(static, 2),
     "training": Extra(training, 3),
-    "columns": Extra(columns, BLOCK * len(AXES[0]), count),
+    **{f"columns_{m}": Extra(partial(columns, m), BLOCK, count) for m in AXES[0]},
     "uneven": Extra(uneven, 1),
     "symmetric": Extra(symmetric, 1),
     "rotation": Extra(rotation, 2),

@@ -23,7 +23,7 @@ from qfx.io.disk_memo import DiskMemo
 
 log = logging.getLogger(__name__)
 
-FORMAT = 15  # of the files, and of what is measured
+FORMAT = 16  # of the files, and of what is measured
 TRIES = 3
 _OURS = re.compile(r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json")  # those of formats before 12 too
 TABLES = DiskMemo("cost", "the cost tables", "", _OURS, 256, log)  # files of a few kB
@@ -67,7 +67,7 @@ class _TableEntry(Generic[T]):
         self._before: T | None = None
 
     def key(self) -> str:
-        return _name(self._kind, *self._machine)
+        return file_name(self._kind, *self._machine)
 
     def read(self, data: bytes) -> T | None:
         first, _, text = data.decode("utf-8").partition("\n")
@@ -94,7 +94,7 @@ def _count(line: str) -> int:
     raise ValueError(f"it begins with {line[:40]!r}, not with how often it was measured")
 
 
-def _name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:
+def file_name(kind: str, dtype: torch.dtype, threads: int, isa: str) -> str:
     build = f"{Path(_C.__file__).stat().st_mtime_ns:x}"  # another build has other kernels
     waits = "passive" if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" else ""
     shared = f"{threads}t{waits}"  # threads that sleep take thirty times as long to wake

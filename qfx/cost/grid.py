@@ -19,11 +19,56 @@ from typing import Any
 
 LONGEST = 3600.0  # seconds that anything measured may have taken
 Axes = tuple[tuple[int, ...], ...]
+Point = tuple[int, ...]  # indices of the axes
 Check = Callable[[Any], float]  # the number, or ValueError
 
 
+class Interpolated:
+    """Seconds of any sizes, from those of the points of `axes`, which a subclass knows."""
+
+    axes: Axes
+
+    def at(self, indices: Sequence[int]) -> float:
+        """Seconds at one point."""
+        raise NotImplementedError
+
+    def linear(self, *sizes: float) -> float:
+        """Seconds for these sizes; never less than the smallest call."""
+        places = [_between(p, max(size, 1)) for p, size in zip(self.axes, sizes, strict=True)]
+        self.ask(_corners(places))
+        return max(_mixed(places, self.at), self.smallest)
+
+    def logs(self, *sizes: int) -> float:
+        """Seconds for these sizes; never less than the least of all points."""
+        wanted = [max(size, 1) for size in sizes]
+        places = [_between_logs(p, size) for p, size in zip(self.axes, wanted, strict=True)]
+        self.ask(_corners(places))
+        per_unit = _mixed(places, lambda at: math.log(self.at(at) / self._work(at)))
+        return max(math.exp(per_unit) * math.prod(wanted), self.least)
+
+    def ask(self, points: Sequence[Point]) -> None:
+        """Announces which points will be read, before the first of them is."""
+
+    def within(self, *sizes: int) -> tuple[int, ...]:
+        """The sizes, those below the axes' smallest as that one: vectors are not shorter."""
+        return tuple(max(size, p[0]) for p, size in zip(self.axes, sizes, strict=True))
+
+    @property
+    def smallest(self) -> float:
+        """Seconds where all sizes are the smallest."""
+        return self.at((0,) * len(self.axes))
+
+    @property
+    def least(self) -> float:
+        """Seconds that no call falls below."""
+        return self.smallest
+
+    def _work(self, indices: Sequence[int]) -> int:
+        return math.prod(points[i] for points, i in zip(self.axes, indices, strict=True))
+
+
 @dataclass(frozen=True)
-class Grid:
+class Grid(Interpolated):
     """Seconds on the points of `axes`: nested tuples, as deep as there are axes.
 
     Lists become tuples. ValueError for axes that do not ascend, another shape, and what is no time.
@@ -37,47 +82,38 @@ class Grid:
         object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "seconds", nested(self.seconds, tuple(map(len, axes)), positive))
 
-    def linear(self, *sizes: float) -> float:
-        """Seconds for these sizes; never less than the smallest call."""
-        places = [_between(p, max(size, 1)) for p, size in zip(self.axes, sizes, strict=True)]
-        return max(_mixed(places, self._at), self.smallest)
-
-    def logs(self, *sizes: int) -> float:
-        """Seconds for these sizes; never less than the least of all points."""
-        wanted = [max(size, 1) for size in sizes]
-        places = [_between_logs(p, size) for p, size in zip(self.axes, wanted, strict=True)]
-        per_unit = _mixed(places, lambda at: math.log(self._at(at) / self._work(at)))
-        return max(math.exp(per_unit) * math.prod(wanted), self._least)
-
-    def within(self, *sizes: int) -> tuple[int, ...]:
-        """The sizes, those below the axes' smallest as that one: vectors are not shorter."""
-        return tuple(max(size, p[0]) for p, size in zip(self.axes, sizes, strict=True))
+    def at(self, indices: Sequence[int]) -> float:
+        found: float = reduce(getitem, indices, self.seconds)
+        return found
 
     @cached_property
-    def smallest(self) -> float:
+    def smallest(self) -> float:  # type: ignore[override]
         """Seconds where all sizes but the last are the smallest."""
-        return min(self._at([0] * (len(self.axes) - 1)))
+        first: Any = reduce(getitem, (0,) * (len(self.axes) - 1), self.seconds)
+        return float(min(first))
 
     @cached_property
-    def _least(self) -> float:
-        return min(map(self._at, product(*(range(len(points)) for points in self.axes))))
-
-    def _at(self, indices: Sequence[int]) -> Any:
-        return reduce(getitem, indices, self.seconds)
-
-    def _work(self, indices: Sequence[int]) -> int:
-        return math.prod(points[i] for points, i in zip(self.axes, indices, strict=True))
+    def least(self) -> float:  # type: ignore[override]
+        """The least of all points."""
+        return min(map(self.at, product(*(range(len(points)) for points in self.axes))))
 
 
 Place = tuple[int, float]  # (i, t): at fraction t of the way from point i to i + 1
 
 
+def _corners(places: Sequence[Place]) -> list[Point]:
+    """The points around a place that count there."""
+    return [*product(*([i + j for j, share in ((0, 1 - t), (1, t)) if share] for i, t in places))]
+
+
 def _mixed(places: Sequence[Place], value: Callable[[Sequence[int]], float]) -> float:
     """The values of the corners around a place, each by its nearness."""
     total = 0.0
-    for corner in product(*(((i, 1 - t), (i + 1, t)) for i, t in places)):
-        indices, shares = zip(*corner, strict=True)
-        total += math.prod(shares) * value(indices)
+    for indices in _corners(places):
+        share = math.prod(
+            t if i > first else 1 - t for i, (first, t) in zip(indices, places, strict=True)
+        )
+        total += share * value(indices)
     return total
 
 

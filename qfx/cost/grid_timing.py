@@ -1,23 +1,21 @@
-"""Measuring grids: every cell in two sweeps, out of the caller's modes, on numbers made for it."""
+"""What cells of a cost table are timed with: operands made for it, out of the caller's modes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import product
 from typing import NamedTuple
 
 import torch
 
-from qfx.cost.grid import Axes, Check, Grid, seconds
+from qfx.cost.grid import Check, seconds
 from qfx.host.tensors import without_modes
 
 Timing = Callable[[int], Sequence[float]]  # M -> seconds in float and in int8
 Column = Callable[[int, int, torch.dtype], Timing]  # of K and N
 LARGEST = 2**28  # multiply-adds of a cell that is timed
-SWEEPS = 2  # over a grid, the lesser time counting: what disturbs often lasts for many cells
-ROUNDS = 2  # of a cell in each
+ROUNDS = 2  # of each time of a cell
 FAR = 64 << 20  # bytes that no cache near the processor holds
 MATRICES = 128  # as many weights as a model has between two uses of one
 
@@ -41,39 +39,6 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             _room.cache_clear()
-
-
-def measured_grids(axes: Axes, column: Column, dtype: torch.dtype) -> tuple[Grid, Grid, float]:
-    """The two times of each cell, as two grids, and how far sweeps were apart. Where there are more
-    than LARGEST multiply-adds, each further row takes as long as between the two M before."""
-    cells: dict[tuple[int, ...], list[float]] = {}
-    apart: list[float] = []
-    for k, n in SWEEPS * tuple(product(*axes[1:])):
-        timed = column(k, n, dtype)
-        for m in axes[0]:
-            if m in axes[0][:2] or m * k * n <= LARGEST:
-                times = timed(m)
-                before = cells.get((m, k, n), times)
-                apart += [max(t, b) / min(t, b) - 1 for t, b in zip(times, before, strict=True)]
-                cells[m, k, n] = list(map(min, times, before))
-
-    def seconds(m: int, k: int, n: int, i: int) -> float:
-        *_, low, high = (rows for rows in axes[0] if (rows, k, n) in cells)
-        if m <= high:
-            return cells[m, k, n][i]
-        more = max(cells[high, k, n][i] - cells[low, k, n][i], 0.0)
-        return cells[high, k, n][i] + more * (m - high) / (high - low)
-
-    ms, ks, ns = axes
-    both = ([[[seconds(m, k, n, i) for n in ns] for k in ks] for m in ms] for i in range(2))
-    float_s, int8_s = (Grid(axes, times) for times in both)
-    return float_s, int8_s, spread(apart[len(apart) // 2 :])
-
-
-def spread(apart: Sequence[float]) -> float:
-    """What three quarters of the cells do not exceed: of a quarter that a sweep disturbs, a quarter
-    is disturbed in the other one too, where the least time no longer helps."""
-    return sorted(apart)[len(apart) * 3 // 4]
 
 
 @lru_cache(maxsize=2)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qfx.cost.grid_timing import ROUNDS, Timing, apart, random, weights
 from qfx.cost.model import Estimate, Work
-from qfx.cost.table import Table
+from qfx.cost.table import Times
 from qfx.cost.timing import fastest
 from qfx.ops.forms import DYNAMIC, FLOAT, of_scheme
 from qfx.ops.header import PANEL
@@ -58,7 +58,7 @@ def in_int8(scheme: Scheme, x: Tensor, n: int, weight: Tensor) -> Callable[[], T
     return lambda: operator(*arguments)  # type: ignore[no-any-return]
 
 
-def between_points(table: Table, work: Work) -> Estimate:
+def between_points(table: Times, work: Work) -> Estimate:
     """A size below the grid's smallest counts as that one. Smaller groups than those of the grid
     take at most as many times as long as there are more of them."""
     grids, group = (table.grids["float"], table.grids["int8"]), work.scheme and work.scheme.group
@@ -66,7 +66,7 @@ def between_points(table: Table, work: Work) -> Estimate:
     return Estimate(float_s, int8_s * max(GROUP / (group or GROUP), 1.0))
 
 
-def with_corrections(table: Table, work: Work) -> Estimate:
+def with_corrections(table: Times, work: Work) -> Estimate:
     """Of a single int8 GEMM, which works on whole panels of columns."""
     m, k, n = work.m, work.k, work.n
     int8_s = table.grids["int8"].linear(m, k, -(-n // PANEL) * PANEL)
@@ -75,14 +75,14 @@ def with_corrections(table: Table, work: Work) -> Estimate:
     return Estimate(in_float(table, m, k, n), max(int8_s - _saving(table, work), int8_s / 2))
 
 
-def in_float(table: Table, m: int, k: int, n: int) -> float:
+def in_float(table: Times, m: int, k: int, n: int) -> float:
     """Predicted seconds in float alone."""
-    row = max(bisect_right(AXES[0], m) - 1, 0)
-    more = table.numbers["columns"][BLOCK * row + n % BLOCK]
+    row = AXES[0][max(bisect_right(AXES[0], m) - 1, 0)]
+    more = table.numbers[f"columns_{row}"][n % BLOCK] if n % BLOCK else 0.0
     return table.grids["float"].linear(m, k, n - n % BLOCK + more)
 
 
-def _saving(table: Table, work: Work) -> float:
+def _saving(table: Times, work: Work) -> float:
     """Seconds less than with scales and zero points found at every call."""
     x = work.x
     if x and x.static:

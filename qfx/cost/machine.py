@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 import qfx._C as _C
+from qfx.cost.default_tables import default_table, family_of
 from qfx.cost.linears import in_float
+from qfx.cost.live_table import Unmeasured
 from qfx.cost.model import Estimate, Work
-from qfx.cost.table import Table
-from qfx.cost.workloads import KINDS, table
+from qfx.cost.spending import unlimited
+from qfx.cost.table import Table, Times
+from qfx.cost.table_file import KeptTable, table
+from qfx.cost.workloads import KINDS
 from qfx.values.scheme import Scheme
 
-Tables = Callable[[str, torch.dtype, int, str], Table]  # of kind, type, threads, instruction set
+T = TypeVar("T")
+Tables = Callable[[str, torch.dtype, int, str], Times]  # of kind, type, threads, instruction set
+Defaults = Callable[[str, torch.dtype, str], Table | None]  # of kind, type, instruction set
+Find = Callable[[str], Times]  # the table of a kind
 
 
 class MachineCost:
     """The cost model of a machine, this one by default, with the threads and the instruction set in
-    use. Tables are read from the cache directory, or measured and kept, when first asked for."""
+    use. Cells of its tables are read from the cache directory, or measured and kept, when first
+    asked for; `defaults` answer whatever there is no time left to measure."""
 
-    def __init__(self, tables: Tables = table) -> None:
-        self.tables = tables
+    def __init__(self, tables: Tables | None = None, defaults: Defaults = default_table) -> None:
+        self.tables, self.defaults = tables or table, defaults
 
     def lacks(self, kind: str, dtype: torch.dtype, scheme: Scheme | None) -> str | None:
         """None: what was not measured yet will be."""
@@ -29,28 +39,67 @@ class MachineCost:
 
     def estimate(self, work: Work) -> Estimate:
         """A rotation, and outliers, cost as much beside every kind of linear."""
-        found = KINDS[work.kind].predicted(self._table(work, work.kind), work)
-        int8_s = found.int8_s
-        if work.rotated:
-            turned = "rotation" if work.x else "turn"  # float activations have no other pass
-            int8_s += self._table(work).over(turned, work.m, work.k)
-        if work.outliers:
-            int8_s += in_float(self._table(work), work.m, work.outliers, work.n)
-        return Estimate(found.float_s, int8_s)
+        return self._asked(work, lambda find: _estimated(find, work))
 
     def packing(self, work: Work) -> float:
         """Seconds to quantize and pack the weight."""
-        table = self._table(work)
-        turned = table.over("rotation", work.n, work.k) if work.rotated else 0.0
-        return work.n * work.k * table.numbers["training"][0] + turned
+        return self._asked(work, lambda find: _packing(find("int8"), work))
 
     def training(self, work: Work) -> float:
-        """Where K is rotated, so are the weight, in both directions, and both gradients back."""
-        table, m, k, n = self._table(work), work.m, work.k, work.n
-        _, again_s, codes_s = table.numbers["training"]
-        seconds = self.packing(work) + n * k * again_s + m * k * codes_s
-        turned = 2 * table.over("turn", n, k) + table.over("turn", m, k)
-        return seconds + turned * work.rotated
+        """Seconds of the weight, both ways, and of both gradients back where K is rotated."""
+        return self._asked(work, lambda find: _training(find("int8"), work))
 
-    def _table(self, work: Work, kind: str = "int8") -> Table:
-        return self.tables(kind, work.dtype, torch.get_num_threads(), _C.isa())
+    def _asked(self, work: Work, answer: Callable[[Find], T]) -> T:
+        threads, isa = torch.get_num_threads(), _C.isa()
+        used: list[Times] = []
+
+        def measured(kind: str) -> Times:
+            used.append(self.tables(kind, work.dtype, threads, isa))
+            return used[-1]
+
+        def default(kind: str) -> Times:
+            found = self.defaults(kind, work.dtype, isa)
+            if found is None:
+                raise Unmeasured
+            return found
+
+        try:
+            return answer(measured)
+        except Unmeasured:
+            pass
+        finally:
+            for each in used:
+                if isinstance(each, KeptTable):
+                    each.keep()
+        try:
+            found = answer(default)
+        except Unmeasured:  # a family without defaults is measured however long it takes
+            with unlimited():
+                return answer(measured)
+        if isinstance(found, Estimate):
+            return replace(found, source=f"by defaults of {family_of(isa)}, not measured here")
+        return found
+
+
+def _estimated(find: Find, work: Work) -> Estimate:
+    found = KINDS[work.kind].predicted(find(work.kind), work)
+    int8_s = found.int8_s
+    if work.rotated:
+        turned = "rotation" if work.x else "turn"  # float activations have no other pass
+        int8_s += find("int8").over(turned, work.m, work.k)
+    if work.outliers:
+        int8_s += in_float(find("int8"), work.m, work.outliers, work.n)
+    return Estimate(found.float_s, int8_s)
+
+
+def _packing(table: Times, work: Work) -> float:
+    turned = table.over("rotation", work.n, work.k) if work.rotated else 0.0
+    return work.n * work.k * table.numbers["training"][0] + turned
+
+
+def _training(table: Times, work: Work) -> float:
+    m, k, n = work.m, work.k, work.n
+    _, again_s, codes_s = table.numbers["training"]
+    seconds = _packing(table, work) + n * k * again_s + m * k * codes_s
+    turned = 2 * table.over("turn", n, k) + table.over("turn", m, k)
+    return seconds + turned * work.rotated

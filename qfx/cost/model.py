@@ -49,14 +49,20 @@ class Work:
 @dataclass(frozen=True)
 class Estimate:
     """Predicted seconds of one call of a site, in float and in int8; or in PyTorch's attention of
-    one query and in `attention_decode`."""
+    one query and in `attention_decode`. `source`: whose times these are, '' for this machine's."""
 
     float_s: float
     int8_s: float
+    source: str = ""
 
     @property
     def gain(self) -> float:
         return self.float_s / self.int8_s
+
+    @property
+    def said(self) -> str:
+        """The gain in words, and whose times it follows."""
+        return f"{self.gain:.2f}x float{self.source and ' '}{self.source}"
 
 
 class CostModel(Protocol):

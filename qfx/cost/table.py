@@ -8,11 +8,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from qfx.cost.grid import Check, Grid, nested, seconds
+from qfx.cost.grid import Check, Grid, Interpolated, nested, seconds
 
-NEAR = 0.25  # of two sweeps over a grid
+NEAR = 0.25  # of two times of a cell
+GRIDS = ("float", "int8")
+
+
+class Times(Protocol):
+    """Grids of seconds by name and numbers beside them, all measured or measured when read."""
+
+    @property
+    def grids(self) -> Mapping[str, Interpolated]: ...
+
+    @property
+    def numbers(self) -> Mapping[str, tuple[float, ...]]: ...
+
+    def over(self, name: str, m: int, k: int) -> float:
+        """Seconds of a pass over m rows of k elements, from those of a row and of an element."""
+        ...
 
 
 @dataclass(frozen=True)

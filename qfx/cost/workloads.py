@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-
-import torch
+from functools import partial
 
 from qfx.cost import batches, linears
 from qfx.cost.corrections import CORRECTIONS
-from qfx.cost.disk import read_or_measure
 from qfx.cost.grid import Axes, positive
-from qfx.cost.grid_timing import Column, Extra, measured_grids, undisturbed
+from qfx.cost.grid_timing import Column, Extra
 from qfx.cost.model import Estimate, Work
-from qfx.cost.table import Table
+from qfx.cost.table import GRIDS, Table, Times
 from qfx.values.scheme import QSpec, Scheme
 
 
@@ -26,15 +23,8 @@ class Workload:
 
     axes: Axes
     column: Column
-    predicted: Callable[[Table, Work], Estimate]
+    predicted: Callable[[Times, Work], Estimate]
     extras: Mapping[str, Extra] = field(default_factory=dict)
-
-    def measure(self, dtype: torch.dtype) -> Table:
-        """Times the operators themselves, float and int8 in turns."""
-        with undisturbed():
-            float_s, int8_s, spread = measured_grids(self.axes, self.column, dtype)
-            numbers = {name: tuple(extra.measured(dtype)) for name, extra in self.extras.items()}
-        return Table({"float": float_s, "int8": int8_s}, numbers, spread)
 
     def read(self, text: str) -> Table:
         """ValueError, KeyError or TypeError for what is no table of this kind."""
@@ -44,7 +34,6 @@ class Workload:
         return table
 
 
-GRIDS = ("float", "int8")
 FINEST = QSpec(bits=4, symmetric=False, group=linears.GROUP)  # zero points take the longest
 
 PACKED = replace(FINEST, packed=True)
@@ -78,10 +67,3 @@ KINDS = {
     "attentions": _batch(batches.ATTENTION_AXES, batches.attention),
     "decodes": _batch(batches.DECODE_AXES, batches.decode),
 }
-
-
-@lru_cache
-def table(kind: str, dtype: torch.dtype, threads: int, isa: str) -> Table:
-    """Reads the table from the cache directory, or measures and keeps it (a second or two)."""
-    row = KINDS[kind]
-    return read_or_measure(kind, (dtype, threads, isa), row.read, lambda: row.measure(dtype))

@@ -80,21 +80,38 @@ class DiskMemo:
 
     def get(self, entry: MemoEntry[T]) -> T:
         """The value from disk, or made now and kept there."""
-        cache = self.cache()
-        if cache is None:
-            return entry.make()
-        try:
-            key = entry.key()
-        except NotCached as why:
-            self.log.info("%s are not kept on disk: %s", self.what, why)
-            return entry.make()
-        found = self._read(cache, key, entry)
+        cache, key = self._place(entry)
+        found = self._found(cache, key, entry)
         if found is not None:
-            self.log.info("read from %s", cache.folder / key)
             return found
         made = entry.make()
-        self._write(cache, key, entry, made)
+        if cache is not None:
+            self._write(cache, key, entry, made)
         return made
+
+    def find(self, entry: MemoEntry[T]) -> T | None:
+        """The value from disk, or None where it has to be made."""
+        return self._found(*self._place(entry), entry)
+
+    def put(self, entry: MemoEntry[T], value: T) -> None:
+        """Keeps the value on disk, in the place of one that is there."""
+        cache, key = self._place(entry)
+        if cache is not None:
+            self._write(cache, key, entry, value)
+
+    def _place(self, entry: MemoEntry[T]) -> tuple[DiskCache | None, str]:
+        cache = self.cache()
+        try:
+            return cache, entry.key() if cache is not None else ""
+        except NotCached as why:
+            self.log.info("%s are not kept on disk: %s", self.what, why)
+            return None, ""
+
+    def _found(self, cache: DiskCache | None, key: str, entry: MemoEntry[T]) -> T | None:
+        found = None if cache is None else self._read(cache, key, entry)
+        if cache is not None and found is not None:
+            self.log.info("read from %s", cache.folder / key)
+        return found
 
     def _read(self, cache: DiskCache, key: str, entry: MemoEntry[T]) -> T | None:
         try:

@@ -35,6 +35,8 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
         return _unpriced(site, config, scheme, cost)
     if cost is None or site.m is None or site.k is None or site.n is None:
         return Entry(site, scheme, "int8; its gain was not predicted")
+    if config.minimum_gain == 0:  # nothing is measured that decides nothing
+        return Entry(site, scheme, "int8 whatever it gains: minimum_gain=0")
     where, only = _where(site, config, cost, scheme)
     if m is None:
         return _by_range(site, config, scheme, where, only)
@@ -42,11 +44,9 @@ def by_cost(site: Site, config: Config, costs: Costs) -> Entry:
     if site.repacked:
         only += f"; its weight is packed at every call: {site.repacked}"
     if estimate.gain < config.minimum_gain:
-        reason = (
-            f"int8 would be {estimate.gain:.2f}x float, below minimum_gain={config.minimum_gain}"
-        )
+        reason = f"int8 would be {estimate.said}, below minimum_gain={config.minimum_gain}"
         return Entry(site, None, reason + only, estimate, where)
-    reason = f"int8 predicted {estimate.gain:.2f}x float"
+    reason = f"int8 predicted {estimate.said}"
     return Entry(site, scheme, reason + only, estimate, where)
 
 

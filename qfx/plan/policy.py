@@ -197,10 +197,10 @@ def _by_gain(match: Product | Attention, what: str, kind: str, given: _Given) ->
         return Entry(match, None, f"{what} whose gain was not predicted")
     estimate = cost.estimate(Work(kind, m, k, n, match.dtype, batch))
     if estimate.gain < wanted:
-        reason = f"{what}: int8 would be {estimate.gain:.2f}x float, below {wanted}"
+        reason = f"{what}: int8 would be {estimate.said}, below {wanted}"
         return Entry(match, None, reason, estimate)
     taken = _taken(match, scheme)
-    return Entry(match, taken, f"int8 predicted {estimate.gain:.2f}x float", estimate)
+    return Entry(match, taken, f"int8 predicted {estimate.said}", estimate)
 
 
 @singledispatch

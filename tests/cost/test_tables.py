@@ -31,7 +31,7 @@ KEPT = FIXED["groups"]
 READERS = {name: kind.read for name, kind in KINDS.items()} | {"gpu": GpuCost.read}
 PLACES: dict[str, tuple[str, tuple[Any, ...]]] = {  # of a number: in the table of which kind, where
     "grid": ("int8", ("grids", "float", "seconds", 1, 2, 3)),
-    "columns": ("int8", ("numbers", "columns", 18)),
+    "columns": ("int8", ("numbers", "columns_2", 2)),
     "pass": ("int8", ("numbers", "rotation", 1)),
     "difference": ("int8", ("numbers", "static_call", 0)),
     "form": ("groups", ("grids", "int8", "seconds", 1, 2, 1)),
@@ -80,12 +80,12 @@ def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
     small = replace(KINDS["int8"], axes=axes)
     for grid in whole["grids"].values():
         grid.update(axes=axes, seconds=[[[1.0, 2.0]] * 2] * 2)
-    columns = whole["numbers"].pop("columns")
+    columns = {n: whole["numbers"].pop(n) for n in [*whole["numbers"]] if "columns" in n}
     count = 0
     for text in mutated(json.dumps(whole)):
         try:
             found = json.loads(text)
-            found["numbers"]["columns"] = columns
+            found["numbers"] |= columns
             read = small.read(json.dumps(found))
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
@@ -183,7 +183,7 @@ def test_a_link_is_not_written_through(folder: Path, tmp_path: Path) -> None:
     folder.mkdir(parents=True, mode=0o700)
     victim = tmp_path / "victim"
     victim.write_text("of the user")
-    path = folder / disk._name("cost", *MACHINE)
+    path = folder / disk.file_name("cost", *MACHINE)
     path.symlink_to(victim)
     ask()
     assert victim.read_text() == "of the user" and not path.is_symlink()
@@ -221,7 +221,7 @@ def test_what_was_not_of_use_for_longest_goes(
     monkeypatch.setattr(disk, "TABLES", replace(disk.TABLES, most=3))
     for age, kind in enumerate(("old", "older", "oldest")):
         ask(kind)
-        path = folder / disk._name(kind, *MACHINE)
+        path = folder / disk.file_name(kind, *MACHINE)
         os.utime(path, (10**9 - age, 10**9 - age))
     for name in ("notes.txt", "my-notes.json", "cost11-of-an-earlier-version.json"):
         folder.joinpath(name).write_text("")
@@ -230,5 +230,5 @@ def test_what_was_not_of_use_for_longest_goes(
     ask("new")
     names = {path.name for path in folder.iterdir()}
     assert names == {"notes.txt", "my-notes.json"} | {
-        disk._name(kind, *MACHINE) for kind in ("oldest", "new", "old")
+        disk.file_name(kind, *MACHINE) for kind in ("oldest", "new", "old")
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ import qfx
 from qfx.cost.gpu import cost_of
 from qfx.cost.grid import Axes, Grid
 from qfx.cost.linears import AXES, BLOCK
+from qfx.cost.live_table import Cell, Known
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Costs, Estimate, Work
 from qfx.cost.table import Table
@@ -36,7 +38,7 @@ FIXED["int8"] = table(
     static_call=(0.0,),
     static=(0.0, 0.0),
     training=(6e-10, 4e-10, 5e-10),
-    columns=(*map(float, range(BLOCK)),) * len(AXES[0]),
+    **{f"columns_{m}": (*map(float, range(BLOCK)),) for m in AXES[0]},
     uneven=(0.0,),
     symmetric=(0.0,),
     rotation=(1e-9, 1e-10),
@@ -50,6 +52,16 @@ def fixed_tables(**others: Table) -> MachineCost:
     """The fixed cost model, with other tables of some kinds."""
     tables = {**FIXED, **others}
     return MachineCost(lambda kind, *machine: tables[kind])
+
+
+def known(table: Table) -> Known:
+    """A whole table as the cells and numbers of a live one."""
+    axes = table.grids["float"].axes
+    cells = {}
+    for point in itertools.product(*(range(len(points)) for points in axes)):
+        m, k, n = (points[i] for points, i in zip(axes, point, strict=True))
+        cells[m, k, n] = Cell(*(table.grids[name].at(point) for name in ("float", "int8")))
+    return Known(cells, dict(table.numbers))
 
 
 FIXED_COSTS = Costs(fixed_tables(), cost_of)

@@ -1,0 +1,81 @@
+"""Measures the cost tables of this machine's instruction sets on one thread, as defaults of their
+families in qfx/cost/defaults. They are followed where a machine has had no time to measure its own.
+
+    python -m benchmarks.default_tables [avx2 avx512vnni ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+from qfx import _C
+from qfx.cost.default_tables import FOLDER
+from qfx.cost.kernels import tune_kernels
+from qfx.cost.live_table import LiveTable
+from qfx.cost.spending import unlimited
+from qfx.cost.workloads import KINDS
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+LIBRARIES = {  # settings by which float libraries keep to a family's instructions
+    "avx2": _AVX2 | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avxvnni": _AVX2 | {"ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"},
+}
+DIGITS = 3  # of a time: tables of other machines are not more exact
+
+
+def tables(dtype: torch.dtype) -> dict[str, Any]:
+    """All kinds of work of one type, rounded."""
+    found = {}
+    for kind, workload in KINDS.items():
+        raw = json.loads(LiveTable(workload, dtype).whole().text())
+        raw["spread"] = 0.0
+        found[kind] = _rounded(raw)
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def write(isa: str) -> None:
+    """The file of one instruction set."""
+    torch.set_num_threads(1)
+    _C.set_isa(isa)
+    tune_kernels()
+    with unlimited():
+        found = {str(dtype).split(".")[-1]: tables(dtype) for dtype in TYPES}
+    path = FOLDER / f"{isa}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+    print(isa, path.stat().st_size, "bytes")
+
+
+def main() -> None:
+    """Writes one file for each instruction set, in a process whose float libraries have no other
+    instructions than a processor of that family."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("isas", nargs="*", default=[isa for isa in _C.isas() if isa != "ref"])
+    parser.add_argument("--here", action="store_true", help="in this process")
+    arguments = parser.parse_args()
+    for isa in arguments.isas:
+        if arguments.here:
+            write(isa)
+            continue
+        command = [sys.executable, "-m", "benchmarks.default_tables", isa, "--here"]
+        subprocess.run(command, env={**os.environ, **LIBRARIES.get(isa, {})}, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""LiveTable: the cost table of one kind of work, whose cells are measured when they are asked for.
+
+A prediction reads the points of the grids around a size. Points that no process of this machine has
+measured are timed then, while `SPENDING.left`, and kept on disk; a point whose two times were far
+apart is timed again by later processes, TRIES times in all, and the least times stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from threading import RLock
+from typing import Any, NamedTuple
+
+import torch
+
+from qfx.cost.grid import Axes, Grid, Interpolated, Point
+from qfx.cost.grid_timing import LARGEST, undisturbed
+from qfx.cost.spending import SPENDING, Spending
+from qfx.cost.table import GRIDS, NEAR, Table
+from qfx.cost.workloads import Workload
+
+TRIES = 3
+Sizes = tuple[int, int, int]  # M, K and N of a cell
+_MEASURING = RLock()  # of this process: what threads measure at once says nothing
+
+
+class Unmeasured(Exception):
+    """A cell was asked for that nobody has measured, and the time for measuring is spent."""
+
+
+class Cell(NamedTuple):
+    """Seconds in float and in int8. `spread`: by how much the longer of two times exceeded the
+    other; `tries`: how many processes have measured it."""
+
+    float_s: float
+    int8_s: float
+    spread: float = 0.0
+    tries: int = TRIES
+
+    @property
+    def settled(self) -> bool:
+        return self.spread <= NEAR or self.tries >= TRIES
+
+    def better(self, other: Cell) -> Cell:
+        """The lesser times of both, after one try more."""
+        least = min(self.float_s, other.float_s), min(self.int8_s, other.int8_s)
+        return Cell(*least, min(self.spread, other.spread), min(self.tries + 1, TRIES))
+
+
+@dataclass
+class Known:
+    """What is known of a table: cells by their sizes, and numbers by name."""
+
+    cells: dict[Sizes, Cell] = field(default_factory=dict)
+    numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+class LiveTable:
+    """Reads like a `Table`. `workload`: what is timed. `changed`: cells were measured that were not
+    `known` before. Reading raises Unmeasured where `spending` leaves no time."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        dtype: torch.dtype,
+        known: Known | None = None,
+        spending: Spending = SPENDING,
+    ) -> None:
+        self.workload, self.dtype, self.spending = workload, dtype, spending
+        self.known, self.changed = known or Known(), False
+        self._asked: set[Sizes] = set()  # in this process: never measured twice in it
+        self.grids: Mapping[str, Interpolated] = {
+            name: _LiveGrid(self, i) for i, name in enumerate(GRIDS)
+        }
+        self.numbers: Mapping[str, tuple[float, ...]] = _Numbers(self)
+
+    def over(self, name: str, m: int, k: int) -> float:
+        """See `Table.over`."""
+        row_s, element_s = self.numbers[name]
+        return m * (row_s + k * element_s)
+
+    def whole(self) -> Table:
+        """All of it as a Table, with whatever is missing measured."""
+        points = [*product(*(range(len(p)) for p in self.workload.axes))]
+        self.measure(points)
+        grids = {name: Grid(self.workload.axes, _nested(g)) for name, g in self.grids.items()}
+        return Table(grids, {name: self.numbers[name] for name in self.workload.extras})
+
+    def cell(self, point: Point) -> Cell:
+        """Seconds at one point of the axes. Where a product has more than LARGEST multiply-adds,
+        each further row takes as long as between the two M before."""
+        rows, *_ = self.workload.axes
+        if self._is_timed(point):
+            return self.known.cells[self._sizes(point)]
+        high = max(i for i in range(len(rows)) if self._is_timed((i, *point[1:])))
+        low, last = (self.cell((i, *point[1:])) for i in (high - 1, high))
+        further = (rows[point[0]] - rows[high]) / (rows[high] - rows[high - 1])
+        float_s = last.float_s + max(last.float_s - low.float_s, 0.0) * further
+        return Cell(float_s, last.int8_s + max(last.int8_s - low.int8_s, 0.0) * further)
+
+    def measure(self, points: Sequence[Point]) -> None:
+        """Times the cells that these points need and that are not known, column by column."""
+        wanted = {p for point in points for p in self._timed_for(point)}
+        columns: dict[tuple[int, int], list[int]] = {}
+        with _MEASURING:
+            for m, k, n in sorted(map(self._sizes, wanted)):
+                if self._lacks((m, k, n)):
+                    columns.setdefault((k, n), []).append(m)
+            if columns:
+                with self._timing():
+                    for (k, n), rows in columns.items():
+                        self._check_time()
+                        self._measure_column(k, n, rows)
+
+    def number(self, name: str) -> tuple[float, ...]:
+        """Numbers beside the grids, measured where they are not known."""
+        with _MEASURING:
+            if name not in self.known.numbers:
+                self._check_time()
+                with self._timing():
+                    measured = self.workload.extras[name].measured(self.dtype)
+                    self.known.numbers[name] = tuple(measured)
+            return self.known.numbers[name]
+
+    def _measure_column(self, k: int, n: int, rows: Sequence[int]) -> None:
+        timing = self.workload.column(k, n, self.dtype)
+
+        def timed(m: int) -> Sequence[float]:
+            self._check_time()
+            return timing(m)
+
+        first = {m: timed(m) for m in rows}
+        for m in rows:
+            (float_s, int8_s), (float_again_s, int8_again_s) = first[m], timed(m)
+            spread = max(_apart(float_s, float_again_s), _apart(int8_s, int8_again_s))
+            found = Cell(min(float_s, float_again_s), min(int8_s, int8_again_s), spread, 1)
+            known = self.known.cells.get((m, k, n))
+            self.known.cells[m, k, n] = found if known is None else known.better(found)
+
+    def _lacks(self, sizes: Sizes) -> bool:
+        """Whether to measure: it is not known, or has not settled and was not tried here yet."""
+        known = self.known.cells.get(sizes)
+        if known is not None and (known.settled or sizes in self._asked or not self.spending.left):
+            return False
+        self._asked.add(sizes)
+        return True
+
+    def _check_time(self) -> None:
+        if not self.spending.left:
+            raise Unmeasured
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
+        self.changed = True
+        with undisturbed(), self.spending.counted():
+            yield
+
+    def _is_timed(self, point: Point) -> bool:
+        m, k, n = self._sizes(point)
+        return point[0] < 2 or m * k * n <= LARGEST
+
+    def _timed_for(self, point: Point) -> Iterator[Point]:
+        if self._is_timed(point):
+            yield point
+            return
+        timed = [i for i in range(point[0]) if self._is_timed((i, *point[1:]))]
+        yield from ((i, *point[1:]) for i in timed[-2:])
+
+    def _sizes(self, point: Point) -> Sizes:
+        m, k, n = (points[i] for points, i in zip(self.workload.axes, point, strict=True))
+        return m, k, n
+
+
+class _LiveGrid(Interpolated):
+    """The times in float, or those in int8, of a live table."""
+
+    def __init__(self, table: LiveTable, which: int) -> None:
+        self.axes: Axes = table.workload.axes
+        self._table, self._which = table, which
+
+    def ask(self, points: Sequence[Point]) -> None:
+        self._table.measure([(0,) * len(self.axes), *points])
+
+    def at(self, indices: Sequence[int]) -> float:
+        return self._table.cell(tuple(indices))[self._which]
+
+
+class _Numbers(Mapping[str, tuple[float, ...]]):
+    """The numbers of a live table, by name."""
+
+    def __init__(self, table: LiveTable) -> None:
+        self._table = table
+
+    def __getitem__(self, name: str) -> tuple[float, ...]:
+        return self._table.number(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.workload.extras)
+
+    def __len__(self) -> int:
+        return len(self._table.workload.extras)
+
+
+def _apart(a: float, b: float) -> float:
+    return max(a, b) / min(a, b) - 1
+
+
+def _nested(grid: Interpolated) -> Any:
+    def of(indices: Point) -> Any:
+        if len(indices) == len(grid.axes):
+            return grid.at(indices)
+        return [of((*indices, i)) for i in range(len(grid.axes[len(indices)]))]
+
+    return of(())

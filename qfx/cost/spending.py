@@ -1,0 +1,73 @@
+"""The processor time that one process may spend on measuring before its plans follow defaults.
+
+A first compilation should not wait for tables. So cells of cost tables are measured when a decision
+asks for them, and only while `SPENDING.left`; after that `qfx/cost/default_tables.py` answers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+VARIABLE = "QFX_MEASURING_SECONDS"
+SECONDS = 1.5  # with what a last cell takes and kernels take beside, below 2
+_UNLIMITED: ContextVar[bool] = ContextVar("unlimited", default=False)
+
+
+class Spending:
+    """Counts processor seconds of all threads. `seconds`: the limit, None for that of the
+    environment variable QFX_MEASURING_SECONDS, or else SECONDS."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._spent, self._since = 0.0, 0.0
+        self._running = False
+        self._seconds = seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds so far."""
+        return self._spent + (time.process_time() - self._since if self._running else 0.0)
+
+    @property
+    def limit(self) -> float:
+        """Raises ValueError for a variable that holds no number of seconds."""
+        if self._seconds is not None:
+            return self._seconds
+        text = os.environ.get(VARIABLE, "")
+        try:
+            seconds = float(text) if text else SECONDS
+        except ValueError:
+            seconds = -1.0
+        if not seconds >= 0:
+            raise ValueError(f"{VARIABLE}={text!r} is not a number of seconds")
+        return seconds
+
+    @property
+    def left(self) -> bool:
+        """Whether another cell may be measured."""
+        return _UNLIMITED.get() or self.spent < self.limit
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Adds what runs inside, which does not nest."""
+        self._since, self._running = time.process_time(), True
+        try:
+            yield
+        finally:
+            self._spent, self._running = self.spent, False
+
+
+SPENDING = Spending()
+
+
+@contextmanager
+def unlimited() -> Iterator[None]:
+    """Measures all that is asked for inside, as a calibration does, which takes minutes anyway."""
+    token = _UNLIMITED.set(True)
+    try:
+        yield
+    finally:
+        _UNLIMITED.reset(token)
