@@ -74,7 +74,7 @@ def summary(rows: list[Row]) -> str:
     trained = sum(meets(r, "gradient_cosine", COSINE_BAR) for r in rows)
     return (
         f"In {listed} of {len(rows)} models every linear that ran is listed. {exact} models meet\n"
-        f"the target of SQNR, {trained} the target of the gradients. The others are explained below."
+        f"the target of SQNR, {trained} that of the gradients. The others are explained below."
     )
 
 
@@ -127,10 +127,11 @@ def exceptions(rows: list[Row]) -> str:
 
 DYNAMIC = """
 ## Symbolic sizes
-The same models were compiled with `dynamic=True` and called with inputs of two sizes. The first
-call has batch size {first.batch}, {first.tokens} tokens and, for vision models, images of side
-{first.side}. The second call has {second.batch}, {second.tokens} and {second.side}. Inner compiler
-{inner}, commit {commit}. `python -m benchmarks.architectures --dynamic --save` measures this.
+{count} models of this kind were compiled with `dynamic=True` and called with inputs of two sizes.
+The first call has batch size {first.batch}, {first.tokens} tokens and, for vision models, images
+of side {first.side}. The second call has {second.batch}, {second.tokens} and {second.side}. Inner
+compiler {inner}, commit {commit}. `python -m benchmarks.architectures --dynamic --save` measures
+this.
 
 - **graphs**: the number of graphs compiled for both calls. A number in brackets is that of PyTorch
   alone, if it differs.
@@ -153,6 +154,7 @@ def dynamic_section(rows: list[Row]) -> str:
         f"qfx warned in {warned}."
     )
     head = DYNAMIC.format(
+        count=len(rows),
         first=FIRST,
         second=SECOND,
         inner=" and ".join(sorted({r["inner"] for r in rows})),
