@@ -94,8 +94,10 @@ def test_source_files_without_a_folder_exist(page: Path) -> None:
 
 def test_the_first_table_of_the_readme_is_in_the_results() -> None:
     table, results = README.read_text().split("\n\n")[2], results_page.PAGE.read_text()
+    of = ("bert-1x128", "smollm2, batch 1, context 128, 1 thread")
+    tables = "".join(results.split(f"### {name}\n")[1].split("\n\n")[0] for name in of)
     figures = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?=x| ms| tokens/s|\*\*)", table)
-    saved = {*re.findall(r"\d+(?:\.\d+)?", results)}
+    saved = {*re.findall(r"\d+(?:\.\d+)?", tables)}
     assert len(figures) == 12 and [figure for figure in figures if figure not in saved] == []
 
 
