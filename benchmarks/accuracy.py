@@ -36,7 +36,7 @@ from benchmarks.judged_encoders import base, small
 from benchmarks.judged_speech import speech
 from benchmarks.models import names
 from benchmarks.settings import PLAIN, SETTINGS, Setting
-from qfx.cost.chosen import chosen_costs
+from qfx.cost.device_models import current_costs
 from qfx.graph.capture import clone
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Plan
@@ -61,7 +61,7 @@ def figures(judged: Judged, options: Mapping[str, Any]) -> Row:
     plans: list[Plan] = []
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        context = Context(config, chosen_costs(), around=None)
+        context = Context(config, current_costs(), around=None)
         plans.append(run_passes(clone(gm), context, "decide").plan)
         return qfx.backend(gm, inputs, options={**ALL, **options})
 

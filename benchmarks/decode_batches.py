@@ -27,7 +27,7 @@ from benchmarks.common import Timing, keep_memory, machine, merge
 from benchmarks.decode import Worker
 from benchmarks.decode_models import MODELS, text
 from benchmarks.decode_static import Case, load
-from qfx.nn.kinds import stored_linears
+from qfx.nn.stored_modules import stored_linears
 from qfx.programs.streaming import TRIALS
 
 STEPS, TURN = 12, 3  # timed steps of a round, and those before them

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.decode_static import Case
 from qfx.generate import compile_for_generate
-from qfx.nn.kinds import stored_linears
+from qfx.nn.stored_modules import stored_linears
 from qfx.programs.streaming import TRIALS
 
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import qfx
 from benchmarks.common import Candidate, Timing, interleaved, machine, save
 from qfx.ops.packing import Packing
-from qfx.weights.feed import Feed, Part, Source, with_packed_weights
+from qfx.weights.feed import Feed, PackedPart, WeightSource, with_packed_weights
 
 WIDTH = 64  # small: a layer's arithmetic is far below the cost of a call
 MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
@@ -51,8 +51,8 @@ COLD = 100 * 2**20  # floats
 def wrapper_rows(weights: int, size: int, rounds: int) -> list[dict[str, Any]]:
     """Microseconds a call of the wrapper for weights [size, size], beyond what it wraps."""
     packing = Packing(qfx.QSpec())
-    parts = [Part(s, p) for s in range(weights) for p in range(len(packing.parts))]
-    sources = tuple(Source(1 + i, (), packing) for i in range(weights))
+    parts = [PackedPart(s, p) for s in range(weights) for p in range(len(packing.parts))]
+    sources = tuple(WeightSource(1 + i, (), packing) for i in range(weights))
     wrapper = with_packed_weights(nothing, Feed((0, *parts), sources))
     x, other = torch.randn(1, 8), torch.zeros(COLD)
     layers = [

@@ -14,9 +14,9 @@
 
 #include "cpu/attention/shares.h"
 #include "cpu/gemm/gemm.h"
+#include "cpu/gemm/integrity.h"
 #include "cpu/gemm/timing.h"
 #include "cpu/gemm/tuning.h"
-#include "cpu/gemm/whole.h"
 #include "cpu/kernels/dispatch.h"
 #include "cpu/kernels/selfcheck.h"
 #include "cpu/ops/guard_counts.h"

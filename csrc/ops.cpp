@@ -1,4 +1,4 @@
-// The operators' schemas, one line each. Kernels: cpu/ops_*.cpp, cuda/ops_*.cpp. Fake
+// The operators' schemas, one line each. Kernels: cpu/ops/*.cpp and cuda/ops/*.cpp. Fake
 // implementations, gradients and the references that define them: qfx/ops/*.py. Numbers:
 // docs/numerics.md. Tests register the same operators again under another name.
 #include <torch/csrc/stable/library.h>

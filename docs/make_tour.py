@@ -18,7 +18,7 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 import qfx
-from qfx.cost.chosen import costs_from
+from qfx.cost.device_models import costs_from
 from qfx.cost.model import Costs, Estimate, Work
 from qfx.dynamo_backend import backend as dynamo_backend
 from qfx.match.base import of_kind
@@ -26,7 +26,7 @@ from qfx.match.matching import match
 from qfx.match.site import Site
 from qfx.ops import REFERENCES
 from qfx.plan.policy import decide
-from qfx.weights.feed import Feed, Part
+from qfx.weights.feed import Feed, PackedPart
 
 TOUR = Path(__file__).with_name("tour.md")
 TEMPLATE = Path(__file__).with_name("tour.template.md")
@@ -119,7 +119,7 @@ def compiled() -> dict[str, str]:
     }
 
 
-def origin(feed: Feed, place: int | Part, inputs: Sequence[str]) -> str:
+def origin(feed: Feed, place: int | PackedPart, inputs: Sequence[str]) -> str:
     if isinstance(place, int):
         return inputs[place]
     source = feed.sources[place.source]

@@ -8,7 +8,7 @@ import torch  # (its libraries are loaded before our extension)
 
 from qfx import nn, ops  # the operators, registered before anything uses them
 from qfx.nn import convert, prepare_binary, prepare_qat, quantize_
-from qfx.nn.kinds import TOLD
+from qfx.nn.stored_modules import LISTENERS
 from qfx.ops.guard_counts import GuardCount, guard_counts
 from qfx.ops.single_tensors import (
     Quantized,
@@ -26,13 +26,13 @@ from qfx.values.site_recipe import PinnedProduct, SiteRecipe
 from qfx.weights.cache import invalidate
 
 if TYPE_CHECKING:
-    from qfx.calibration.calibrating import calibrate
-    from qfx.calibration.pinning import pin
+    from qfx.calibration.calibrate_model import calibrate
+    from qfx.calibration.pin_plan import pin
     from qfx.cost.kernels import Kernels, kernels
     from qfx.dynamo_backend.backend import qfx as backend
     from qfx.files.loading import load
     from qfx.files.saving import save
-    from qfx.generate.compiled import compile_for_generate
+    from qfx.generate.compile_model import compile_for_generate
     from qfx.graph.capture import trace
     from qfx.match.spellings import register_matmul
     from qfx.pipeline import rewrite
@@ -88,12 +88,12 @@ _WHEN_ASKED_FOR = {
     "Plan": ("plan.policy", "Plan"),
     "Report": ("report.report", "Report"),
     "backend": ("dynamo_backend.backend", "qfx"),
-    "calibrate": ("calibration.calibrating", "calibrate"),
-    "compile_for_generate": ("generate.compiled", "compile_for_generate"),
+    "calibrate": ("calibration.calibrate_model", "calibrate"),
+    "compile_for_generate": ("generate.compile_model", "compile_for_generate"),
     "explain": ("report.report", "explain"),
     "kernels": ("cost.kernels", "kernels"),
     "load": ("files.loading", "load"),
-    "pin": ("calibration.pinning", "pin"),
+    "pin": ("calibration.pin_plan", "pin"),
     "register_matmul": ("match.spellings", "register_matmul"),
     "rewrite": ("pipeline", "rewrite"),
     "save": ("files.saving", "save"),
@@ -111,7 +111,7 @@ def _tell_transformers(model: torch.nn.Module) -> None:
     if _PRETRAINED not in {(each.__module__, each.__name__) for each in classes}:
         return
     try:
-        attached = import_module("qfx.hf.attached")
+        attached = import_module("qfx.hf.attach")
     except ImportError as why:  # of an earlier transformers
         warnings.warn(
             f"qfx: {why}. What save_pretrained writes, from_pretrained does not read, "
@@ -122,7 +122,7 @@ def _tell_transformers(model: torch.nn.Module) -> None:
         attached.attach(model)
 
 
-TOLD.append(_tell_transformers)
+LISTENERS.append(_tell_transformers)
 
 
 def __getattr__(name: str) -> Any:

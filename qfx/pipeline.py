@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from qfx.cost.chosen import chosen_costs
+from qfx.cost.device_models import current_costs
 from qfx.cost.model import Costs
 from qfx.graph.capture import clone, graphs, trace
 from qfx.graph.decomposition import open_operators
 from qfx.host.source_text import released_source_texts
 from qfx.match.base import Match
 from qfx.match.matching import match
+from qfx.match.module_smoothing import factors_noted, note_own_factors
 from qfx.match.naming import known_names
-from qfx.match.smoothed import factors_noted, note_own_factors
 from qfx.plan.plan import Plan
 from qfx.plan.policy import decide
 from qfx.rewriting.canonical import rewrite as to_canonical
 from qfx.rewriting.codes import Provide
 from qfx.rewriting.constants import as_constants
 from qfx.rewriting.fusion import fuse
-from qfx.rewriting.verifying import checking, verify
+from qfx.rewriting.verify import checking, verify
 from qfx.values.config import Config, Configurable
 from qfx.values.select import check_names
 
@@ -56,7 +56,7 @@ class Context:
 
 
 @dataclass
-class Work:
+class PassState:
     """A graph on its way: what the passes have found, and made of it."""
 
     gm: fx.GraphModule
@@ -70,40 +70,40 @@ class Pass(NamedTuple):
 
     name: str
     edits: bool
-    run: Callable[[Work, Context], Any]
+    run: Callable[[PassState, Context], Any]
 
 
-def _open(work: Work, context: Context) -> None:
+def _open(work: PassState, context: Context) -> None:
     open_operators(work.gm)
 
 
-def _match(work: Work, context: Context) -> None:
+def _match(work: PassState, context: Context) -> None:
     found = match(work.gm, context.prefixes)
     work.matches = tuple(m.recording() for m in found) if context.training else found
 
 
-def _check_names(work: Work, context: Context) -> None:
+def _check_names(work: PassState, context: Context) -> None:
     if context.around is not None:
         check_names(context.config, known_names(work.matches, context.around))
 
 
-def _decide(work: Work, context: Context) -> None:
+def _decide(work: PassState, context: Context) -> None:
     factors = factors_noted(work.gm, work.matches)
     work.plan = context.decided(decide(work.matches, context.config, *context.costs, factors))
 
 
-def _to_canonical(work: Work, context: Context) -> None:
+def _to_canonical(work: PassState, context: Context) -> None:
     work.given = frozenset(n for graph in graphs(work.gm) for n in graph.nodes)
     to_canonical(work.gm, work.plan, context.provide(work.gm))
     _verify(work)
 
 
-def _fuse(work: Work, context: Context) -> None:
+def _fuse(work: PassState, context: Context) -> None:
     work.plan = work.plan.noting(fuse(work.gm))
     _verify(work)
 
 
-def _verify(work: Work) -> None:
+def _verify(work: PassState) -> None:
     if checking():
         verify(work.gm, work.given)
 
@@ -120,7 +120,7 @@ PASSES = (
 
 def run_passes(
     gm: fx.GraphModule, context: Context, through: str = "fuse", plan: Plan | None = None
-) -> Work:
+) -> PassState:
     """Runs the passes on `gm`, which is edited, up to the one called `through`; with a `plan` only
     those behind the decision.
 
@@ -128,7 +128,7 @@ def run_passes(
     """
     names = [each.name for each in PASSES]
     first = 0 if plan is None else names.index("decide") + 1
-    work = Work(gm, plan=plan or Plan(()))
+    work = PassState(gm, plan=plan or Plan(()))
     for each in PASSES[first : names.index(through) + 1]:
         each.run(work, context)
     return work
@@ -157,6 +157,6 @@ def rewrite(
     copy = clone(gm) if isinstance(gm, fx.GraphModule) else trace(gm)
     if config.smoothing:
         note_own_factors(copy)
-    context = Context(config, chosen_costs(), training=training)
+    context = Context(config, current_costs(), training=training)
     work = run_passes(copy, context, "canonical" if canonical else "fuse")
     return clone(work.gm), work.plan  # the clone leaves behind what the graph no longer uses

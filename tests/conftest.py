@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from qfx.cost import kernels
-from qfx.cost.chosen import costs_from
-from qfx.cost.disk import kept
+from qfx.cost.device_models import costs_from
+from qfx.cost.disk import read_or_measure
 from qfx.cost.gpu import cost_of
-from qfx.cost.kinds import KINDS
+from qfx.cost.kernel_parameters import KernelParameters
 from qfx.cost.model import CostModel, Costs
-from qfx.cost.tuned import Tuned
-from qfx.io.kept import is_switch
-from qfx.rewriting import verifying
+from qfx.cost.workloads import KINDS
+from qfx.io.disk_memo import is_switch
+from qfx.rewriting import verify as verifying
 from qfx.values.floats import FLOATS
 from tests.lib.costs import FIXED, FIXED_COSTS
 
@@ -100,10 +100,10 @@ def _keep_fixed_costs() -> None:
     """For those who ask with this machine's instruction set and as many threads as tests use."""
     isa, defaults = _C.isa(), _C.default_tuning(_C.isa())
     for threads in range(1, THREADS + 1):
-        kernels.kept(isa, threads, lambda: Tuned(defaults, dict.fromkeys(defaults, 0.0)))
+        kernels.kept(isa, threads, lambda: KernelParameters(defaults, dict.fromkeys(defaults, 0.0)))
         for kind, dtype in itertools.product(KINDS, FLOATS):
             fixed = partial(FIXED.__getitem__, kind)
-            kept(kind, (dtype, threads, isa), KINDS[kind].read, fixed)
+            read_or_measure(kind, (dtype, threads, isa), KINDS[kind].read, fixed)
 
 
 @pytest.fixture(autouse=True)

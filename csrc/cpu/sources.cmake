@@ -34,7 +34,7 @@ set(QFX_CPU_SOURCES
   gemm/timing.cpp
   gemm/tuning.cpp
   gemm/weight.cpp
-  gemm/whole.cpp
+  gemm/integrity.cpp
   kernels/dispatch.cpp
   kernels/ref.cpp
   kernels/selfcheck.cpp
@@ -44,7 +44,7 @@ set(QFX_CPU_SOURCES
   program/caches.cpp
   program/floats.cpp
   program/linears.cpp
-  program/moves.cpp
+  program/data_movement.cpp
   program/operand.cpp
   program/program.cpp)
 # What makes operators of it.
@@ -64,7 +64,7 @@ set(QFX_CPU_OPERATORS
   ops/quantize.cpp
   ops/requantize.cpp
   ops/rotate.cpp
-  ops/written.cpp)
+  ops/alias_check.cpp)
 # Every form of an op must give the same bits, so the compiler may not contract a*b+c on its own.
 # Nothing reads floating-point traps or errno; saying so lets it vectorize the activations.
 set(QFX_CPU_OPTIONS -ffp-contract=off -fno-trapping-math -fno-math-errno)

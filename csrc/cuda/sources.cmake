@@ -19,7 +19,7 @@ set(QFX_CUDA_KERNELS
   gemm/binary.cu
   gemm/gemm.cu
   gemm/groups.cu
-  gemm/moves.cu
+  gemm/copy_rows.cu
   gemm/pack.cu
   gemv/gemv.cu
   rows/dequantize.cu

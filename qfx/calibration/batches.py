@@ -13,7 +13,7 @@ _MOST = 8  # of these
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchSlice:
     """Those from `start` to before `stop`, each time that they are read."""
 
     batches: Iterable[Any]
@@ -38,11 +38,11 @@ class Transformed:
         return map(self.transform, self.batches)
 
 
-def parted(batches: Iterable[Any], count: int) -> tuple[Part, Part]:
+def parted(batches: Iterable[Any], count: int) -> tuple[BatchSlice, BatchSlice]:
     """The batches that weights are rounded on, and the last quarter, that predictions are made on:
     of `count` at least one, which of a single batch is the same, and at most 8."""
     at = count - min(max(count // _HELD, 1), _MOST)
-    return Part(batches, 0, at or count), Part(batches, at, count)
+    return BatchSlice(batches, 0, at or count), BatchSlice(batches, at, count)
 
 
 def arguments_of(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -25,7 +25,7 @@ class Terms(NamedTuple):
     least: Callable[[Candidate], float]
 
 
-class _Step(NamedTuple):
+class _Upgrade(NamedTuple):
     """From one candidate of a group to one that is better and spends more."""
 
     group: int
@@ -76,13 +76,13 @@ def within(groups: Sequence[Group], budget: float, terms: Terms) -> Choice:
     return best
 
 
-def _steps(groups: Sequence[Group], limit: float, terms: Terms) -> list[_Step]:
+def _steps(groups: Sequence[Group], limit: float, terms: Terms) -> list[_Upgrade]:
     """All steps between candidates that spend at most this, the most worth first."""
     found = [s for i, group in enumerate(groups) for s in _hull(i, group, limit, terms)]
     return sorted(found, key=lambda step: step.worth, reverse=True)  # stable: in order of a group
 
 
-def _hull(index: int, group: Group, limit: float, terms: Terms) -> Iterator[_Step]:
+def _hull(index: int, group: Group, limit: float, terms: Terms) -> Iterator[_Upgrade]:
     """From what spends least to what is best, each step worth less than the one before."""
     now, usable = (
         _thriftiest(group, terms),
@@ -92,7 +92,7 @@ def _hull(index: int, group: Group, limit: float, terms: Terms) -> Iterator[_Ste
         value, spent = terms.least(group[now]), terms.spent(group[now])
         better = [i for i in usable if terms.least(group[i]) < value]
         steps = [
-            _Step(index, i, value - terms.least(group[i]), terms.spent(group[i]) - spent)
+            _Upgrade(index, i, value - terms.least(group[i]), terms.spent(group[i]) - spent)
             for i in better
         ]
         if not steps:

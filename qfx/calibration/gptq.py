@@ -22,7 +22,7 @@ CORRECTION = 0.25  # a part: the whole follows the noise of few rows
 _BLOCK = 128  # columns between two matmuls
 
 
-class Moments:
+class Hessian:
     """H = sum_m x_m x_m^T over the rows of a stream [*, K], float32 [K, K], and how many there
     were; without those with a NaN or an infinity, or too large for sums of squares. (Q8)"""
 
@@ -44,7 +44,7 @@ class Moments:
         return min(max(self.h_kk.shape[0] / max(self.rows, 1), LEAST_DAMPING), 1.0)
 
 
-class ComparedMoments(Moments):
+class ComparedMoments(Hessian):
     """Beside H of the rows x_m of the model rounded so far, C = sum_m (f_m - x_m) x_m^T with f_m
     those in float. (Q11)"""
 
@@ -70,7 +70,7 @@ class Order(NamedTuple):
 
 
 @without_autocast
-def ordered(moments: Moments) -> Order:
+def ordered(moments: Hessian) -> Order:
     """The columns of most power first. (Q9)"""
     h_kk = moments.h_kk
     columns = h_kk.diagonal().argsort(descending=True, stable=True)
@@ -83,7 +83,7 @@ def ordered(moments: Moments) -> Order:
     return Order(h_kk, columns, share, _ways(moments, damping or 1.0))
 
 
-def _ways(moments: Moments, damping: float) -> Tensor | None:
+def _ways(moments: Hessian, damping: float) -> Tensor | None:
     """A part of C (h + damping)^-1; None where nothing was lost before. (Q11)"""
     if not isinstance(moments, ComparedMoments) or not moments.c_kk.any():
         return None

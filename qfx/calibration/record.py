@@ -19,7 +19,7 @@ from qfx.match.base import Match, of_kind
 from qfx.match.site import Site
 from qfx.ops.rotation import transformed_weight
 from qfx.pipeline import Context, run_passes
-from qfx.plan.unsuited import why_unsuited
+from qfx.plan.exclusions import why_excluded
 from qfx.values.config import Config
 
 ROWS = 256  # of a sample, at most
@@ -60,7 +60,7 @@ class Transform(NamedTuple):
 
 
 @dataclass
-class Activation:
+class ActivationRecord:
     """A stream of rows [*, K]: its channels' magnitudes, and rows drawn from it.
 
     The rows are a uniform sample, whatever the number of batches, and the same one every time; and
@@ -127,7 +127,7 @@ class Activation:
         self.extreme = self._largest(self.extreme)
 
 
-class Reader(NamedTuple):
+class CalibrationSite(NamedTuple):
     """A site as calibration sees it."""
 
     key: SiteKey
@@ -157,8 +157,8 @@ class Reader(NamedTuple):
 class SharedInput:
     """The sites that read one activation, of one type."""
 
-    activation: Activation
-    readers: tuple[Reader, ...]
+    activation: ActivationRecord
+    readers: tuple[CalibrationSite, ...]
     dtype: torch.dtype
 
     @property
@@ -180,7 +180,7 @@ class Session:
         """One call of a captured graph; the inputs of the sites that int8 suits are recorded."""
         matches = matches_of(gm, prefixes)
         self.names.update(name for m in matches for name in m.names)
-        suited = [(key, site) for key, site in keyed_sites(matches) if not why_unsuited(site)]
+        suited = [(key, site) for key, site in keyed_sites(matches) if not why_excluded(site)]
         return _Inputs(gm, suited, self).run(*arguments)
 
     def record(self, key: SiteKey, x: Tensor) -> None:
@@ -262,7 +262,7 @@ class _Inputs(Recorder):
                 "its recipe serves every device"
             )
         if key not in self.session.groups:
-            readers = tuple(Reader(k, s.names, self.weight(s), s.view) for k, s in sites)
-            made = Activation(x.shape[-1], self.session.room)
+            readers = tuple(CalibrationSite(k, s.names, self.weight(s), s.view) for k, s in sites)
+            made = ActivationRecord(x.shape[-1], self.session.room)
             self.session.groups[key] = SharedInput(made, readers, x.dtype)
         self.session.record(key, x)

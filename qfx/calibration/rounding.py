@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qfx.calibration.gptq import ComparedMoments, Moments, Order, ordered, rounded_codes
+from qfx.calibration.gptq import ComparedMoments, Hessian, Order, ordered, rounded_codes
 from qfx.calibration.record import Session, SharedInput, SiteKey, Transform
 from qfx.calibration.search import Candidate, errors_of
 from qfx.ops.packing import Packing
 from qfx.values.rounding import METHODS, Rounding
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec
-from qfx.weights.given_codes import digest_for
+from qfx.weights.recipe_codes import digest_for
 
 NEAREST = "nearest"
 SEQUENTIAL = "gptq-sequential"
@@ -47,7 +47,7 @@ def rounded(
     wanted = [key for key, candidate in result.items() if candidate.scheme and not candidate.reason]
     passes = [*_passes(wanted, groups, memory)]
     for i, keys in enumerate(passes, 1):
-        moments = {key: Moments(groups[key].activation.k) for key in keys}
+        moments = {key: Hessian(groups[key].activation.k) for key in keys}
         session.observers = defaultdict(list)
         for key in keys:
             session.observers[key].append((chosen[key].transform, moments[key]))
@@ -114,7 +114,7 @@ def _passes(
 
 
 def _rounded(
-    group: SharedInput, candidate: Candidate, moments: Moments, method: str, observer: str
+    group: SharedInput, candidate: Candidate, moments: Hessian, method: str, observer: str
 ) -> Candidate:
     assert candidate.scheme is not None
     order, (factor, rotation, outliers) = ordered(moments), candidate.transform

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qfx.calibration.observers import OBSERVERS, step_of
 from qfx.calibration.record import SharedInput, Transform
-from qfx.calibration.sensitivity import Call
+from qfx.calibration.sensitivity import SampledCall
 from qfx.cost.model import CostModel, Work
 from qfx.host.autograd import without_autocast
 from qfx.ops.single_tensors import dequantize, quantize
@@ -116,7 +116,7 @@ def errors_of(group: SharedInput, candidate: Candidate, observer: str) -> tuple[
 
 @without_autocast
 def costs_of_errors(
-    group: SharedInput, candidates: Sequence[Candidate], observer: str, calls: Sequence[Call]
+    group: SharedInput, candidates: Sequence[Candidate], observer: str, calls: Sequence[SampledCall]
 ) -> Tensor:
     """sum_tu (d_t d_u) price_tu over rows t and u of these calls, float64 [candidates, sites]: d_t
     the error in the output of a site at row t. 0 in float. (D1)"""

@@ -22,7 +22,7 @@ from qfx.match.site import Site
 ROWS = 256  # of a call: all of its M rows if it has no more
 
 
-class Call(NamedTuple):
+class SampledCall(NamedTuple):
     """Rows x [R, K] that sites read, and for each site `price` [R, R]: mean_j g_tj g_uj of rows t
     and u, times the pairs of rows that each one stands for. NaN where gradients were turned off."""
 
@@ -36,7 +36,7 @@ class Gradients:
     site."""
 
     random: torch.Generator
-    calls: dict[SiteKey, list[Call]] = field(default_factory=dict)
+    calls: dict[SiteKey, list[SampledCall]] = field(default_factory=dict)
     leaves: list[Tensor] = field(default_factory=list)
 
     def run(self, gm: fx.GraphModule, prefixes: Mapping[str, str], arguments: Sequence[Any]) -> Any:
@@ -110,7 +110,7 @@ class _Prober(Recorder):
         none = torch.zeros(len(kept), len(kept), dtype=torch.float32, device="cpu")
         prices = {key: none.clone() for key, _ in sites}
         calls = self.gradients.calls.setdefault(sites[0][0], [])
-        calls.append(Call(x_mk[kept].float(), prices))
+        calls.append(SampledCall(x_mk[kept].float(), prices))
         for key, site in sites:
             n = apply(site.view, self.weight(site)).shape[0]
             self.probes[site.node] = _Probe(site, (*x.shape[:-1], n), kept, count, prices[key])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.cost.measuring import FAR, ROUNDS, random
+from qfx.cost.grid_timing import FAR, ROUNDS, random
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qfx.cost.grid import LONGEST, count, seconds
+from qfx.cost.grid_timing import Extra, random
 from qfx.cost.linears import ASYMMETRIC, AXES, BLOCK, VECTOR, column
-from qfx.cost.measuring import Extra, random
 from qfx.cost.timing import fastest
 from qfx.ops.code import Code
 from qfx.ops.header import PANEL

@@ -1,8 +1,9 @@
 """What was measured once on this machine, kept on disk in a folder of the user's own.
 
-`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, kept as
-qfx/io/kept.py says. The first line says how many processes have measured it: what did not settle,
-as on a busy machine, is measured again by the next one, TRIES times in all, and the best stays.
+`<cache>/qfx/<kind>-<FORMAT>-<processor>-<torch>-<build>-<isa>-<threads>t-<dtype>.json`, kept
+as `qfx/io/disk_memo.py` says. The first line says how many processes have measured it. A table
+that did not settle, as on a busy machine, is measured again by the next process, TRIES times in
+all, and the best one stays.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 import qfx._C as _C
-from qfx.io.kept import Kept
+from qfx.io.disk_memo import DiskMemo
 
 log = logging.getLogger(__name__)
 
 FORMAT = 15  # of the files, and of what is measured
 TRIES = 3
 _OURS = re.compile(r"([a-z_]+\d+|[a-z_\d]+-\d+)-.*\.json")  # those of formats before 12 too
-TABLES = Kept("cost", "the cost tables", "", _OURS, 256, log)  # files of a few kB
+TABLES = DiskMemo("cost", "the cost tables", "", _OURS, 256, log)  # files of a few kB
 Machine = tuple[torch.dtype, int, str]  # with so many threads, on this instruction set
 
 
-class Measured(Protocol):
+class Measurement(Protocol):
     """Times, or what follows from them. `spread`: how far two rounds of measuring were apart;
     `settled`: near enough."""
 
@@ -42,18 +43,20 @@ class Measured(Protocol):
     def text(self) -> str: ...
 
 
-T = TypeVar("T", bound=Measured)
+T = TypeVar("T", bound=Measurement)
 
 
-def kept(kind: str, machine: Machine, read: Callable[[str], T], measure: Callable[[], T]) -> T:
+def read_or_measure(
+    kind: str, machine: Machine, read: Callable[[str], T], measure: Callable[[], T]
+) -> T:
     """What is measured of this kind, from the user's folder, or measured now and kept there.
 
     `read` raises ValueError, KeyError or TypeError for a text that is none of it.
     """
-    return TABLES.get(_Entry(kind, machine, read, measure))
+    return TABLES.get(_TableEntry(kind, machine, read, measure))
 
 
-class _Entry(Generic[T]):
+class _TableEntry(Generic[T]):
     """A kind on a machine. `tries`, `before`: those of a file that did not settle."""
 
     def __init__(

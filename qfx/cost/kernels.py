@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 import qfx._C as _C
 from qfx.cost import disk
+from qfx.cost.kernel_parameters import KernelParameters, answer_questions
 from qfx.cost.questions import (
     CLOSE,
     FAR,
@@ -31,7 +32,6 @@ from qfx.cost.questions import (
     Parameters,
     Way,
 )
-from qfx.cost.tuned import Tuned, tuned
 
 WEIGHTS = 24  # in turn, 12 MB: their pages are more than a processor has at hand
 LIMIT = 0.08  # seconds after which no further round begins
@@ -99,30 +99,30 @@ def _origin(isa: str, name: str, parameters: Parameters) -> str:
 
 
 @lru_cache
-def _chosen(isa: str, threads: int) -> Tuned:
+def _chosen(isa: str, threads: int) -> KernelParameters:
     """From the cache directory, or measured now and kept there."""
     return kept(isa, threads, lambda: measured(isa, threads))
 
 
-def kept(isa: str, threads: int, measure: Callable[[], Tuned]) -> Tuned:
+def kept(isa: str, threads: int, measure: Callable[[], KernelParameters]) -> KernelParameters:
     """What was chosen for an instruction set and a number of threads, or is now."""
 
-    def read(text: str) -> Tuned:
+    def read(text: str) -> KernelParameters:
         defaults = _C.default_tuning(isa)
-        found = Tuned.of(json.loads(text), [*defaults])
+        found = KernelParameters.of(json.loads(text), [*defaults])
         if any(found.formats[name].keys() != defaults[name].keys() for name in defaults):
             raise ValueError("the kept parameters are not all that a format has")
         _C.check_tuning(isa, {name: dict(given) for name, given in found.formats.items()})
         return found
 
-    return disk.kept("kernels", (torch.int8, threads, isa), read, measure)
+    return disk.read_or_measure("kernels", (torch.int8, threads, isa), read, measure)
 
 
-def measured(isa: str, threads: int) -> Tuned:
+def measured(isa: str, threads: int) -> KernelParameters:
     """Chosen by timing products. `threads` is what torch has."""
     machine = ThisMachine(isa)
     formats = [Format(speed=machine.speed(f["name"]), **f) for f in _C.choices(isa)]
-    return tuned(formats, _C.default_tuning(isa), threads, machine)
+    return answer_questions(formats, _C.default_tuning(isa), threads, machine)
 
 
 class ThisMachine:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qfx.cost.measuring import ROUNDS, Timing, apart, random, weights
+from qfx.cost.grid_timing import ROUNDS, Timing, apart, random, weights
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 import qfx._C as _C
-from qfx.cost.kinds import KINDS, table
 from qfx.cost.linears import in_float
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
+from qfx.cost.workloads import KINDS, table
 from qfx.values.scheme import Scheme
 
 Tables = Callable[[str, torch.dtype, int, str], Table]  # of kind, type, threads, instruction set

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from qfx.cost.choosing import ALL, Answer, Question, Round, Schedule
+from qfx.cost.autotune import ALL, Answer, Question, Round, Schedule
 from qfx.cost.prefetch import KERNELS, STREAMS, tried_for
 
 FAR, NEAR = (1024, 512), (512, 256)  # K and N of weights in memory and in the second cache

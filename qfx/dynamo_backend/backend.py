@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from qfx.cost.chosen import chosen_costs
-from qfx.dynamo_backend.recompiling import forget, mark_repacked, reporter
+from qfx.cost.device_models import current_costs
+from qfx.dynamo_backend.recompilation import forget, mark_repacked, reporter
 from qfx.graph.capture import clone, targets
 from qfx.graph.faults import is_fault
 from qfx.host.autograd import below_autograd
@@ -27,12 +27,12 @@ from qfx.host.logs import trace_artifact
 from qfx.host.source_text import released_source_texts
 from qfx.io.digest import own_digest
 from qfx.io.printable import printable
-from qfx.match.apart import compile_apart
+from qfx.match.module_smoothing import note_factors, tie_to_modules
 from qfx.match.naming import name_nodes
-from qfx.match.smoothed import note_factors, tie_to_modules
+from qfx.match.per_layer import compile_per_layer
 from qfx.ops import FAKES
 from qfx.pipeline import Context, run_passes
-from qfx.plan import unserved
+from qfx.plan import unrecognized as unserved
 from qfx.plan.by_cost import tie_to_sizes
 from qfx.plan.plan import Plan
 from qfx.rewriting.constants import NewInputs, as_placeholders
@@ -114,7 +114,7 @@ def _int8(
         text = unserved.warning_of(gm, matches, here.modules, here.code, asked)
         told.extend([text] if text else [])
         tie_to_sizes(plan)
-        compile_apart(matches, config, here)
+        compile_per_layer(matches, config, here)
         given = config.recipe.sites if config.recipe else ()
         if any(entry.recipe and entry.recipe not in given for entry in plan.entries):
             tie_to_modules(here)
@@ -122,7 +122,7 @@ def _int8(
 
     provide = partial(as_placeholders, added=added)
     context = Context(
-        config, chosen_costs(), here.prefixes(wanted), here.modules, provide, decided=decided
+        config, current_costs(), here.prefixes(wanted), here.modules, provide, decided=decided
     )
     return run_passes(gm, context).plan
 

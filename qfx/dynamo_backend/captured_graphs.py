@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from qfx.dynamo_backend.recompiling import mark_repacked
+from qfx.dynamo_backend.recompilation import mark_repacked
 from qfx.graph.capture import clone, trace
 from qfx.graph.decomposition import open_operators
 from qfx.graph.writes import written_constants
@@ -20,9 +20,9 @@ from qfx.host.dynamo import uncompiled, without_skip_marks
 from qfx.host.frame import Frame, surroundings
 from qfx.host.source_text import released_source_texts
 from qfx.io.errors import UserError
-from qfx.match.apart import capture_apart
+from qfx.match.module_smoothing import note_factors, tie_to_modules
 from qfx.match.naming import name_nodes
-from qfx.match.smoothed import note_factors, tie_to_modules
+from qfx.match.per_layer import capture_per_layer
 from qfx.weights.model_restore import restore_later
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, str], Sequence[Any]], Any]
@@ -83,7 +83,7 @@ def _look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
     name_nodes(graph, example_inputs, here)
     if note_factors(graph, example_inputs, here):
         tie_to_modules(here)
-    capture_apart(graph)
+    capture_per_layer(graph)
     return torch.compiler.disable(_watched(graph, Frame(here.code, here.prefixes())))
 
 

@@ -12,21 +12,21 @@ from typing import Any, BinaryIO, NamedTuple
 
 from torch import Tensor, nn
 
-from qfx.files.foreign.importing import Imported, imported
-from qfx.files.foreign.recognised import foreign_of
+from qfx.files.foreign.format_detection import foreign_of
+from qfx.files.foreign.state_dict_import import Imported, imported
 from qfx.files.foreign.weight import Activations
 from qfx.files.made_buffers import buffers_of
 from qfx.files.manifest import MARK, NAME, File, Manifest, manifest_of
 from qfx.files.skeleton import Fitted, fill, fitted
-from qfx.files.tensor_file import Entry, Table, open_table, tensors_of
+from qfx.files.tensor_file import TensorEntry, TensorIndex, open_table, tensors_of
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import Snapshot, bytes_of, snapshot_of
 from qfx.io.recipe_files import LARGEST
+from qfx.io.safe_read import FileSnapshot, bytes_of, snapshot_of
 from qfx.nn.linear_like import as_linear
-from qfx.nn.loading import Stored
+from qfx.nn.loading import StoredModule
 from qfx.values.config import Config, Configurable
 
 
@@ -35,12 +35,12 @@ class Saved(NamedTuple):
     description. Open files can be read to their end whoever replaces or removes them."""
 
     at: str
-    tables: tuple[Table, ...]
+    tables: tuple[TensorIndex, ...]
     files: tuple[BinaryIO, ...]
     said: Manifest | None
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TensorEntry]:
         return {name: entry for table in self.tables for name, entry in table.entries.items()}
 
 
@@ -89,7 +89,9 @@ def load(
 def _filled(saved: Saved | Imported, skeleton: nn.Module) -> nn.Module:
     said = saved.said if isinstance(saved, Saved) else None
     made_anew = {} if said else buffers_of(skeleton)
-    entries = saved.entries | {n: Entry(t.dtype, tuple(t.shape), 0) for n, t in made_anew.items()}
+    entries = saved.entries | {
+        n: TensorEntry(t.dtype, tuple(t.shape), 0) for n, t in made_anew.items()
+    }
     plan = fitted(
         skeleton, entries, saved.at,
         linears=said.linears if said else None,
@@ -143,7 +145,7 @@ def _described(folder: Path, files: ExitStack) -> Saved:
         files.close()
 
 
-def _description(folder: Path) -> Snapshot:
+def _description(folder: Path) -> FileSnapshot:
     try:
         return snapshot_of(folder / NAME, LARGEST)
     except FileNotFoundError:
@@ -169,7 +171,7 @@ def _checked(folder: Path, said: Manifest, files: ExitStack) -> Saved:
     return Saved(printable(str(folder / NAME)), tables, handles, said)
 
 
-def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, Table]:
+def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, TensorIndex]:
     try:
         size = path.stat().st_size
         if size != file.size:
@@ -184,9 +186,9 @@ def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, Table]:
 
 def _read(
     tensors: Iterator[tuple[Path, str, Tensor]], plan: Fitted
-) -> tuple[dict[str, Stored], dict[str, Tensor]]:
+) -> tuple[dict[str, StoredModule], dict[str, Tensor]]:
     """The linears without float weights, each made when its parts are there; the other tensors."""
-    made: dict[str, Stored] = {}
+    made: dict[str, StoredModule] = {}
     rest: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for path, name, tensor in tensors:
@@ -217,11 +219,11 @@ def _tensors(saved: Saved, plan: Fitted) -> Iterator[tuple[Path, str, Tensor]]:
             )
 
 
-def _file(saved: Saved, table: Table) -> File | None:
+def _file(saved: Saved, table: TensorIndex) -> File | None:
     return saved.said.files[table.path.name] if saved.said else None
 
 
-def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> Stored:
+def _linear(parts: Mapping[str, Any], owner: str, plan: Fitted, path: Path) -> StoredModule:
     prefix = f"{owner}."
     linear, kind = as_linear(plan.linears[owner]), plan.kinds[owner]
     n, k = linear.weight.shape

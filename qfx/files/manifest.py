@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import bytes_of
 from qfx.io.recipe_files import LARGEST, MODEL
+from qfx.io.safe_read import bytes_of
 
 NAME = MODEL
 MARK = "qfx_model"

@@ -13,8 +13,8 @@ from qfx.files.tensor_file import NAMES
 from qfx.host.fsdp import is_sharded
 from qfx.host.tensors import has_values, wraps_tensors
 from qfx.io.errors import UserError
-from qfx.nn.kinds import stored_linears
-from qfx.nn.loading import Checked, Stored
+from qfx.nn.loading import Checked, StoredModule
+from qfx.nn.stored_modules import stored_linears
 from qfx.weights.change_detection import place_of
 
 
@@ -25,7 +25,7 @@ class ModelState(NamedTuple):
     tensors: dict[str, Tensor]
     same: dict[str, str]
     derived: tuple[str, ...]
-    linears: dict[str, Stored]
+    linears: dict[str, StoredModule]
 
 
 def state_of(model: nn.Module) -> ModelState:
@@ -35,7 +35,7 @@ def state_of(model: nn.Module) -> ModelState:
             "save: the model has no module of qfx in it, so that nothing of it would be int8: "
             "qfx.quantize_(model) first. A compiled model keeps its float weights"
         )
-    if isinstance(model, Stored):
+    if isinstance(model, StoredModule):
         raise UserError("save: the model is a single linear: put it into a module")
     if any(map(is_sharded, model.modules())):
         raise UserError("save: FSDP shards the model: gather its state dict first")

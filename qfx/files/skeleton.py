@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from qfx.files.model_state import derived_buffers, ties
-from qfx.files.tensor_file import Entry
+from qfx.files.tensor_file import TensorEntry
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
-from qfx.nn.chosen import Chosen, listed, refuse
 from qfx.nn.embedding import Embedding
-from qfx.nn.kinds import NAMES, STORED, kind_of, replaces, told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import as_linear, is_embedding
-from qfx.nn.loading import Checked, Stored, fault_of
+from qfx.nn.loading import Checked, StoredModule, fault_of
 from qfx.nn.replace import replace
+from qfx.nn.selection import Selection, listed, refuse
 from qfx.nn.sign_linear import SignLinear
+from qfx.nn.stored_modules import NAMES, STORED, kind_of, notify_listeners, replaces
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Fitted:
     wanted; `was`: the tensors that are replaced, by name."""
 
     linears: Mapping[str, nn.Module]
-    kinds: Mapping[str, type[Stored]]
+    kinds: Mapping[str, type[StoredModule]]
     parts: Mapping[str, int]
     schemes: Mapping[str, str] | None
     same: Mapping[str, str]
@@ -53,7 +53,7 @@ class Fitted:
 
 def fitted(
     skeleton: nn.Module,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TensorEntry],
     at: str,
     *,
     linears: Mapping[str, str] | None,
@@ -77,7 +77,7 @@ def fitted(
     parts = {name: _parts(name, kinds, same, entries, at) for name in taken}
     for kind in STORED:
         of_kind = {name: linear for name, linear in taken.items() if kinds[name] is kind}
-        refuse(Chosen("load", skeleton, {}, of_kind, {}, {}), kind.from_float, instead="")
+        refuse(Selection("load", skeleton, {}, of_kind, {}, {}), kind.from_float, instead="")
     _check_names(state, stored, kinds, derived, at)
     _check_kinds(state, stored, taken, at)
     left = [n for n in derived if n not in beside or not _fits(stored[n], beside[n])]
@@ -86,7 +86,7 @@ def fitted(
     return Fitted(taken, kinds, parts, linears, same, kept, left, {**state, **beside})
 
 
-def _check_same(same: Mapping[str, str], entries: Mapping[str, Entry], at: str) -> None:
+def _check_same(same: Mapping[str, str], entries: Mapping[str, TensorEntry], at: str) -> None:
     for name, first in same.items():
         if name in entries or first not in entries:
             raise UserError(
@@ -116,7 +116,9 @@ def _linear_names(
     return [name for name in found if not isinstance(modules.get(name), SignLinear)]
 
 
-def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str) -> nn.Module:
+def _linear(
+    skeleton: nn.Module, name: str, stored: Mapping[str, TensorEntry], at: str
+) -> nn.Module:
     there = dict(skeleton.named_modules(remove_duplicate=False)).get(name)
     here = f"{at}: {printable(name)}"
     kind = kind_of(name, stored)
@@ -140,7 +142,7 @@ def _linear(skeleton: nn.Module, name: str, stored: Mapping[str, Entry], at: str
 
 def _parts(
     name: str,
-    kinds: Mapping[str, type[Stored]],
+    kinds: Mapping[str, type[StoredModule]],
     same: Mapping[str, str],
     entries: Collection[str],
     at: str,
@@ -162,7 +164,7 @@ def _parts(
 def _check_names(
     state: Collection[str],
     stored: Collection[str],
-    taken: Mapping[str, type[Stored]],
+    taken: Mapping[str, type[StoredModule]],
     derived: Collection[str],
     at: str,
 ) -> None:
@@ -183,7 +185,7 @@ def _check_names(
 
 
 def _check_kinds(
-    state: Mapping[str, Any], stored: Mapping[str, Entry], taken: Collection[str], at: str
+    state: Mapping[str, Any], stored: Mapping[str, TensorEntry], taken: Collection[str], at: str
 ) -> None:
     for name, tensor in state.items():
         if name.rpartition(".")[0] in taken and name.endswith(".weight"):
@@ -196,7 +198,7 @@ def _check_kinds(
             )
 
 
-def _fits(entry: Entry, tensor: Tensor) -> bool:
+def _fits(entry: TensorEntry, tensor: Tensor) -> bool:
     """Of one shape and one kind: a model in bfloat16 may be loaded into one that is float32."""
     a, b = entry.dtype, tensor.dtype
     floats = a.is_floating_point and b.is_floating_point
@@ -226,7 +228,7 @@ def _check_values(
 def fill(
     skeleton: nn.Module,
     plan: Fitted,
-    made: Mapping[str, Stored],
+    made: Mapping[str, StoredModule],
     rest: Mapping[str, Tensor],
     at: str,
 ) -> nn.Module:
@@ -238,9 +240,9 @@ def fill(
         if isinstance(module, Checked) and (fault := fault_of(module, state, prefix)):
             raise UserError(f"{at}: {fault}")
     each = {name: made[_stored_by(name, kind, plan.same)] for name, kind in plan.kinds.items()}
-    found = Chosen("load", skeleton, dict(plan.linears), dict(plan.linears), {}, {})
+    found = Selection("load", skeleton, dict(plan.linears), dict(plan.linears), {}, {})
     replace(found, each)
-    told(skeleton)
+    notify_listeners(skeleton)
     skeleton.load_state_dict(state, strict=False, assign=True)
     for name in plan.derived:
         _put(skeleton, name, whole[name])
@@ -249,7 +251,7 @@ def fill(
     return skeleton
 
 
-def _stored_by(linear: str, kind: type[Stored], same: Mapping[str, str]) -> str:
+def _stored_by(linear: str, kind: type[StoredModule], same: Mapping[str, str]) -> str:
     codes = f"{linear}.{kind.PARTS[1]}"
     return same.get(codes, codes).rpartition(".")[0]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import first_bytes, missing_as_os_error, opened
+from qfx.io.safe_read import first_bytes, missing_as_os_error, opened
 from qfx.weights.huge_pages import Room
 
 DTYPES = {
@@ -40,7 +40,7 @@ METADATA = "__metadata__"
 _LENGTH = 8  # bytes of the number that a file begins with
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor of a file: what it is, and how many bytes it takes there."""
 
     dtype: torch.dtype
@@ -48,23 +48,23 @@ class Entry(NamedTuple):
     size: int
 
 
-class Table(NamedTuple):
+class TensorIndex(NamedTuple):
     """What a file holds, in the order of its bytes, which begin behind `head` others."""
 
     path: Path
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
     head: int
 
 
-def table_of(path: Path) -> Table:
+def table_of(path: Path) -> TensorIndex:
     """Raises UserError, which names the file and the fault, and OSError."""
     with open_table(path) as (_, table):
         return table
 
 
 @contextmanager
-def open_table(path: Path) -> Iterator[tuple[BinaryIO, Table]]:
+def open_table(path: Path) -> Iterator[tuple[BinaryIO, TensorIndex]]:
     """The open file and its table. Begins anew where another file takes its place while it is
     checked. Raises as `table_of`."""
     library = safetensors()
@@ -85,7 +85,7 @@ def open_table(path: Path) -> Iterator[tuple[BinaryIO, Table]]:
                 return
 
 
-def _table(file: BinaryIO, path: Path, metadata: Mapping[str, str]) -> Table:
+def _table(file: BinaryIO, path: Path, metadata: Mapping[str, str]) -> TensorIndex:
     at = printable(str(path))
     file.seek(0)
     length = int.from_bytes(file.read(_LENGTH), "little")
@@ -94,7 +94,7 @@ def _table(file: BinaryIO, path: Path, metadata: Mapping[str, str]) -> Table:
     items = [(n, r) for n, r in raw.items() if n != METADATA]
     items.sort(key=lambda item: item[1]["data_offsets"])
     entries = {name: _entry(raw, f"{at}: {printable(name)}") for name, raw in items}
-    return Table(path, entries, metadata, _LENGTH + length)
+    return TensorIndex(path, entries, metadata, _LENGTH + length)
 
 
 def _kind(magic: bytes) -> str:
@@ -108,17 +108,17 @@ def _kind(magic: bytes) -> str:
     return ""
 
 
-def _entry(raw: dict[str, Any], at: str) -> Entry:
+def _entry(raw: dict[str, Any], at: str) -> TensorEntry:
     if raw["dtype"] not in DTYPES:
         raise UserError(f"{at} is of type {raw['dtype']}, which this qfx does not read")
     begin, end = raw["data_offsets"]
     shape = tuple(raw["shape"])
     if any(size >= 2**63 for size in shape):  # of no elements: safetensors has multiplied the rest
         raise UserError(f"{at} has a shape of {list(shape)}")
-    return Entry(DTYPES[raw["dtype"]], shape, end - begin)
+    return TensorEntry(DTYPES[raw["dtype"]], shape, end - begin)
 
 
-def tensors_together(table: Table) -> dict[str, Tensor]:
+def tensors_together(table: TensorIndex) -> dict[str, Tensor]:
     """All tensors of a file by name, one behind the other in memory, in its order. Raises as
     tensors_of."""
     room = Room.of(entry.size for entry in table.entries.values())
@@ -132,7 +132,7 @@ def tensors_together(table: Table) -> dict[str, Tensor]:
 
 
 def tensors_of(
-    table: Table,
+    table: TensorIndex,
     file: BinaryIO,
     told: Callable[[bytes | memoryview], None],
     passing: Callable[[str], bool],
@@ -162,7 +162,7 @@ def _read_into(tensor: Tensor, file: BinaryIO, path: Path, name: str) -> memoryv
     return memory
 
 
-def tensor_of(table: Table, name: str) -> Tensor:
+def tensor_of(table: TensorIndex, name: str) -> Tensor:
     """One tensor of a file, on pages of its own. Raises UserError where the file has changed."""
     entry, at = table.entries[name], table.head
     for before, each in table.entries.items():

@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qfx.generate.compiled import compile_for_generate
+    from qfx.generate.compile_model import compile_for_generate
     from qfx.generate.decoder import Decoder, load_programs
-    from qfx.generate.exported import save_programs
+    from qfx.generate.export import save_programs
 
 __all__ = ["Decoder", "compile_for_generate", "load_programs", "save_programs"]
 _HOMES = {
-    "compile_for_generate": "qfx.generate.compiled",
-    "save_programs": "qfx.generate.exported",
+    "compile_for_generate": "qfx.generate.compile_model",
+    "save_programs": "qfx.generate.export",
     "Decoder": "qfx.generate.decoder",
     "load_programs": "qfx.generate.decoder",
 }

@@ -23,7 +23,7 @@ _PASS = {
 _VIEWS = _PASS | {aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.mT.default}
 
 
-class Unknown(Exception):
+class UnknownScores(Exception):
     """The graph computes something else."""
 
 
@@ -42,7 +42,7 @@ class Cached(NamedTuple):
             steps.append(call)
             call = call.args[0]
         if not isinstance(call, fx.Node) or call.target is not target:
-            raise Unknown
+            raise UnknownScores
         sizes = tuple(value(call).shape)
         whole = torch.empty(sizes, dtype=torch.float32, device="meta")
         found: Any = whole
@@ -57,7 +57,7 @@ class Cached(NamedTuple):
             flat: expected.stride()[1:],
         }
         if not same or not _strided(found, strides[tuple(found.shape)]):
-            raise Unknown
+            raise UnknownScores
         return Cached(call, sizes)
 
 
@@ -86,28 +86,28 @@ class Scores:
 
     def plus(self, other: Scores) -> Scores:
         if self.product and other.product:
-            raise Unknown
+            raise UnknownScores
         seen = tuple(dict.fromkeys(self.seen + other.seen))
         with_product = self if self.product else other
         return replace(with_product, terms=self.terms + other.terms, seen=seen)
 
     def times(self, factor: float) -> Scores:
         if factor <= 0 and self.seen:
-            raise Unknown
+            raise UnknownScores
         terms = tuple(term._replace(factor=term.factor * factor) for term in self.terms)
         return replace(self, scale=self.scale * factor, terms=terms)
 
 
-class Reader:
+class ScoreReader:
     """Reads scores out of one graph, whose constants it computes once."""
 
     def __init__(self) -> None:
         self._known: dict[fx.Node, Tensor | None] = {}
 
     def scores(self, node: Any) -> Scores:
-        """Raises Unknown for what is no such sum."""
+        """Raises UnknownScores for what is no such sum."""
         if not isinstance(node, fx.Node):
-            raise Unknown
+            raise UnknownScores
         held = self.constant(node)
         if held is not None:
             return Scores(terms=(Term(held, 1.0),)) if bool(held.any()) else Scores()
@@ -119,7 +119,7 @@ class Reader:
         held = self.constant(node)
         if held is not None:
             if bool((held.bool() != where).any()):
-                raise Unknown
+                raise UnknownScores
             return ()
         if node.op == "placeholder" and value(node).dtype == torch.bool and where:
             return (node,)
@@ -135,7 +135,7 @@ class Reader:
             found = self.scores(node.args[0])  # zeros, and -inf where no query sees
             if found.product is None and not found.terms:
                 return found.seen
-        raise Unknown
+        raise UnknownScores
 
     def constant(self, node: Any) -> Tensor | None:
         """What a node gives that reads no input and no parameter."""
@@ -168,66 +168,66 @@ class Reader:
             return float(what)
         held = self.constant(what) if isinstance(what, fx.Node) else None
         if held is None or held.numel() != 1:
-            raise Unknown
+            raise UnknownScores
         return float(held)
 
     def never(self, what: Any) -> None:
-        """Raises Unknown for a number that leaves a key its weight."""
+        """Raises UnknownScores for a number that leaves a key its weight."""
         if not self.number(what) <= _NEVER:
-            raise Unknown
+            raise UnknownScores
 
 
-def _product(reader: Reader, node: fx.Node) -> Scores:
+def _product(reader: ScoreReader, node: fx.Node) -> Scores:
     query, keys = node.args[:2]
     return Scores((query, Cached.of(keys, ops.kv_keys.default, transposed=True)), 1.0)  # type: ignore[arg-type]
 
 
-def _added_product(reader: Reader, node: fx.Node) -> Scores:
+def _added_product(reader: ScoreReader, node: fx.Node) -> Scores:
     term, query, keys = node.args
     beta, alpha = (reader.number(node.kwargs.get(name, 1)) for name in ("beta", "alpha"))
     product = Scores((query, Cached.of(keys, ops.kv_keys.default, transposed=True)), 1.0)  # type: ignore[arg-type]
     return product.times(alpha).plus(reader.scores(term).times(beta))
 
 
-def _sum(reader: Reader, node: fx.Node) -> Scores:
+def _sum(reader: ScoreReader, node: fx.Node) -> Scores:
     a, b = node.args
     return reader.scores(a).plus(reader.scores(b).times(reader.number(node.kwargs.get("alpha", 1))))
 
 
-def _scaled(reader: Reader, node: fx.Node) -> Scores:
+def _scaled(reader: ScoreReader, node: fx.Node) -> Scores:
     factor = reader.number(node.args[1])
     inverse = node.target in (aten.div.Tensor, aten.div.Scalar)
     return reader.scores(node.args[0]).times(1 / factor if inverse else factor)
 
 
-def _filled(reader: Reader, node: fx.Node) -> Scores:
+def _filled(reader: ScoreReader, node: fx.Node) -> Scores:
     x, hidden, number = node.args
     reader.never(number)
     return reader.scores(x).plus(Scores(seen=reader.seen(hidden, False)))
 
 
-def _where(reader: Reader, node: fx.Node) -> Scores:
+def _where(reader: ScoreReader, node: fx.Node) -> Scores:
     seen, x, number = node.args
     reader.never(number)
     return reader.scores(x).plus(Scores(seen=reader.seen(seen, True)))
 
 
-def _bounded(reader: Reader, node: fx.Node) -> Scores:
+def _bounded(reader: ScoreReader, node: fx.Node) -> Scores:
     x, number = node.args[:2]
     reader.never(number)
     return reader.scores(x)
 
 
-def _same(reader: Reader, node: fx.Node) -> Scores:
+def _same(reader: ScoreReader, node: fx.Node) -> Scores:
     """In the type that it has, where views merge or part batch and heads alone."""
     x: Any = node.args[0]
     found, given = value(node), value(x)
     if found.dtype != given.dtype or found.shape[-2:] != given.shape[-2:]:
-        raise Unknown
+        raise UnknownScores
     return reader.scores(x)
 
 
-_READ: dict[Any, Callable[[Reader, fx.Node], Scores]] = {
+_READ: dict[Any, Callable[[ScoreReader, fx.Node], Scores]] = {
     aten.matmul.default: _product,
     aten.bmm.default: _product,
     aten.baddbmm.default: _added_product,

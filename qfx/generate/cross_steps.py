@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from qfx.generate.answer import EncoderOutput, answer_of_decoder
-from qfx.generate.asked import Asked, Source, asked_of, hold_codes, is_empty
-from qfx.generate.columns import Columns
+from qfx.generate.buckets import padded
+from qfx.generate.cache_slots import CacheSlots
 from qfx.generate.decoder_positions import Distances, learns_distances
-from qfx.generate.layout import Layout
+from qfx.generate.layout import CacheLayout
 from qfx.generate.masks import own_blocks
-from qfx.generate.rows import filled
+from qfx.generate.model_output import EncoderOutput, encoder_decoder_output
+from qfx.generate.request import EncoderSource, Request, hold_codes, is_empty, request_of
 from qfx.generate.steps import Steps
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import KVLayer
@@ -44,7 +44,7 @@ class CrossSteps(Steps):
         self,
         model: Any,
         inner: Callable[..., Any],
-        layout: Layout,
+        layout: CacheLayout,
         layers: list[KVLayer],
         sizes: Sequence[int],
         logits_dtype: torch.dtype | None = None,
@@ -91,7 +91,7 @@ class CrossSteps(Steps):
             "programs is of a decoder alone"
         )
 
-    def _asked(self, given: dict[str, Any]) -> Asked | None:
+    def _asked(self, given: dict[str, Any]) -> Request | None:
         cache = given.get("past_key_values")
         if not isinstance(cache, EncoderDecoderCache):
             return None
@@ -101,11 +101,11 @@ class CrossSteps(Steps):
         if hidden is not None:  # what the encoder would read
             of_encoder |= {"input_ids", "inputs_embeds", self.model.main_input_name}
         own = {_NAMES.get(n, n): v for n, v in given.items() if n not in of_encoder}
-        asked = asked_of(own | {"past_key_values": cache.self_attention_cache}, self.of_text)
-        source = Source(cache, given.get("attention_mask"), hidden)
+        asked = request_of(own | {"past_key_values": cache.self_attention_cache}, self.of_text)
+        source = EncoderSource(cache, given.get("attention_mask"), hidden)
         return None if asked is None else asked._replace(source=source)
 
-    def _hold(self, asked: Asked) -> None:
+    def _hold(self, asked: Request) -> None:
         assert asked.source is not None
         cross = asked.source.cache.cross_attention_cache
         if is_empty(asked.cache) and is_empty(cross):
@@ -113,16 +113,16 @@ class CrossSteps(Steps):
             layers = [CrossKVLayer(self.source_length, *self.bits) for _ in self.shapes]
             hold_codes(cross, layers)
 
-    def _begin(self, asked: Asked, texts: int, size: int) -> None:
+    def _begin(self, asked: Request, texts: int, size: int) -> None:
         super()._begin(asked, texts, size)
         for layer in self._all(asked)[len(self.shapes) :]:
             layer.make_room(size)
 
-    def _all(self, asked: Asked) -> list[Any]:
+    def _all(self, asked: Request) -> list[Any]:
         assert asked.source is not None
         return [*asked.cache.layers, *asked.source.cache.cross_attention_cache.layers]
 
-    def _serve(self, asked: Asked, first: int) -> bool:
+    def _serve(self, asked: Request, first: int) -> bool:
         """Programs serve a call whose cross attention is written and of whose tokens none is
         padding: each has one place, and the position that the model gives it itself."""
         cross = self._all(asked)[len(self.shapes) :]
@@ -150,7 +150,7 @@ class CrossSteps(Steps):
                 found, type(self.model).__name__, self.source_length, found,
             )  # fmt: skip
 
-    def _counted(self, asked: Asked, first: int) -> bool:
+    def _counted(self, asked: Request, first: int) -> bool:
         """Whether the call gives no other positions than first, first + 1, ..."""
         numbers = self.places.numbers(first, asked.length)
         return asked.positions is None or bool((asked.positions == numbers).all())
@@ -160,7 +160,7 @@ class CrossSteps(Steps):
             return self.length
         return min(self.length, max(self.positions - first, 1))  # of padding it counts them too
 
-    def _inputs(self, asked: Asked, at: Columns, first: int, rows: int) -> tuple[Tensor, ...]:
+    def _inputs(self, asked: Request, at: CacheSlots, first: int, rows: int) -> tuple[Tensor, ...]:
         """As `CrossStep` of step_graph.py takes them, before the caches' tensors."""
         layer = self._all(asked)[-1]
         inputs = super()._inputs(asked._replace(positions=None), at, first, rows)
@@ -175,7 +175,7 @@ class CrossSteps(Steps):
             self.source_tables[size] = own_blocks(size, self.source_length)
         return self.source_tables[size]
 
-    def _seen_of(self, asked: Asked, size: int) -> Tensor:
+    def _seen_of(self, asked: Request, size: int) -> Tensor:
         """Which positions of the source a text sees: bool [size, 1, 1, S]."""
         assert asked.source is not None
         layer = self._all(asked)[-1]
@@ -185,15 +185,15 @@ class CrossSteps(Steps):
         known = self._seen.get(asked.cache)
         if known is not None and len(known[1]) == size and torch.equal(known[0], mask):
             return known[1]
-        seen = filled(mask.bool(), size, self.source_length)
+        seen = padded(mask.bool(), size, self.source_length)
         seen[len(mask) :, 0] = True  # of no text
         found = seen[:, None, None].contiguous()
         self._seen[asked.cache] = mask.clone(), found
         return found
 
-    def _answer(self, logits: Tensor, asked: Asked) -> Any:
+    def _answer(self, logits: Tensor, asked: Request) -> Any:
         assert asked.source is not None and asked.source.hidden is not None
-        return answer_of_decoder(logits, asked.source.cache, asked.source.hidden)
+        return encoder_decoder_output(logits, asked.source.cache, asked.source.hidden)
 
 
 def positions_of(config: Any, side: str) -> int | None:

@@ -11,15 +11,15 @@ from torch import Tensor
 
 import qfx._C as _C
 from qfx.files.tensor_file import safetensors, table_of, tensors_together
+from qfx.generate.buckets import INTEGERS, MOST_ROWS, bucket_for, padded
 from qfx.generate.masks import Places
 from qfx.generate.program_file import check_steps, program_file
-from qfx.generate.rows import INTEGERS, MOST_ROWS, filled, rows_for
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.ops.kv_cache import kv_empty
 from qfx.programs import Runner
 from qfx.programs.inputs import Bound
-from qfx.programs.stored import restored
+from qfx.programs.serialization import restored
 
 KEY = "qfx_programs"  # metadata of the file
 
@@ -106,7 +106,7 @@ class Decoder:
             places = torch.where(kept, held + kept.long().cumsum(1) - 1, -1)
         logits = tokens.new_empty(0)
         while begin < count:
-            rows = rows_for(count - begin, self.length, self._rows)
+            rows = bucket_for(count - begin, self.length, self._rows)
             end = min(begin + rows, count)
             until = places[:, begin:end].amax(1, keepdim=True) + 1
             self._written = torch.maximum(self._written, until)
@@ -135,7 +135,7 @@ class Decoder:
 
     def _step(self, tokens: Tensor, places: Tensor, rows: int) -> Tensor:
         count = tokens.shape[1]
-        tokens, places = filled(tokens, self.batch, rows), filled(places, self.batch, rows, -1)
+        tokens, places = padded(tokens, self.batch, rows), padded(places, self.batch, rows, -1)
         masks = self._places.masks(places)
         last = [self._places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
         where: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Layout: which layers of a cache hold all tokens, and which are rings of the last ones."""
+"""CacheLayout: which layers of a cache hold all tokens, and which are rings of the last ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from qfx.ops.kv_blocks import ring_slots
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """`window`: keys that a query sees, None of all. `slots`: tokens that a layer holds; token n of
     a text lies at slot n % slots."""
 
@@ -18,12 +18,12 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """`length`: tokens of a text that there is room for. `kinds`: of layers, by name. `layers`: the
     name of each layer's kind."""
 
     length: int
-    kinds: dict[str, Kind]
+    kinds: dict[str, LayerKind]
     layers: tuple[str, ...]
 
     @property
@@ -42,16 +42,18 @@ class Layout:
         return self.kinds[self.layers[layer]].slots
 
 
-def with_rings(length: int, windows: Mapping[str, int | None], layers: Sequence[str]) -> Layout:
+def with_rings(
+    length: int, windows: Mapping[str, int | None], layers: Sequence[str]
+) -> CacheLayout:
     """The layout in which layers with a window are rings, where these are smaller than `length`."""
     kinds = {
-        name: Kind(window, length if window is None else min(length, ring_slots(window)))
+        name: LayerKind(window, length if window is None else min(length, ring_slots(window)))
         for name, window in windows.items()
     }
-    return Layout(length, kinds, tuple(layers))
+    return CacheLayout(length, kinds, tuple(layers))
 
 
-def without_rings(length: int, windows: Mapping[str, int | None], layers: int) -> Layout:
+def without_rings(length: int, windows: Mapping[str, int | None], layers: int) -> CacheLayout:
     """The layout of a model of which the kinds of its layers do not matter: all hold all tokens."""
-    kinds = {name: Kind(window, length) for name, window in windows.items()}
-    return Layout(length, kinds, (next(iter(kinds)),) * layers)
+    kinds = {name: LayerKind(window, length) for name, window in windows.items()}
+    return CacheLayout(length, kinds, (next(iter(kinds)),) * layers)

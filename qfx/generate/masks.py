@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.generate.layout import Kind, Layout
+from qfx.generate.layout import CacheLayout, LayerKind
 from qfx.ops.kv_blocks import TOKENS
 
 
@@ -16,7 +16,7 @@ class Places:
     """Gives slots, block tables and masks for the places of a text's tokens, mostly as parts of
     larger tables: to compute so little each time takes as long as a layer does."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CacheLayout) -> None:
         self._numbers = torch.arange(layout.length, dtype=torch.int64, device="cpu")
         self._slots = {size: _Slots(size, layout.length) for size in layout.slots}
         self._tables: dict[tuple[int, int], Tensor] = {}
@@ -79,7 +79,7 @@ class _Slots:
         return what.gather(1, place.clamp(min=0))
 
 
-def _visible(kind: Kind) -> Tensor:
+def _visible(kind: LayerKind) -> Tensor:
     """bool [3 slots - 1, slots], a view of few: which slots a query sees. Row i, below `slots`, is
     of a query at the place slots - 1 - i, before any slot is taken again. Row 2 slots - 1 + i is of
     one at a later place p, with i = slots - 1 - p % slots: it sees the slots of the last `window`

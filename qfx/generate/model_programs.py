@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qfx.generate.buckets import MOST_ROWS
+from qfx.generate.build_lock import building_alone
 from qfx.generate.float32_steps import float32_vectors
-from qfx.generate.making import making
 from qfx.generate.model_state import settings_of, tensors_of, values_of, why_none
-from qfx.generate.program_cache import kept
-from qfx.generate.rows import MOST_ROWS
+from qfx.generate.program_cache import read_or_build
 from qfx.generate.shared_factors import equal_factors
 from qfx.generate.step_graph import step_graph
 from qfx.host.source_text import released_source_texts
-from qfx.nn.packed_together import packed_together
+from qfx.nn.contiguous_weights import make_contiguous
 from qfx.programs import Runner, build
 from qfx.programs.inputs import Bound
 
@@ -54,7 +54,7 @@ class ModelPrograms:
             if state == self.state:
                 return
             self.runners.clear()
-            packed_together(model)
+            make_contiguous(model)
             self.state = values_of(tensors), settings_of(model)
             self.tensors = tensors
             self.vectors, self.dtype = float32_vectors(model), model.dtype
@@ -78,7 +78,7 @@ class ModelPrograms:
         if found is not None or self.why_none is not None:
             return found
         alone = [t.clone() for t in inputs]  # not views of what a caller has
-        with making():  # threads whose programs are there do not wait
+        with building_alone():  # threads whose programs are there do not wait
             found = self.runners.get(key)
             if found is None and self.why_none is None:
                 found = self._build(steps, key, (*alone, *bound.tensors))
@@ -108,4 +108,4 @@ class ModelPrograms:
             graph = step_graph(steps.model, vectors=self.vectors, inputs=inputs, **how)
             return build(graph, inputs)
 
-        return kept(steps.model, steps, inputs, make, self.vectors, **how)
+        return read_or_build(steps.model, steps, inputs, make, self.vectors, **how)

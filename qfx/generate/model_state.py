@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qfx.generate.private_names import ATTENTION
-from qfx.generate.served_linear import named_tensors
+from qfx.generate.step_modules import named_tensors
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.weights.change_detection import Stamp, stamp_of
 

@@ -1,7 +1,7 @@
 """Programs on disk: what another process made of the same model, with the weights of this one.
 
-`<user's cache>/qfx/programs/<key>`, kept as qfx/io/kept.py says. A file holds the instructions, and
-constants by the names that the model has for them. docs/generate.md
+`<user's cache>/qfx/programs/<key>`, kept as `qfx/io/disk_memo.py` says. A file holds the
+instructions, and constants by the names that the model has for them. docs/generate.md
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from qfx.generate.program_key import key_of, values_digest
+from qfx.io.disk_memo import DiskMemo, NotCached
 from qfx.io.errors import UserError
-from qfx.io.kept import Kept, NotKept
 from qfx.programs import Runner
-from qfx.programs.stored import Storing, bytes_in, restored
+from qfx.programs.serialization import Storing, bytes_in, restored
 
 _KEYS = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
-PROGRAMS = Kept("program", "the programs", "programs", _KEYS, 64, _log)  # of 300 kB for 30 layers
+PROGRAMS = DiskMemo(
+    "program", "the programs", "programs", _KEYS, 64, _log
+)  # of 300 kB for 30 layers
 _MOST_BYTES = 1 << 20  # of constants that are none of the model's
 
 
-def kept(
+def read_or_build(
     model: nn.Module,
     steps: Any,
     inputs: tuple[Tensor, ...],
@@ -37,10 +39,12 @@ def kept(
 ) -> Runner:
     """The runner for these inputs from disk, or made now and kept there. `steps`, `others`: see
     `key_of`. `vectors`: float32 copies of parameters and buffers, which programs read too."""
-    return PROGRAMS.get(_Entry(lambda: key_of(model, steps, inputs, **others), make, vectors))
+    return PROGRAMS.get(
+        _ProgramEntry(lambda: key_of(model, steps, inputs, **others), make, vectors)
+    )
 
 
-class _Entry:
+class _ProgramEntry:
     """A program. `held`, once the key is known: the model's tensors and the vectors, by name."""
 
     def __init__(
@@ -56,7 +60,7 @@ class _Entry:
         try:
             key, held = self._key()
         except Exception as why:  # Unknown, and what objects of a model raise when looked at
-            raise NotKept(str(why)) from why
+            raise NotCached(str(why)) from why
         vectors = {f"{name} as float32": tensor for name, tensor in self._vectors.items()}
         self.held = held | vectors
         return key
@@ -88,15 +92,15 @@ def _runner(data: bytes, held: Mapping[str, Tensor]) -> Runner | None:
 
 
 def written(runner: Runner, held: Mapping[str, Tensor]) -> bytes:
-    """A whole file. Raises NotKept."""
+    """A whole file. Raises NotCached."""
     storing = Storing({f"model {name}": tensor for name, tensor in held.items()})
     try:
         program = storing.described(runner)
     except UserError as why:
-        raise NotKept(str(why)) from None
+        raise NotCached(str(why)) from None
     own = storing.tensors.keys() & {*program["constants"]}
     if sum(storing.tensors[name].numel() for name in own) > _MOST_BYTES:
-        raise NotKept("they have large constants of their own")
+        raise NotCached("they have large constants of their own")
     parts, table, end = [], [], 0
     for name, tensor in storing.tensors.items():
         parts.append(tensor.contiguous().view(torch.uint8).numpy().tobytes())

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.generate.layout import Layout, with_rings
-from qfx.generate.rows import MOST_ROWS, ROWS
+from qfx.generate.buckets import MOST_ROWS, ROWS
+from qfx.generate.layout import CacheLayout, with_rings
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
 from qfx.ops.kv_blocks import TOKENS
@@ -40,7 +40,7 @@ class ProgramFile:
     """`batch` texts in a cache of this `layout`; `shapes`: (heads, features) of each layer's cache
     in `bits` of keys and of values; `programs`: tokens of a step -> its description."""
 
-    layout: Layout
+    layout: CacheLayout
     batch: int
     shapes: tuple[tuple[int, int], ...]
     bits: tuple[int, int]
@@ -165,7 +165,7 @@ def _size(value: Any, what: str) -> int:
     return value
 
 
-def _layout(told: dict[str, Any]) -> Layout:
+def _layout(told: dict[str, Any]) -> CacheLayout:
     windows = {_text(kind): _window(size) for kind, size in told["windows"]}
     layers = tuple(_text(kind) for kind in told["layers"])
     if unknown := sorted(set(layers) - windows.keys()):

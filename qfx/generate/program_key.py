@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from qfx.generate.code import told_code
+from qfx.generate.code_fingerprint import told_code
+from qfx.generate.fingerprint import Fingerprinter, NoFingerprint
 from qfx.generate.model_state import NOT_OWN, attention_of, hooks_on
-from qfx.generate.served_linear import is_served, named_tensors
-from qfx.generate.told import Teller, Unknown
+from qfx.generate.step_modules import is_served, named_tensors
 from qfx.host.modules import global_hooks
 from qfx.host.tensors import storage_id, watched
 from qfx.io.digest import digest_of, own_digest
-from qfx.io.kept import is_switch
+from qfx.io.disk_memo import is_switch
 
 _ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")  # what libraries read
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
@@ -35,7 +35,7 @@ def key_of(
     """The key, and the model's parameters and buffers by the names that programs know them by.
 
     `steps`: what is in the place of the model's forward. `inputs`: those of a step, whose sizes and
-    types count. Raises Unknown, with the reason, where something may count that cannot be told.
+    types count. Raises NoFingerprint, with the reason, where a value that may count has none.
     """
     held = _held(model)
     total = hashlib.sha256()
@@ -65,11 +65,11 @@ def _parts(
     others: dict[str, Any],
 ) -> Iterator[str]:
     if watched() or global_hooks():
-        raise Unknown("a mode or a hook that sees all modules")
+        raise NoFingerprint("a mode or a hook that sees all modules")
     modules = dict(model.named_modules())
     names = {id(tensor): name for name, tensor in held.items()}
     names |= {id(module): f"module {name!r}" for name, module in modules.items()}
-    tell = Teller(names | {id(steps): "programs"})
+    tell = Fingerprinter(names | {id(steps): "programs"})
     yield from _surroundings()
     yield tell([(t.dtype, t.shape, t.stride()) for t in inputs])
     yield tell(others)
@@ -107,7 +107,7 @@ def _tensors(held: Mapping[str, Tensor]) -> Iterator[str]:
     numbers: dict[int | None, int] = {}
     for name, t in held.items():
         if type(t) not in _TENSORS or t.layout != torch.strided or t.device.type != "cpu":
-            raise Unknown(f"{name} is a {type(t).__name__} on {t.device}")
+            raise NoFingerprint(f"{name} is a {type(t).__name__} on {t.device}")
         memory = numbers.setdefault(storage_id(t), len(numbers)), t.untyped_storage().nbytes()
         where = (t.shape, t.stride(), t.storage_offset(), memory)
         yield f"{name} {t.dtype} {where} {t.requires_grad} {t.is_conj()} {t.is_neg()}"
@@ -116,13 +116,13 @@ def _tensors(held: Mapping[str, Tensor]) -> Iterator[str]:
 def _class(kind: type) -> str:
     """Its code is told with that of all classes."""
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-        raise Unknown(f"the class {kind.__qualname__} of {kind.__module__}")
+        raise NoFingerprint(f"the class {kind.__qualname__} of {kind.__module__}")
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _module(module: nn.Module, tell: Callable[[Any], str]) -> str:
     if hooks_on(module):
-        raise Unknown(f"a {type(module).__name__} has hooks")
+        raise NoFingerprint(f"a {type(module).__name__} has hooks")
     own = {n: v for n, v in sorted(vars(module).items()) if n not in NOT_OWN}
     missing = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is None]
     scheme = str(module.scheme) if is_served(module) else ""  # type: ignore[attr-defined]

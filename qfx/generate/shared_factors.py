@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from qfx.generate.served_linear import is_served
+from qfx.generate.step_modules import is_served
 from qfx.host.tensors import has_values
 
 

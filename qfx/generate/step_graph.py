@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, fx, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from qfx.generate.answer import EncoderOutput
 from qfx.generate.cached_attention import by_cached_attention, by_given_masks, stepping
 from qfx.generate.decoder_positions import (
     by_distances,
@@ -20,14 +19,15 @@ from qfx.generate.decoder_positions import (
     learns_distances,
     measured,
 )
+from qfx.generate.explicit_attention import read_codes
 from qfx.generate.float32_steps import InFloat32, keep_halves
-from qfx.generate.layout import Layout
+from qfx.generate.layout import CacheLayout
 from qfx.generate.masks import named
+from qfx.generate.model_output import EncoderOutput
 from qfx.generate.model_state import is_capped, makes_masks
 from qfx.generate.rotary import keep_frequencies
-from qfx.generate.served_linear import ServedLinear, is_served
 from qfx.generate.shared_factors import share_factors
-from qfx.generate.written_out import read_codes
+from qfx.generate.step_modules import ServedLinear, is_served
 from qfx.hf.cross_kv_layer import CrossKVLayer
 from qfx.hf.kv_layer import NAMES, KVLayer
 from qfx.pipeline import rewrite
@@ -76,7 +76,7 @@ class _WrittenLayer(CrossKVLayer):
             setattr(self, name, tensor)
 
 
-class _Step(nn.Module):
+class _StepModule(nn.Module):
     """Tokens and their positions [B, T]; for each number of slots that layers have, the slots where
     the cache is written [B, T] and the block table [B, slots / 16]; with `one` the number [1] of
     the token whose logits are asked for; a mask [B, 1, T, slots] for each kind of layer; four
@@ -86,7 +86,7 @@ class _Step(nn.Module):
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        layout: Layout,
+        layout: CacheLayout,
         one: bool,
         makes_masks: bool,
     ) -> None:
@@ -128,10 +128,10 @@ class _Step(nn.Module):
 
 
 class _CrossStep(nn.Module):
-    """The step of an encoder-decoder: as `_Step`, but behind the mask follow bool [B, 1, 1, S],
-    which positions of the source a text sees, and the block table [B, S / 16] of what it reads
-    there, then of models that learn them the distances of keys [T, L]; and after the tensors of
-    each layer's cache those of each cross attention."""
+    """The step of an encoder-decoder: as `_StepModule`, but after the mask follow bool
+    [B, 1, 1, S], the positions of the source that a text sees, and the block table [B, S / 16] of
+    the blocks that it reads there; then, for models that learn them, the distances of keys [T, L];
+    and after the tensors of each layer's cache those of each cross attention."""
 
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], source_length: int, hidden: int
@@ -180,7 +180,7 @@ class _CrossStep(nn.Module):
 def step_graph(
     model: nn.Module,
     forward: Callable[..., Any],
-    layout: Layout,
+    layout: CacheLayout,
     one: bool,
     vectors: Mapping[str, Tensor],
     inputs: tuple[Tensor, ...],
@@ -208,7 +208,7 @@ def step_graph(
         forward = MethodType(forward.__func__, known.get(forward.__self__, forward.__self__))
     with torch.inference_mode(False), torch.no_grad():
         plain = tuple(t.clone() if t.is_inference() else t for t in inputs)
-        step: nn.Module = _Step(twin, forward, layout, one, makes)
+        step: nn.Module = _StepModule(twin, forward, layout, one, makes)
         if source is not None:
             by_distances(twin, inputs[4].shape[-1])  # of the mask
             step = _CrossStep(twin, forward, *source)

@@ -12,25 +12,31 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from qfx.generate.answer import answer, kept_logits
-from qfx.generate.asked import (
-    Asked,
-    as_modules_would,
-    asked_of,
-    hold_codes,
-    is_empty,
-    zeros_mean_text,
+from qfx.generate.buckets import MOST_ROWS, ROWS, batch_size_for, bucket_for, padded
+from qfx.generate.cache_capacity import (
+    check_alike,
+    check_request,
+    check_step,
+    check_texts,
+    make_room,
 )
-from qfx.generate.columns import Columns, columns
-from qfx.generate.layout import Layout
+from qfx.generate.cache_slots import CacheSlots, cache_slots
+from qfx.generate.forward_override import OwnForward
+from qfx.generate.layout import CacheLayout
 from qfx.generate.masks import Places
+from qfx.generate.model_output import decoder_only_output, selected_logits
 from qfx.generate.model_programs import Key, ModelPrograms
 from qfx.generate.model_state import values_of
-from qfx.generate.own_forward import OwnForward
 from qfx.generate.private_names import PREPARES_CACHE
-from qfx.generate.room import check_alike, check_request, check_step, check_texts, make_room
+from qfx.generate.request import (
+    Request,
+    as_modules_would,
+    hold_codes,
+    is_empty,
+    request_of,
+    zeros_mean_text,
+)
 from qfx.generate.rotary import axes_of_positions, constant_up_to
-from qfx.generate.rows import MOST_ROWS, ROWS, filled, rows_for, texts_for
 from qfx.hf.kv_layer import KVLayer
 from qfx.hf.layer_kinds import made_layer
 from qfx.programs import Runner
@@ -49,7 +55,7 @@ class Steps(OwnForward):
         self,
         model: Any,
         inner: Callable[..., Any],
-        layout: Layout,
+        layout: CacheLayout,
         layers: list[KVLayer],
         sizes: Sequence[int],
         logits_dtype: torch.dtype | None = None,
@@ -114,9 +120,9 @@ class Steps(OwnForward):
         for rows in (r for r in ROWS if r <= self.length):
             tokens = torch.zeros(batch, rows, dtype=torch.int64, device="cpu")
             cache = Cache(layers=self._layers())
-            asked = Asked(tokens, cache, None, None, 1, rows)
+            asked = Request(tokens, cache, None, None, 1, rows)
             self._begin(asked, batch, batch)
-            at = columns(cache.layers[0], self.places.numbers(0, rows), None, self.length)  # type: ignore[arg-type]
+            at = cache_slots(cache.layers[0], self.places.numbers(0, rows), None, self.length)  # type: ignore[arg-type]
             inputs = self._inputs(asked, at, 0, rows)
             runner = self.programs.runner(self, (batch, rows, ()), inputs, self._bound(asked))
             if runner is None:
@@ -145,13 +151,13 @@ class Steps(OwnForward):
         found = self._read(asked) if self._is_ours(asked.cache) else None
         return self.by_modules(*args, **kwargs) if found is None else found
 
-    def _asked(self, given: dict[str, Any]) -> Asked | None:
+    def _asked(self, given: dict[str, Any]) -> Request | None:
         """Reads the arguments of a call by their names; None where the modules serve it."""
-        return asked_of(given, self.of_text)
+        return request_of(given, self.of_text)
 
     # --- caches ---
 
-    def _hold(self, asked: Asked) -> None:
+    def _hold(self, asked: Request) -> None:
         """Lets an empty cache hold codes."""
         hold_codes(asked.cache, self._layers())
 
@@ -168,7 +174,7 @@ class Steps(OwnForward):
             for layer, (kind, window) in zip(layers, self.own, strict=True)
         )
 
-    def _begin(self, asked: Asked, texts: int, size: int) -> None:
+    def _begin(self, asked: Request, texts: int, size: int) -> None:
         """Memory for `texts`, of which the cache may know nothing yet, filled up to `size`."""
         make_room(asked.cache.layers, self.shapes, texts, size)
 
@@ -192,7 +198,7 @@ class Steps(OwnForward):
 
     # --- steps ---
 
-    def _read(self, asked: Asked) -> Any:
+    def _read(self, asked: Request) -> Any:
         """Some tokens at a time. None where the modules serve it."""
         layer: Any = asked.cache.layers[0]
         first: int = layer.seen
@@ -206,11 +212,11 @@ class Steps(OwnForward):
         texts = asked.tokens.shape[0]
         check_texts(layer, texts)
         check_alike(asked.cache.layers)
-        self._begin(asked, texts, texts_for(texts, self.sizes))
-        at = columns(layer, self.places.numbers(first, count), asked.seen, self.length)
+        self._begin(asked, texts, batch_size_for(texts, self.sizes))
+        at = cache_slots(layer, self.places.numbers(first, count), asked.seen, self.length)
         found, begin = [], 0
         while begin < count:
-            rows = rows_for(count - begin, self._room(first + begin))
+            rows = bucket_for(count - begin, self._room(first + begin))
             end = min(begin + rows, count)
             own = at._replace(places=at.places[:, begin:end])
             logits = self._step(asked.part(begin, end), own, first + begin, rows)
@@ -221,9 +227,9 @@ class Steps(OwnForward):
         for layer in asked.cache.layers:
             layer.seen, layer.kept = first + count, at.kept
         whole = found[-1] if asked.last_alone else torch.cat(found, 1)
-        return self._answer(kept_logits(whole, asked.keep), asked)
+        return self._answer(selected_logits(whole, asked.keep), asked)
 
-    def _serve(self, asked: Asked, first: int) -> bool:
+    def _serve(self, asked: Request, first: int) -> bool:
         """Whether programs can read these tokens behind `first` others."""
         count = asked.length
         if not asked.plain(first, self.positioned) or first + count > self.most:
@@ -236,10 +242,10 @@ class Steps(OwnForward):
         """The tokens that a step behind `first` others may have."""
         return self.length
 
-    def _answer(self, logits: Tensor, asked: Asked) -> Any:
-        return answer(logits, asked.cache)
+    def _answer(self, logits: Tensor, asked: Request) -> Any:
+        return decoder_only_output(logits, asked.cache)
 
-    def _step(self, asked: Asked, at: Columns, first: int, rows: int) -> Tensor | None:
+    def _step(self, asked: Request, at: CacheSlots, first: int, rows: int) -> Tensor | None:
         """Logits [B, T, V], or of the last token alone."""
         inputs = self._inputs(asked, at, first, rows)
         bound = self._bound(asked)
@@ -255,7 +261,7 @@ class Steps(OwnForward):
             return logits
         return logits[:texts, : asked.length]
 
-    def _bound(self, asked: Asked) -> Bound:
+    def _bound(self, asked: Request) -> Bound:
         """Tensors of the cache, looked at again when one of any cache became another."""
         changes, known, layers = KVLayer.changes, self.bound.get(asked.cache), self._all(asked)
         if known is not None and known[0] == changes and known[1] == layers:
@@ -264,18 +270,18 @@ class Steps(OwnForward):
         self.bound[asked.cache] = changes, layers, bound
         return bound
 
-    def _all(self, asked: Asked) -> list[Any]:
+    def _all(self, asked: Request) -> list[Any]:
         """The layers of the cache that a program reads."""
         return list(asked.cache.layers)
 
-    def _inputs(self, asked: Asked, at: Columns, first: int, rows: int) -> tuple[Tensor, ...]:
+    def _inputs(self, asked: Request, at: CacheSlots, first: int, rows: int) -> tuple[Tensor, ...]:
         """As `_Step` of step_graph.py takes them, before the cache's tensors."""
         assert asked.tokens is not None
         layer: Any = asked.cache.layers[0]
         size, count = len(layer.key_scale), at.places.shape[1]
         given = (asked.tokens, at.positions(asked.positions, self.places.numbers(first, count)))
-        places = filled(at.places, size, rows, -1)
-        hidden = None if at.hidden is None else filled(at.hidden, size, self.length)
+        places = padded(at.places, size, rows, -1)
+        hidden = None if at.hidden is None else padded(at.hidden, size, self.length)
         last = [self.places.numbers(count - 1, 1)] if rows > MOST_ROWS else []
         layers: list[Any] = asked.cache.layers
         for ring in self.rings:
@@ -284,7 +290,7 @@ class Steps(OwnForward):
         for slots, begun in zip(self.places.slots(places), self.firsts, strict=True):
             where += (slots, self._table(layers[begun]))
         masks = self.places.masks(places, hidden)
-        return (*(filled(t, size, rows) for t in given), *where, *last, *masks)
+        return (*(padded(t, size, rows) for t in given), *where, *last, *masks)
 
     def _table(self, layer: KVLayer) -> Tensor:
         if layer.table is not None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from qfx.graph.calls import Call, calls, inputs
+from qfx.graph.calls import HigherOrderCall, calls, inputs
 from qfx.graph.capture import OUTER, is_constant, value
 from qfx.graph.writes import written_roots
 from qfx.host.tensors import tree_leaves
@@ -22,7 +22,7 @@ RECORDS = "qfx_records"  # metadata of a body: gradients of its outputs are reco
 class Given(NamedTuple):
     """What one call gives a body's placeholder."""
 
-    call: Call
+    call: HigherOrderCall
     operand: fx.Node
 
 
@@ -48,9 +48,9 @@ def link(gm: fx.GraphModule) -> None:
         link(body)
 
 
-def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[Call]]:
+def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[HigherOrderCall]]:
     """The graphs of all bodies under `gm`, and the calls of each."""
-    found: dict[fx.Graph, list[Call]] = {}
+    found: dict[fx.Graph, list[HigherOrderCall]] = {}
     pending = [gm]
     while pending:
         for call in calls(pending.pop()):
@@ -62,10 +62,10 @@ def callers(gm: fx.GraphModule) -> dict[fx.Graph, list[Call]]:
 
 
 def family(
-    graph: fx.Graph, calling: Mapping[fx.Graph, list[Call]]
-) -> tuple[list[fx.Graph], list[Call]]:
+    graph: fx.Graph, calling: Mapping[fx.Graph, list[HigherOrderCall]]
+) -> tuple[list[fx.Graph], list[HigherOrderCall]]:
     """The bodies that need the same operands as `graph`, and all their calls."""
-    graphs, found, pending = [graph], dict[fx.Node, Call](), [graph]
+    graphs, found, pending = [graph], dict[fx.Node, HigherOrderCall](), [graph]
     while pending:
         for call in calling[pending.pop()]:
             found[call.node] = call

@@ -40,7 +40,7 @@ CONVENTIONS = {
 }
 
 
-class Call(NamedTuple):
+class HigherOrderCall(NamedTuple):
     """One call of a higher-order operator with bodies that qfx may edit."""
 
     node: fx.Node
@@ -62,19 +62,19 @@ class Call(NamedTuple):
             self.node.args = (*self.node.args, operand)
 
 
-def calls(gm: fx.GraphModule) -> Iterator[Call]:
+def calls(gm: fx.GraphModule) -> Iterator[HigherOrderCall]:
     """The calls in `gm` of operators with a known convention whose operands fit their bodies."""
     return (found for found in map(call, gm.graph.nodes) if found)
 
 
-def call(node: fx.Node) -> Call | None:
+def call(node: fx.Node) -> HigherOrderCall | None:
     """This one, if it is such a call."""
     known = isinstance(node.target, HigherOrderOperator)
     convention = CONVENTIONS.get(node.target.name()) if known else None  # type: ignore[union-attr]
     if convention is None:
         return None
     bodies = tuple(_body(node.args[i]) for i in convention.bodies)
-    found = Call(node, convention, bodies)  # type: ignore[arg-type]
+    found = HigherOrderCall(node, convention, bodies)  # type: ignore[arg-type]
     fits = all(b is not None and len(inputs(b)) == len(found.operands) for b in bodies)
     return found if fits else None
 

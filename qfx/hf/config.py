@@ -12,7 +12,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
-from qfx.io.reading import inside, relative
+from qfx.io.safe_read import inside, relative
 from qfx.nn.scheme_tensor import LENGTH
 from qfx.values.config import Config
 from qfx.values.recipe import Recipe

@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
-from qfx.hf.awaited import MARK, Awaited
 from qfx.hf.config import METHOD, QfxConfig
-from qfx.hf.one_save import check_one_save, mark_save
-from qfx.hf.state import marked_state, scheme_numbers
+from qfx.hf.placeholder import MARK, Placeholder
+from qfx.hf.save_check import check_one_save, mark_save
+from qfx.hf.state_dict import marked_state, scheme_numbers
 from qfx.hf.tensor_parallel import LaterPlan, gathered, whole
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
-from qfx.nn.chosen import Chosen
 from qfx.nn.embedding import Embedding
-from qfx.nn.kinds import stored_linears, told
 from qfx.nn.linear import Linear
 from qfx.nn.linear_like import is_embedding, is_transposed
-from qfx.nn.quantized import made, planned, quantize_
+from qfx.nn.quantize_model import made, planned, quantize_
 from qfx.nn.replace import replace
-from qfx.nn.weight_faults import unquantizable, unserved
+from qfx.nn.selection import Selection
+from qfx.nn.stored_modules import notify_listeners, stored_linears
+from qfx.nn.weight_faults import unquantizable, unserved_weight
 from qfx.values.scheme import Scheme
 from qfx.values.site_recipe import SiteRecipe
 
@@ -41,7 +41,7 @@ class QfxQuantizer(HfQuantizer):
 
     def __init__(self, quantization_config: QfxConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.found: Chosen | None = None
+        self.found: Selection | None = None
         self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
         self.later: set[nn.Module] = set()  # tied: their weights come with those of others
         self.made: dict[nn.Module, Linear | Embedding] = {}
@@ -64,7 +64,7 @@ class QfxQuantizer(HfQuantizer):
                 self.quantization_config.read_recipe(files[0].parent)
             check_one_save(model.config, files)
             self._await(model)
-            self._divide([m for m in model.modules() if isinstance(m, Awaited)])
+            self._divide([m for m in model.modules() if isinstance(m, Placeholder)])
         elif not self.quantization_config.config.smoothing:
             self.found, self.hows = planned(model, self.quantization_config.config, WHO)
             tied = _tied_names(model)
@@ -93,7 +93,7 @@ class QfxQuantizer(HfQuantizer):
                 f"{type(model).__name__}"
             )
         for name, numbers in names.items():
-            model.set_submodule(name, Awaited(model.get_submodule(name), numbers, name))
+            model.set_submodule(name, Placeholder(model.get_submodule(name), numbers, name))
         untie(model, names)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
@@ -113,7 +113,7 @@ class QfxQuantizer(HfQuantizer):
         """
         assert self.found is not None
         linear = self.found.taken[name]
-        if why := unserved(weight) or unquantizable(weight):
+        if why := unserved_weight(weight) or unquantizable(weight):
             self._leave(linear, why)
             return False
         if is_embedding(linear):
@@ -159,7 +159,7 @@ class QfxQuantizer(HfQuantizer):
         self.found, self.hows, self.later, self.made = None, {}, set(), {}
         self.parallel = None
         untie(model, [name for name, _ in stored_linears(model)])
-        told(model)
+        notify_listeners(model)
         return model
 
     def _name(self, linear: nn.Module) -> str:
@@ -235,7 +235,7 @@ def _in_model(model: Any, name: str) -> str | None:
 
 
 def _put_together(model: Any, parallel: LaterPlan) -> None:
-    awaited = {name: m for name, m in model.named_modules() if isinstance(m, Awaited)}
+    awaited = {name: m for name, m in model.named_modules() if isinstance(m, Placeholder)}
     states: dict[str, Any] = {}
     for name, module in awaited.items():
         try:

@@ -34,7 +34,7 @@ from qfx.io.errors import UserError
 from qfx.io.folder_lock import locked
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import bytes_of, snapshot_of
+from qfx.io.safe_read import bytes_of, snapshot_of
 
 MODEL = "qfx.json"  # the description of a model that `qfx.save` wrote
 LARGEST = 2**28  # bytes of a JSON file that is read

@@ -25,7 +25,7 @@ from qfx.host.tensors import is_fake
 from qfx.match.base import Match, Unmatched
 from qfx.match.contractions import Operands, is_weight
 from qfx.match.epilogue import trains, with_epilogue
-from qfx.match.own_calls import own_call
+from qfx.match.operator_calls import own_call
 from qfx.match.products import product
 from qfx.match.refusals import of_operands
 from qfx.match.site import Site

@@ -4,12 +4,12 @@ from qfx.nn import functional
 from qfx.nn import weight_attributes as weight_attributes
 from qfx.nn import weight_rules as weight_rules
 from qfx.nn.binary import BinaryLinear
-from qfx.nn.deployed import convert
+from qfx.nn.convert_model import convert
 from qfx.nn.embedding import Embedding
 from qfx.nn.linear import Linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.qat import prepare_binary, prepare_qat
-from qfx.nn.quantized import quantize_
+from qfx.nn.quantize_model import quantize_
 from qfx.nn.sign_linear import SignLinear
 
 __all__ = [

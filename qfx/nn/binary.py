@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, drawn_linear, output_dtype
 from qfx.nn.functional import first_order, scaled_gradient, shifted
+from qfx.nn.hook_transfer import sizes
+from qfx.nn.qat_state import TrainedState
 from qfx.nn.scheme_tensor import written
-from qfx.nn.trained_state import TrainedState
 from qfx.values.scheme import PER_ROW, PER_TENSOR
 from qfx.weights.memo import Memo
 

@@ -15,7 +15,7 @@ from qfx.nn.linear_like import embed_scale_of
 from qfx.nn.loading import (
     Kind,
     State,
-    Stored,
+    StoredModule,
     check_parts,
     check_positive,
     check_range,
@@ -39,7 +39,7 @@ class EmbeddingState(NamedTuple):
     token: str = str(TABLE)
 
 
-class Embedding(Stored, nn.Embedding):
+class Embedding(StoredModule, nn.Embedding):
     """Rows [.., D] of a table [V, D] by ids [..]: codes times the scale of their row, in the type
     that the float table had. (Q1) (Q3) (Q5)
 
@@ -91,7 +91,7 @@ class Embedding(Stored, nn.Embedding):
 
     @classmethod
     def from_state(cls, linear: nn.Module, found: EmbeddingState) -> Embedding:
-        """See `Stored`; `linear` is an embedding."""
+        """See `StoredModule`; `linear` is an embedding."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         codes, scale = (found.tensors[name].detach() for name in cls.PARTS[1:])
@@ -206,12 +206,12 @@ class Embedding(Stored, nn.Embedding):
         destination[prefix + KEY] = self.saved_scheme()
 
     def saved_scheme(self) -> Tensor:
-        """See `Stored`."""
+        """See `StoredModule`."""
         return _scheme_tensor(self.like.dtype)
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> EmbeddingState | None:
-        """See `Stored`."""
+        """See `StoredModule`."""
         given = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
         if not given:
             return None
@@ -231,7 +231,7 @@ class Embedding(Stored, nn.Embedding):
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """See `Stored`."""
+        """See `StoredModule`."""
         fields = read(scheme, name, "Embedding")
         if fields != read(_scheme_tensor(fields["dtype"]), name, "Embedding"):
             raise ValueError(f"{name} does not say what int8 embeddings say")

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from qfx.host.subclasses import SET_DATA, wrapper
 from qfx.host.tensors import without_subclass
-from qfx.nn.dequantized import Dequantized, Taken, rule
+from qfx.nn.float_proxy import FloatProxy, ViewCall, rule
 from qfx.nn.weight_view import WeightView
 
 
-class Table(Protocol):
+class CodesOwner(Protocol):
     """The owner of the codes: `qfx.nn.Embedding`."""
 
     packed: Tensor
@@ -29,17 +29,19 @@ class Table(Protocol):
         """Has codes of `value` [V, D] in the rows that differ."""
 
 
-class EmbeddingWeight(Dequantized):
+class EmbeddingWeight(FloatProxy):
     """The weight [V, D] of an int8 embedding, made at each access.
 
     What reads it computes with floats, and what writes to it, to its `data` or to a view stores
     codes again in the rows that changed. It is no parameter, and does not train.
     """
 
-    table: Table
+    table: CodesOwner
 
     @staticmethod
-    def __new__(cls, table: Table, shape: Sequence[int], dtype: torch.dtype) -> EmbeddingWeight:
+    def __new__(
+        cls, table: CodesOwner, shape: Sequence[int], dtype: torch.dtype
+    ) -> EmbeddingWeight:
         """The weight of `table`, whose rows are of that type."""
         made = wrapper(cls, shape, dtype, table.packed.device)
         made.table = table
@@ -48,19 +50,19 @@ class EmbeddingWeight(Dequantized):
     __init__ = object.__init__  # type: ignore[assignment]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """See `Dequantized`."""
+        """See `FloatProxy`."""
         return self.table.floats(dtype or self.dtype)
 
     def write(self, value: Tensor) -> None:
-        """See `Dequantized`."""
+        """See `FloatProxy`."""
         self.table.store(value)
 
     def alias(self) -> EmbeddingWeight:
-        """See `Dequantized`."""
+        """See `FloatProxy`."""
         return EmbeddingWeight(self.table, self.shape, self.dtype)
 
-    def viewed(self, taken: Taken, like: Tensor) -> WeightView:
-        """See `Dequantized`."""
+    def viewed(self, taken: ViewCall, like: Tensor) -> WeightView:
+        """See `FloatProxy`."""
         return WeightView(self, (taken,), like)
 
     def is_shared(self) -> bool:

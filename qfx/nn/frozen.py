@@ -21,7 +21,7 @@ from qfx.nn.dtypes import output_dtype
 from qfx.nn.functional import first_order, shifted
 from qfx.ops.forms import Form, form_of, of_scheme, ste_code
 from qfx.ops.layout import layout_of
-from qfx.ops.lowering import Circumstance, Step, lower
+from qfx.ops.lowering import Circumstance, LoweringStep, lower
 from qfx.ops.packing import Packing
 from qfx.ops.ste import weight_values
 from qfx.ops.storage import Values, packed_values, values_of
@@ -95,7 +95,7 @@ class Prepared(NamedTuple):
     form: Form
     given: dict[str, Any]  # arguments of the form's operators, by name
     # by whether K is transformed, gradients are recorded, and the weight lies on a GPU
-    steps: dict[tuple[bool, bool, bool], tuple[Step, ...]]
+    steps: dict[tuple[bool, bool, bool], tuple[LoweringStep, ...]]
 
 
 @cache
@@ -130,7 +130,7 @@ def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Ten
     return carried(y, values["x"], bias, frozen.packed, how)
 
 
-def _without_gradient(steps: Sequence[Step], values: dict[str, Any]) -> Tensor:
+def _without_gradient(steps: Sequence[LoweringStep], values: dict[str, Any]) -> Tensor:
     """Autograd's kernels of our operators are Python functions, which take as long as the sums of a
     small linear: they are left out where nothing is for them to do."""
     if torch.compiler.is_compiling() or in_forward_mode():
@@ -165,7 +165,7 @@ def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
     return {"x": x.detach(), "carrier": x, "w": None, "gradient_seed": seed}
 
 
-def run(steps: Sequence[Step], values: dict[str, Any]) -> dict[str, Any]:
+def run(steps: Sequence[LoweringStep], values: dict[str, Any]) -> dict[str, Any]:
     """The values, and what the steps give."""
     for step in steps:
         found = step.run(values)
@@ -176,10 +176,10 @@ def run(steps: Sequence[Step], values: dict[str, Any]) -> dict[str, Any]:
 
 def carried(y: Tensor, x: Tensor, bias: Tensor | None, packed: Tensor, how: Prepared) -> Tensor:
     """y, as it was computed without gradients, with those of the product x w^.T + bias. (T1)"""
-    return _Carried.apply(x, bias, how, packed, y)  # type: ignore[no-any-return]
+    return _FrozenLinearFunction.apply(x, bias, how, packed, y)  # type: ignore[no-any-return]
 
 
-class _Carried(torch.autograd.Function):
+class _FrozenLinearFunction(torch.autograd.Function):
     """Gradients to x' and the bias of a y that was computed without."""
 
     @staticmethod

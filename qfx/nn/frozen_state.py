@@ -21,8 +21,8 @@ from qfx.nn.loading import (
     check_positive,
     check_range,
 )
-from qfx.nn.saved_values import SAVED, saved_kinds
 from qfx.nn.scheme_tensor import KEY, fields_of, of_earlier, read, scheme_of, written
+from qfx.nn.serialized_weight import SAVED, saved_kinds
 from qfx.ops.quantize import code_range
 from qfx.values.scheme import PER_COLUMN, PER_ROW, QSpec, Scheme
 

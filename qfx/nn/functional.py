@@ -40,10 +40,10 @@ def linear(
     once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second derivatives, `vmap`
     and forward mode raise. Source of the formulas: docs/numerics.md.
     """
-    return _Linear.apply(x, weight, bias, scheme or _DEFAULT)[0]  # type: ignore[no-any-return]
+    return _LinearFunction.apply(x, weight, bias, scheme or _DEFAULT)[0]  # type: ignore[no-any-return]
 
 
-class _Linear(torch.autograd.Function):
+class _LinearFunction(torch.autograd.Function):
     """As linear_ste, in the form that function transforms need: what is saved is returned."""
 
     @staticmethod

@@ -14,13 +14,13 @@ from torch import Tensor, fx, nn
 from qfx.host.autograd import transforming
 from qfx.host.subclasses import as_parameter
 from qfx.host.tensors import is_distributed
-from qfx.nn.carry import sizes
+from qfx.nn.bias_warning import watch
 from qfx.nn.dtypes import drawn_linear
 from qfx.nn.frozen import linear
 from qfx.nn.frozen_state import FrozenState
+from qfx.nn.hook_transfer import sizes
 from qfx.nn.linear_state import LinearState
 from qfx.nn.quantized_weight import QuantizedWeight
-from qfx.nn.trained_biases import watch
 from qfx.nn.weight_parts import weight_of
 from qfx.values.config import Config
 from qfx.values.scheme import Scheme
@@ -55,11 +55,12 @@ class Linear(LinearState, nn.Linear):
     of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point` int32
     [1], a learned `shift` float32 [K] that is added to x first, and `scheme` int32 [32]
     (`qfx/nn/scheme_tensor.py`). Of a packed weight codes are uint8, a stream of bits for each row,
-    scales bfloat16 or float16, zero points int8 or a `minimum` (`qfx/nn/saved_values.py`). What is
-    written to them in place reaches the weight. Loading takes the scheme with the codes, whichever
-    the module had, or a float `weight`, which is quantized under its scheme; all of it is checked
-    first, and what does not fit together is an error that leaves the module as it was. x and the
-    bias get gradients (T1). Casting the module casts the bias and the type that `weight` says.
+    scales bfloat16 or float16, zero points int8 or a `minimum` (`qfx/nn/serialized_weight.py`). A
+    write to one of these tensors in place reaches the weight. Loading takes the scheme with the
+    codes, whichever the module had, or a float `weight`, which is quantized under the module's
+    scheme. The state is checked first; one whose parts do not fit together is an error that leaves
+    the module as it was. x and the bias get gradients (T1). Casting the module casts the bias and
+    the type that `weight` says.
 
     `reduce_dtype`, of a module or of the class: the type in which ranks that have columns of the
     weight each send their sums. None: int32, which is exact, or float32 for weights with groups.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qfx.nn.weight_faults import unserved
+from qfx.nn.weight_faults import unserved_weight
 
 # By module and name, since nothing here imports transformers; a subclass may compute otherwise.
 _SAME = {("transformers.models.falcon.modeling_falcon", "FalconLinear")}
@@ -74,7 +74,7 @@ def why_no_codes(module: nn.Embedding) -> str:
     for name in ("sparse", "scale_grad_by_freq"):
         if getattr(module, name):
             return f"{name}=True says how its weight trains, and codes do not train"
-    return unserved(module._parameters.get("weight"))
+    return unserved_weight(module._parameters.get("weight"))
 
 
 def _is_scaled(module: nn.Module) -> bool:

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from qfx.host.subclasses import as_parameter
 from qfx.host.tensors import is_distributed
-from qfx.nn.earlier_pickles import from_earlier
+from qfx.nn.bias_warning import watch
 from qfx.nn.frozen_state import PARTS, FrozenState, kinds, taken_from
-from qfx.nn.loading import Kind, State, Stored, check_finite, check_kind, placed
+from qfx.nn.legacy_pickles import from_legacy_state
+from qfx.nn.loading import Kind, State, StoredModule, check_finite, check_kind, placed
 from qfx.nn.quantized_weight import QuantizedWeight
-from qfx.nn.saved_values import SAVED, code_shapes
 from qfx.nn.scheme_tensor import KEY, read, scheme_of
+from qfx.nn.serialized_weight import SAVED, code_shapes
 from qfx.nn.state_part import StatePart
-from qfx.nn.trained_biases import watch
 from qfx.nn.weight_parts import OPTIONAL, frozen_of, parts_of, scheme_part, weight_of
 from qfx.ops.lowbit_packing import has_minimums
 from qfx.values.floats import FLOATS
 
 
-class LinearState(Stored):
+class LinearState(StoredModule):
     """The part of a `qfx.nn.Linear` that saves and loads it.
 
     What leaves the process is codes, in no layout of this build. Codes of any scheme are taken, or
@@ -92,11 +92,11 @@ class LinearState(Stored):
             yield name, StatePart.of(tensor, stored)
 
     def saved_scheme(self) -> Tensor:
-        """See `Stored`."""
+        """See `StoredModule`."""
         return scheme_part(self.quantized)
 
     def saved_parts(self) -> list[str]:
-        """See `Stored`."""
+        """See `StoredModule`."""
         weight = self.quantized
         fields: dict[str, Any] = {name: getattr(weight, name) is not None for name in OPTIONAL}
         minimum = self.quantized.scheme.w.packed and has_minimums(weight.packed)
@@ -106,23 +106,23 @@ class LinearState(Stored):
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> FrozenState | None:
-        """See `Stored`."""
+        """See `StoredModule`."""
         return taken_from(state, prefix, n, k)
 
     @classmethod
     def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
-        """See `Stored`."""
+        """See `StoredModule`."""
         return code_shapes(n, k)
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """See `Stored`."""
+        """See `StoredModule`."""
         fields = read(scheme, name, "Linear")
         return kinds(scheme_of(fields, name), fields, n, k)
 
     def check_state(self, state: State, prefix: str) -> None:
-        """See `Stored`. A weight that is not quantized (any more) is loaded as by nn.Linear, and
-        takes codes only as a parameter of its own."""
+        """See `StoredModule`. A weight that is not quantized (any more) is loaded as by nn.Linear,
+        and takes codes only as a parameter of its own."""
         if self._loads_codes(state, prefix):
             super().check_state(state, prefix)
         elif prefix + KEY in state:
@@ -141,7 +141,7 @@ class LinearState(Stored):
         if self._loads_codes(state, prefix):
             super()._load_from_state_dict(state, prefix, *how)
         else:  # as any module
-            super(Stored, self)._load_from_state_dict(state, prefix, *how)
+            super(StoredModule, self)._load_from_state_dict(state, prefix, *how)
 
     def _checked(self, state: State, prefix: str) -> FrozenState | Tensor | None:
         """Parts, or a weight of its own kind or of floats."""
@@ -178,5 +178,5 @@ class LinearState(Stored):
         watch(self)  # type: ignore[arg-type]
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        super().__setstate__(from_earlier(state) if "scheme" in state else dict(state))
+        super().__setstate__(from_legacy_state(state) if "scheme" in state else dict(state))
         watch(self)  # type: ignore[arg-type]

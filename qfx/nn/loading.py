@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qfx.host.modules import register_once
 from qfx.host.tensors import has_values
-from qfx.nn.carry import sizes
+from qfx.nn.hook_transfer import sizes
 from qfx.nn.scheme_tensor import KEY
 from qfx.values.floats import FLOATS
 
@@ -28,7 +28,7 @@ class Checked(nn.Module):
         raise NotImplementedError
 
 
-class Stored(Checked):
+class StoredModule(Checked):
     """A linear or embedding without float weights. What it saves are its scheme, its codes and
     numbers beside them: `PARTS`, in this order. In memory the codes, and scales that the kernels
     read with them, are `packed`, and the others buffers."""
@@ -166,13 +166,13 @@ class Stored(Checked):
             self._put(found, assign)
 
 
-def sent(module: Stored) -> tuple[Any, ...]:
+def sent(module: StoredModule) -> tuple[Any, ...]:
     """For multiprocessing, which shares the memory of tensors between processes: it must be that of
     tensors which the module keeps, and codes are made when they are asked for."""
     return _received, (type(module), module._sent())
 
 
-def _received(kind: type[Stored], state: dict[str, Any]) -> Stored:
+def _received(kind: type[StoredModule], state: dict[str, Any]) -> StoredModule:
     module = kind.__new__(kind)
     module._receive(state)
     return module

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, drawn_linear
 from qfx.nn.functional import best_step, lsq_linear, lsq_packed, scaled_gradient, shifted, specs
+from qfx.nn.hook_transfer import sizes
+from qfx.nn.qat_state import TrainedState
 from qfx.nn.scheme_tensor import fields_of, written
-from qfx.nn.trained_state import TrainedState
 from qfx.values.scheme import PER_TENSOR, Scheme
 from qfx.weights.memo import Memo
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from qfx.nn.binary import BinaryLinear
-from qfx.nn.chosen import Chosen, chosen, refuse
 from qfx.nn.functional import specs
 from qfx.nn.linear_like import as_linear
 from qfx.nn.lsq import LSQLinear
 from qfx.nn.replace import replace
+from qfx.nn.selection import Selection, refuse, select_modules
 from qfx.values.config import Config, Configurable
 from qfx.values.scheme import PER_TENSOR, Scheme
 from qfx.weights.model_restore import unchanged
@@ -59,7 +59,7 @@ def prepare_qat(
     _check_inputs("prepare_qat", example_inputs)
     scheme = changed(config.chosen, rotation=0)
     spec, _ = specs(scheme, "prepare_qat")
-    found = chosen(model, config, "prepare_qat")
+    found = select_modules(model, config, "prepare_qat")
     given = bool(example_inputs or example_keywords)
     if spec.axes == PER_TENSOR and not given:
         raise ValueError(
@@ -94,7 +94,7 @@ def prepare_binary(
             "prepare_binary: the scales of activations are fitted to data: give example inputs, "
             "prepare_binary(model, x, ...)"
         )
-    found = chosen(model, Config.of(config), "prepare_binary", sums_overflow=False)
+    found = select_modules(model, Config.of(config), "prepare_binary", sums_overflow=False)
 
     def make(linear: nn.Linear) -> BinaryLinear:
         return BinaryLinear.from_float(linear, shift=shift)
@@ -106,7 +106,7 @@ def prepare_binary(
 
 
 def _made(
-    found: Chosen, make: Callable[[nn.Linear], Learned], run: Callable[[], Any] | None
+    found: Selection, make: Callable[[nn.Linear], Learned], run: Callable[[], Any] | None
 ) -> dict[str, nn.Module]:
     """By name, what `make` makes of the linears; `run` runs the model once, in float, for them."""
     refuse(found, make)
@@ -116,7 +116,7 @@ def _made(
     return {name: each[m] for name, m in found.taken.items()}
 
 
-def _observe(found: Chosen, each: Mapping[nn.Module, Learned], run: Callable[[], Any]) -> None:
+def _observe(found: Selection, each: Mapping[nn.Module, Learned], run: Callable[[], Any]) -> None:
     """Runs the float model once; each module sees what the linear that it stands for sees."""
     missed = {linear for linear, module in each.items() if module.learns_activations}
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from qfx.host.subclasses import as_parameter, become, wrapper
 from qfx.host.tensors import has_values, without_subclass
-from qfx.nn.dequantized import Dequantized, Taken
+from qfx.nn.float_proxy import FloatProxy, ViewCall
+from qfx.nn.float_weight import PreviousWeight, check_written, nearest, weight_after_write
 from qfx.nn.frozen import Frozen, Prepared, cut, each, float_weight, freeze, prepared
 from qfx.nn.sharded_weight import ShardedWeight
 from qfx.nn.weight_view import WeightView
-from qfx.nn.written import Earlier, check_written, nearest, written
 from qfx.ops.storage import Values, values_of
 from qfx.values.floats import FLOATS
 from qfx.values.scheme import Scheme
@@ -33,7 +33,7 @@ class Memory:
     """
 
     def __init__(self, frozen: Frozen, has_scales_of_whole: bool = False) -> None:
-        self.earlier: tuple[Earlier, ...] = ()
+        self.earlier: tuple[PreviousWeight, ...] = ()
         self.has_scales_of_whole = has_scales_of_whole
         self.hold(frozen)
 
@@ -44,7 +44,7 @@ class Memory:
         self.names = [name for name, tensor in held if tensor is not None]
 
 
-class QuantizedWeight(ShardedWeight, Dequantized):
+class QuantizedWeight(ShardedWeight, FloatProxy):
     """A weight [N, K] of a float type, whose memory holds a packed quantized weight.
 
     What reads it computes with the floats that the codes stand for. What writes to it, or to a view
@@ -163,7 +163,9 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         check_written(value, n, k, self.packed)
         before, earlier = self.frozen, self.memory.earlier
         rounding = max(_rounding(self.dtype), _rounding(value.dtype))
-        made, earlier = written(self._widened(value), before, earlier, self.scheme, rounding)
+        made, earlier = weight_after_write(
+            self._widened(value), before, earlier, self.scheme, rounding
+        )
         if made is before:
             return
         if earlier and earlier[-1].frozen is before:
@@ -230,11 +232,11 @@ class QuantizedWeight(ShardedWeight, Dequantized):
         return True
 
     def alias(self) -> QuantizedWeight:
-        """See `Dequantized`."""
+        """See `FloatProxy`."""
         return self._made(self.memory, self.scheme, self.shape, self.dtype)
 
-    def viewed(self, taken: Taken, like: Tensor) -> WeightView:
-        """See `Dequantized`."""
+    def viewed(self, taken: ViewCall, like: Tensor) -> WeightView:
+        """See `FloatProxy`."""
         return WeightView(self, (taken,), like)
 
     def like(self, frozen: Frozen, dtype: torch.dtype | None = None) -> QuantizedWeight:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from qfx.nn.carry import carry
-from qfx.nn.chosen import Chosen
+from qfx.nn.hook_transfer import transfer_hooks
 from qfx.nn.linear_like import sizes_of
 from qfx.nn.loading import check_first
-from qfx.nn.summary import Line, Summary, bytes_of, tell
+from qfx.nn.selection import Selection
+from qfx.nn.summary import LinearSummary, Summary, bytes_of, tell
 from qfx.nn.weight_bytes import weight_bytes
 
 
-def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
+def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
     """Puts each module in the place of its name, with what users gave the linear there, tells what
     became of each linear, and returns the model, which from then on checks a state dict before it
     takes anything from it."""
@@ -23,7 +23,7 @@ def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
     for name, module in made.items():
         parent, last = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if getattr(parent, last) is not module:  # the parent may have several names, too
-            carry(getattr(parent, last), module)
+            transfer_hooks(getattr(parent, last), module)
             setattr(parent, last, module)
         parents.add(parent)
     _leave_fast_paths(model, parents)
@@ -35,14 +35,18 @@ def replace(chosen: Chosen, made: Mapping[str, nn.Module]) -> nn.Module:
     return model
 
 
-def _line(name: str, linear: nn.Module, chosen: Chosen, made: Mapping[str, nn.Module]) -> Line:
+def _line(
+    name: str, linear: nn.Module, chosen: Selection, made: Mapping[str, nn.Module]
+) -> LinearSummary:
     k, n = sizes_of(linear)
     shape = f"{k}x{n}"
     if name not in made:
-        return Line(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
+        return LinearSummary(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
     module = made[name]
     shape = f"{module.in_features}x{module.out_features}"  # of the weight, not of old attributes
-    return Line(name, shape, f"{type(module).__name__} {getattr(module, 'scheme', '1 bit')}", "")
+    return LinearSummary(
+        name, shape, f"{type(module).__name__} {getattr(module, 'scheme', '1 bit')}", ""
+    )
 
 
 def _leave_fast_paths(model: nn.Module, parents: set[nn.Module]) -> None:

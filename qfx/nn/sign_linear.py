@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from qfx.nn.binary import binary_packed
-from qfx.nn.carry import sizes
 from qfx.nn.dtypes import casting_all_but, drawn_linear, output_dtype
 from qfx.nn.functional import first_order, shifted
+from qfx.nn.hook_transfer import sizes
 from qfx.nn.loading import (
     Kind,
     State,
-    Stored,
+    StoredModule,
     check_finite,
     check_parts,
     check_positive,
@@ -42,7 +42,7 @@ class SignState(NamedTuple):
     token: str = ONE_BIT
 
 
-class SignLinear(Stored):
+class SignLinear(StoredModule):
     """y = sign(x + shift) [..., K] @ sign(w) [N, K].T * scale + bias; the signs do not train. (H3)
 
     What `qfx.convert` makes of a `BinaryLinear`, with the same bits. y has the type of x, or that
@@ -125,7 +125,7 @@ class SignLinear(Stored):
         x = shifted(input, self.shift)
         if torch.is_grad_enabled() and (x.requires_grad or _trains(self.bias)):
             own = (self.packed, self.scale, self.x_scale)
-            return _Carried.apply(x, self.bias, *own)  # type: ignore[no-any-return]
+            return _SignLinearFunction.apply(x, self.bias, *own)  # type: ignore[no-any-return]
         return _run(x, self.bias, self.packed, self.scale)
 
     def extra_repr(self) -> str:
@@ -143,12 +143,12 @@ class SignLinear(Stored):
         destination[prefix + KEY] = self.saved_scheme()
 
     def saved_scheme(self) -> Tensor:
-        """See `Stored`."""
+        """See `StoredModule`."""
         return _scheme_tensor(self.shift is not None)
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> SignState | None:
-        """See `Stored`."""
+        """See `StoredModule`."""
         given = {name: state[prefix + name] for name in cls.PARTS if prefix + name in state}
         if not given:
             return None
@@ -170,7 +170,7 @@ class SignLinear(Stored):
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """See `Stored`."""
+        """See `StoredModule`."""
         fields = read(scheme, name, "SignLinear")
         if fields != read(_scheme_tensor(fields["shift"]), name, "SignLinear"):
             raise ValueError(f"{name} does not say what linears of one bit say")
@@ -218,7 +218,7 @@ def _run(x: Tensor, bias: Tensor | None, packed: Tensor, scale: Tensor) -> Tenso
     return ops.binary_linear(x, packed, scale, bias, "none", output_dtype(x))  # type: ignore
 
 
-class _Carried(torch.autograd.Function):
+class _SignLinearFunction(torch.autograd.Function):
     """The same bits, with gradients of x and the bias. (H4)"""
 
     @staticmethod

@@ -11,13 +11,13 @@ from tabulate import tabulate
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from qfx.nn.chosen import Chosen, by_reason
+from qfx.nn.selection import Selection, by_reason
 from qfx.nn.weight_bytes import WeightBytes
 
 log = logging.getLogger(__name__)
 
 
-class Line(NamedTuple):
+class LinearSummary(NamedTuple):
     """One linear: its name, in and out features, what stands there now, why it stayed float."""
 
     module: str
@@ -32,7 +32,7 @@ class Summary:
     and after; `weights`: how many of them are quantized; `what`: a word for the modules."""
 
     who: str
-    lines: tuple[Line, ...]
+    lines: tuple[LinearSummary, ...]
     bytes_before: int
     bytes_after: int
     weights: WeightBytes
@@ -52,7 +52,7 @@ def bytes_of(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if not is_lazy(t))
 
 
-def tell(summary: Summary, chosen: Chosen) -> None:
+def tell(summary: Summary, chosen: Selection) -> None:
     """Logs the summary, and warns once of what stays float though the config does not say so: of
     linears, and of other weights where less than half of those that multiply is quantized."""
     log.info("%s\n%s", summary.who, summary)
@@ -62,7 +62,7 @@ def tell(summary: Summary, chosen: Chosen) -> None:
         warnings.warn(f"qfx.{summary.who}: {'; '.join([*said, hint])}", stacklevel=4)
 
 
-def _missed(summary: Summary, chosen: Chosen) -> list[str]:
+def _missed(summary: Summary, chosen: Selection) -> list[str]:
     if not chosen.missed:
         return []
     return [
@@ -72,6 +72,6 @@ def _missed(summary: Summary, chosen: Chosen) -> list[str]:
     ]
 
 
-def _mostly_float(summary: Summary, chosen: Chosen) -> list[str]:
+def _mostly_float(summary: Summary, chosen: Selection) -> list[str]:
     said = "" if chosen.asked else summary.weights.mostly_float
     return [said, "qfx.Config(only=['*']) says that this is meant"] if said else []

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from qfx.host.subclasses import SET_DATA, as_parameter
+from qfx.nn.float_weight import check_written
 from qfx.nn.frozen import Frozen
 from qfx.nn.quantized_weight import PYTHON, QuantizedWeight
-from qfx.nn.written import check_written
 from qfx.values.scheme import Scheme
 
 _SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from qfx.host.tensors import is_distributed, storage_id
-from qfx.nn.loading import Stored
+from qfx.nn.loading import StoredModule
+from qfx.nn.qat_state import TrainedState
 from qfx.nn.quantized_weight import QuantizedWeight
-from qfx.nn.trained_state import TrainedState
 
 _SHOWN = 4  # kinds of modules in a sentence
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
@@ -107,7 +107,7 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The module's own floats, without those that a quantized linear computes with."""
     own: list[tuple[str, Tensor]] = [*module.named_parameters(recurse=False)]
-    if not isinstance(module, Stored):
+    if not isinstance(module, StoredModule):
         own += module.named_buffers(recurse=False)
     for name, tensor in own:
         if _is_codes(tensor):
@@ -119,7 +119,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _has_codes(module: nn.Module) -> bool:
     """Whether it is an int8 module, of which a rank may have a part."""
-    if not isinstance(module, Stored):
+    if not isinstance(module, StoredModule):
         return False
     return module.is_quantized or _is_codes(module._parameters.get("weight"))
 

@@ -15,7 +15,7 @@ from qfx.weights.offload import drop_file_pages
 _LARGEST = 2.0**100  # below it rotated sums and scales are finite in float32
 
 
-def unserved(weight: Any) -> str:
+def unserved_weight(weight: Any) -> str:
     """The fault of a weight's type or layout; '' without one. The weight is not read."""
     if not isinstance(weight, Tensor):
         return ""

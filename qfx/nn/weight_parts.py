@@ -13,8 +13,8 @@ from qfx.host.subclasses import as_parameter
 from qfx.nn.frozen import Frozen
 from qfx.nn.frozen_state import FrozenState, scheme_tensor, taken_from
 from qfx.nn.quantized_weight import QuantizedWeight
-from qfx.nn.saved_values import loaded_values, saved_scales, saved_values
 from qfx.nn.scheme_tensor import KEY
+from qfx.nn.serialized_weight import loaded_values, saved_scales, saved_values
 from qfx.ops.storage import packed_values
 
 OPTIONAL = Frozen._fields[1:]

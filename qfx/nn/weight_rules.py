@@ -12,7 +12,7 @@ from torch import Tensor
 from qfx.host.operators import TO_COPY
 from qfx.host.subclasses import PIN_MEMORY
 from qfx.host.tensors import tree_leaves, tree_map
-from qfx.nn.dequantized import Dequantized, rule
+from qfx.nn.float_proxy import FloatProxy, rule
 from qfx.nn.frozen import Frozen, each, linear, moved
 from qfx.nn.quantized_weight import QuantizedWeight
 from qfx.nn.weight_view import WeightView
@@ -32,7 +32,7 @@ def _int8(x: Any, weight: Any, bias: Any = None, transposed: bool = False) -> An
         weight = weight.base
     if not isinstance(weight, QuantizedWeight) or x.dtype not in FLOATS:
         return NotImplemented
-    if isinstance(x, Dequantized) or isinstance(bias, Dequantized):
+    if isinstance(x, FloatProxy) or isinstance(bias, FloatProxy):
         return NotImplemented
     with torch.no_grad():  # whoever records a gradient does so above
         return linear(x, bias, weight.frozen, weight.how)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from qfx.host.subclasses import wrapper
 from qfx.host.tensors import has_values
-from qfx.nn.dequantized import Dequantized, Taken
+from qfx.nn.float_proxy import FloatProxy, ViewCall
 from qfx.nn.sharded_weight import refuse_padding
 
 aten = torch.ops.aten
 
 
-class Region(NamedTuple):
+class WeightRegion(NamedTuple):
     """Rows and columns of a weight [N, K], each from a number up to another, and whether they are
     transposed afterwards."""
 
@@ -25,17 +25,17 @@ class Region(NamedTuple):
     transposed: bool = False
 
 
-class WeightView(Dequantized):
+class WeightView(FloatProxy):
     """A view of a quantized weight: that weight, and the calls that take the view of its floats.
 
     It is read of the floats of the whole weight; what is written to it goes into the whole weight.
     """
 
-    base: Dequantized
-    steps: tuple[Taken, ...]
+    base: FloatProxy
+    steps: tuple[ViewCall, ...]
 
     @staticmethod
-    def __new__(cls, base: Dequantized, steps: tuple[Taken, ...], like: Tensor) -> WeightView:
+    def __new__(cls, base: FloatProxy, steps: tuple[ViewCall, ...], like: Tensor) -> WeightView:
         """`like`: a tensor of the shape, strides, offset and type of the view."""
         place = like.stride(), like.storage_offset()
         view = wrapper(cls, like.shape, like.dtype, base.device, *place)
@@ -45,12 +45,12 @@ class WeightView(Dequantized):
     __init__ = object.__init__  # type: ignore[assignment]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """See `Dequantized`."""
+        """See `FloatProxy`."""
         whole = self.base.dequantize(dtype if self.dtype == self.base.dtype else None)
         return self._of(whole).to(dtype or self.dtype)
 
     def write(self, value: Tensor) -> None:
-        """See `Dequantized`."""
+        """See `FloatProxy`."""
         whole = self.base.dequantize(value.dtype if self.dtype == self.base.dtype else None)
         self._of(whole).copy_(value)
         self.base.write(whole)
@@ -61,11 +61,11 @@ class WeightView(Dequantized):
         return whole
 
     def alias(self) -> WeightView:
-        """See `Dequantized`."""
+        """See `FloatProxy`."""
         return WeightView(self.base, self.steps, self)
 
-    def viewed(self, taken: Taken, like: Tensor) -> WeightView:
-        """See `Dequantized`."""
+    def viewed(self, taken: ViewCall, like: Tensor) -> WeightView:
+        """See `FloatProxy`."""
         return WeightView(self.base, (*self.steps, taken), like)
 
     def fsdp_pre_all_gather(
@@ -90,7 +90,7 @@ class WeightView(Dequantized):
         like = torch.empty_strided(shape, strides, dtype=self.dtype, device="meta")
         return WeightView(self.base, self.steps[:first], like)
 
-    def region(self) -> Region | None:
+    def region(self) -> WeightRegion | None:
         """What it is of the weight, where it is rows and columns of it; None of other views."""
         found = [(0, self.base.shape[0]), (0, self.base.shape[1])]
         turned = False
@@ -103,7 +103,7 @@ class WeightView(Dequantized):
                 found[axis] = (low + _within(begin, high - low), low + _within(end, high - low))
             else:
                 return None
-        return Region(found[0], found[1], turned)
+        return WeightRegion(found[0], found[1], turned)
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         geometry = tuple(self.shape), tuple(self.stride()), self.storage_offset(), self.dtype
@@ -144,7 +144,7 @@ class WeightView(Dequantized):
         raise RuntimeError(f"{what} has no floats in memory: view.dequantize() makes them")
 
 
-def _turns(step: Taken) -> bool:
+def _turns(step: ViewCall) -> bool:
     if step.func is aten.transpose.int:
         return {each % 2 for each in step.args} == {0, 1}
     return step.func in (aten.t.default, aten.numpy_T.default) or (
@@ -153,7 +153,7 @@ def _turns(step: Taken) -> bool:
 
 
 def _cut(
-    step: Taken, found: Sequence[tuple[int, int]], turned: bool
+    step: ViewCall, found: Sequence[tuple[int, int]], turned: bool
 ) -> tuple[int, int, int | None] | None:
     """The axis of the weight that a step cuts, and from where up to where."""
     given = dict(zip(("dim", "start", "end", "step"), step.args, strict=False))

@@ -9,11 +9,11 @@ from qfx.ops import (
     binary,
     bmm,
     flops,
-    former,
     guard,
     kv_attention,
     kv_blocks,
     kv_cache,
+    legacy_operators,
     linear,
     lowbit_cuda,
     quantize,
@@ -25,9 +25,9 @@ from qfx.ops import (
 from qfx.ops.registry import FAKES, REFERENCES
 
 __all__ = [
-    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "flops", "former",
-    "guard", "kv_attention", "kv_blocks", "kv_cache", "linear", "lowbit_cuda", "quantize",
-    "rotation", "sharding", "ste", "weight",
+    "FAKES", "REFERENCES", "attention", "attention_decode", "binary", "bmm", "flops", "guard",
+    "kv_attention", "kv_blocks", "kv_cache", "legacy_operators", "linear", "lowbit_cuda",
+    "quantize", "rotation", "sharding", "ste", "weight",
 ]  # fmt: skip
 
 if "torch.distributed.tensor" in sys.modules:  # else where one of them is met first

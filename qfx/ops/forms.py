@@ -25,7 +25,7 @@ ops = torch.ops.qfx
 CUDA_GROUP_MULTIPLE = 64  # of elements that share a scale there
 
 
-class Call:
+class OperatorCall:
     """An operator that is called by name, with tensors or with nodes of a graph."""
 
     def __init__(self, operator: Any) -> None:
@@ -56,18 +56,18 @@ class Call:
         return None if has else f"{self.name} has no kernel for {device.type}"
 
 
-ROTATE = Call(ops.rotate.default)
-QUANTIZE = Call(ops.quantize.default)
-INT8_MM = Call(ops.int8_mm.default)
-WEIGHT_SCALE = Call(ops.weight_scale.default)
-DEQUANTIZE = Call(ops.dequantize.default)
-LINEAR = Call(ops.linear.default)
-DYNAMIC = Call(ops.linear_dynamic.default)
-LINEARS = Call(ops.linears.default)
-FLOAT = Call(ops.linear_float.default)
-STE = Call(ops.linear_ste.default)
-GUARDED = Call(ops.linear_guarded.default)
-REQUANTIZE = Call(ops.linear_requantize.default)
+ROTATE = OperatorCall(ops.rotate.default)
+QUANTIZE = OperatorCall(ops.quantize.default)
+INT8_MM = OperatorCall(ops.int8_mm.default)
+WEIGHT_SCALE = OperatorCall(ops.weight_scale.default)
+DEQUANTIZE = OperatorCall(ops.dequantize.default)
+LINEAR = OperatorCall(ops.linear.default)
+DYNAMIC = OperatorCall(ops.linear_dynamic.default)
+LINEARS = OperatorCall(ops.linears.default)
+FLOAT = OperatorCall(ops.linear_float.default)
+STE = OperatorCall(ops.linear_ste.default)
+GUARDED = OperatorCall(ops.linear_guarded.default)
+REQUANTIZE = OperatorCall(ops.linear_requantize.default)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Form:
     gemm: bool = False
 
     @property
-    def fused(self) -> Call:
+    def fused(self) -> OperatorCall:
         """The operator that computes the linear, from codes or else from x."""
         return LINEAR if self.codes else FLOAT
 

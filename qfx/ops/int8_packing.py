@@ -24,7 +24,7 @@ from qfx.ops.layout import Layout
 QUAD, K_MULTIPLE = 4, 64
 
 
-class Sizes(NamedTuple):
+class Int8Sizes(NamedTuple):
     """The sizes of a packed weight: panels, scales of a row, sums of a row, bytes of a panel's
     values and of its codes."""
 
@@ -35,11 +35,11 @@ class Sizes(NamedTuple):
     codes: Any
 
 
-def sizes_of(layout: Layout, k: Any) -> Sizes:
+def sizes_of(layout: Layout, k: Any) -> Int8Sizes:
     scales, sums = layout.scales(k), -(-k // layout.group) if layout.group else 1
     codes = PANEL * (-(-k // K_MULTIPLE) * K_MULTIPLE)
     values = 4 * PANEL * (scales * (1 + layout.shift) + sums)
-    return Sizes(-(-layout.n // PANEL), scales, sums, values, codes)
+    return Int8Sizes(-(-layout.n // PANEL), scales, sums, values, codes)
 
 
 def int8_size(layout: Layout, k: Any) -> Any:
@@ -64,7 +64,7 @@ def pack_int8(codes: Tensor, scale: Tensor, zero_point: Tensor | None, layout: L
     return Header(n, k, 8, shift, torch.float32, magnitude, *groups).before(contents)
 
 
-def _sums(padded: Tensor, group: int, sizes: Sizes) -> Tensor:
+def _sums(padded: Tensor, group: int, sizes: Int8Sizes) -> Tensor:
     """int32 [N, T]."""
     group = group or max(padded.shape[1], 1)
     cuts = [padded[:, i * group : (i + 1) * group] for i in range(sizes.sums)]
@@ -72,13 +72,13 @@ def _sums(padded: Tensor, group: int, sizes: Sizes) -> Tensor:
     return torch.stack(sums, 1) if sums else padded.new_zeros(len(padded), 0, dtype=torch.int32)
 
 
-def _panels(values: Tensor, sizes: Sizes) -> Tensor:
+def _panels(values: Tensor, sizes: Int8Sizes) -> Tensor:
     """[N, *] -> [P, 32, *]."""
     whole = F.pad(values, (0, 0, 0, sizes.panels * PANEL - len(values)))
     return whole.reshape(sizes.panels, PANEL, values.shape[1])
 
 
-def _by_panel(values: Tensor, sizes: Sizes) -> Tensor:
+def _by_panel(values: Tensor, sizes: Int8Sizes) -> Tensor:
     """[N, *] of four bytes each -> int8 [P, bytes]."""
     return _panels(values, sizes).transpose(1, 2).flatten(1).contiguous().view(torch.int8)
 
@@ -98,7 +98,7 @@ def unpack_int8(weight: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor,
     return quads.reshape(sizes.panels * PANEL, width)[:n, :k].contiguous(), scale, zero
 
 
-def _parts(weight: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+def _parts(weight: Tensor, sizes: Int8Sizes) -> tuple[Tensor, Tensor]:
     """The values [P, bytes] and the codes [P, bytes] of the panels."""
     values, codes = ((sizes.panels, sizes.values), (sizes.panels, sizes.codes))
     parts = weight[HEADER_BYTES:].split([math.prod(values), math.prod(codes)])

@@ -33,7 +33,7 @@ from qfx.ops.header import (
 GROUPS = (32, 64, 128)  # elements of K that may share a scale
 
 
-class Sizes(NamedTuple):
+class LowbitSizes(NamedTuple):
     """Of a packed weight: panels, groups, and bytes of a group, before the groups of a panel, and
     of a panel."""
 
@@ -44,11 +44,11 @@ class Sizes(NamedTuple):
     panel: int
 
 
-def sizes_of(n: int, k: int, bits: int, group: int, shift: int) -> Sizes:
+def sizes_of(n: int, k: int, bits: int, group: int, shift: int) -> LowbitSizes:
     groups = -(-k // group)
     block = PANEL * (2 + group // 2 + (group // 8 if bits == 5 else 0))
     front = -(-groups * PANEL * shift // 64) * 64
-    return Sizes(-(-n // PANEL), groups, block, front, front + groups * block)
+    return LowbitSizes(-(-n // PANEL), groups, block, front, front + groups * block)
 
 
 def lowbit_size(n: int, k: int, bits: int, group: int, shift: int = NONE) -> int:
@@ -126,13 +126,13 @@ def half_type_of(scale: Tensor, minimum: Tensor | None) -> torch.dtype:
     return found.pop()
 
 
-def _half_by_panel(values: Tensor, sizes: Sizes, half: torch.dtype) -> Tensor:
+def _half_by_panel(values: Tensor, sizes: LowbitSizes, half: torch.dtype) -> Tensor:
     """float32 [N, G] -> the bytes of `half` [P, G, 64]."""
     found = _by_panel(values, sizes, half).flatten().view(torch.uint8)
     return found.reshape(sizes.panels, sizes.groups, 2 * PANEL)
 
 
-def _by_panel(values: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
+def _by_panel(values: Tensor, sizes: LowbitSizes, dtype: torch.dtype) -> Tensor:
     """[N, G] -> [P, G, 32]."""
     padded = F.pad(values, (0, 0, 0, sizes.panels * PANEL - values.shape[0]))
     by_panel = padded.reshape(sizes.panels, PANEL, sizes.groups)
@@ -140,7 +140,7 @@ def _by_panel(values: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
 
 
 def _front(
-    zero: Tensor, minimum: Tensor | None, sizes: Sizes, shift: int, half: torch.dtype
+    zero: Tensor, minimum: Tensor | None, sizes: LowbitSizes, shift: int, half: torch.dtype
 ) -> Tensor:
     empty = zero.new_empty(sizes.panels, 0, dtype=torch.uint8)
     if shift == ZERO_POINTS:
@@ -178,7 +178,7 @@ def unpack_lowbit(packed: Tensor, n: int, k: int, group: int) -> tuple[Tensor, .
     return codes, scale, zero.int(), minimum
 
 
-def _of_halves(content: Tensor, half: torch.dtype, sizes: Sizes, n: int) -> Tensor:
+def _of_halves(content: Tensor, half: torch.dtype, sizes: LowbitSizes, n: int) -> Tensor:
     """The inverse of _half_by_panel: float32 [N, G]."""
     values = content.flatten().view(half)
     return _of_panels(values.reshape(sizes.panels, sizes.groups, PANEL), n)

@@ -29,7 +29,7 @@ from qfx.ops.forms import (
     ROTATE,
     STE,
     WEIGHT_SCALE,
-    Call,
+    OperatorCall,
     form_of,
 )
 from qfx.values.scheme import Scheme
@@ -39,11 +39,11 @@ CODES = ("q", "scale", "zero_point")
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LoweringStep:
     """One call. `named`: arguments that go by other names among the values: by one, by several of
     which they are the list, or by none where they are absent. `stem`: what graphs call its node."""
 
-    call: Call
+    call: OperatorCall
     gives: tuple[str, ...]
     stem: str
     named: Mapping[str, str | tuple[str, ...] | None] = field(default_factory=dict)
@@ -77,8 +77,8 @@ def _found(source: str | tuple[str, ...] | None, values: Values) -> Any:
 class Lowered(NamedTuple):
     """`shared`: the steps that linears of one input have in common; `own`: the others."""
 
-    shared: tuple[Step, ...]
-    own: tuple[Step, ...]
+    shared: tuple[LoweringStep, ...]
+    own: tuple[LoweringStep, ...]
 
 
 @dataclass(frozen=True)
@@ -96,19 +96,21 @@ class Circumstance:
 
 _STATIC = {"scale": "static_scale", "zero_point": "static_zero_point"}
 _OF_TURNED = {**_STATIC, "code": "code_of_turned", "factor": None}
-_ROTATE = Step(ROTATE, ("x",), "rotate")
-_QUANTIZE = Step(QUANTIZE, CODES, "quantize", _STATIC)
-_QUANTIZE_TURNED = Step(QUANTIZE, CODES, "quantize", _OF_TURNED)
+_ROTATE = LoweringStep(ROTATE, ("x",), "rotate")
+_QUANTIZE = LoweringStep(QUANTIZE, CODES, "quantize", _STATIC)
+_QUANTIZE_TURNED = LoweringStep(QUANTIZE, CODES, "quantize", _OF_TURNED)
 _GEMM = (
-    Step(INT8_MM, ("acc",), "acc"),
-    Step(WEIGHT_SCALE, ("col_scale",), "w_scale"),
-    Step(DEQUANTIZE, ("y",), "dequantize", {"q": "acc", "zero_point": None}),
+    LoweringStep(INT8_MM, ("acc",), "acc"),
+    LoweringStep(WEIGHT_SCALE, ("col_scale",), "w_scale"),
+    LoweringStep(DEQUANTIZE, ("y",), "dequantize", {"q": "acc", "zero_point": None}),
 )
 _LINEAR, _DYNAMIC, _FLOAT, _GUARDED = (
-    (Step(call, ("y",), "int8"),) for call in (LINEAR, DYNAMIC, FLOAT, GUARDED)
+    (LoweringStep(call, ("y",), "int8"),) for call in (LINEAR, DYNAMIC, FLOAT, GUARDED)
 )
 _TRAINED = {"x": "carrier", "x_step": "static_scale", "w_step": None, "codes": CODES}
-_STE = (Step(STE, ("y",), "int8", {**_TRAINED, "code": "ste_code", "seed": "gradient_seed"}),)
+_STE = (
+    LoweringStep(STE, ("y",), "int8", {**_TRAINED, "code": "ste_code", "seed": "gradient_seed"}),
+)
 
 
 def lower(scheme: Scheme, given: Circumstance) -> Lowered:

@@ -21,7 +21,7 @@ ops = torch.ops.qfx
 aten = torch.ops.aten
 
 
-class Stored(NamedTuple):
+class PackedTriple(NamedTuple):
     """A quantized weight, packed, and codes, scale and zero point as `quantize` returns them of
     rows, or of groups as rows."""
 
@@ -42,7 +42,7 @@ class Values(NamedTuple):
 
 def quantized(
     w_nk: Any, spec: QSpec, group: int, rotation: int, k: int | None, codes: Any
-) -> Stored:
+) -> PackedTriple:
     """A float weight as this spec stores it, `codes` in the place of the nearest where they are not
     None. K has to be known where it is cut into groups that have scales. (Q1) (Q3) (E3) (Q14)"""
     if spec.group:
@@ -53,10 +53,12 @@ def quantized(
     triple = ops.quantize.default(w_nk, list(code))
     triple = triple if codes is None else (codes, triple[1], triple[2])
     shift = None if spec.symmetric else triple[2]
-    return Stored(ops.pack_weight.default(triple[0], triple[1], shift, None, 8, group), triple)
+    return PackedTriple(
+        ops.pack_weight.default(triple[0], triple[1], shift, None, 8, group), triple
+    )
 
 
-def _by_group(w_nk: Any, spec: QSpec, rotation: int, k: int, codes: Any) -> Stored:
+def _by_group(w_nk: Any, spec: QSpec, rotation: int, k: int, codes: Any) -> PackedTriple:
     """One scale, and zero point, for each group of a row, which is quantized as a row."""
     padding = -k % spec.group
     if rotation:
@@ -75,7 +77,9 @@ def _by_group(w_nk: Any, spec: QSpec, rotation: int, k: int, codes: Any) -> Stor
     groups, bits = (k + padding) // spec.group, spec.bits if spec.packed else 8
     scale = _as_rows(triple[1], groups, w_nk)
     shift = None if spec.symmetric else _as_rows(triple[2], groups, w_nk)
-    return Stored(ops.pack_weight.default(codes, scale, shift, None, bits, spec.group), triple)
+    return PackedTriple(
+        ops.pack_weight.default(codes, scale, shift, None, bits, spec.group), triple
+    )
 
 
 def _as_rows(values: Any, columns: int, w_nk: Any) -> Any:

@@ -15,16 +15,16 @@ from qfx.graph.faults import at
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import Match, Unmatched
-from qfx.match.own_calls import OwnCall
+from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.selection import pinned, recipes, why_apart
 from qfx.match.site import Site
 from qfx.ops.forms import GUARDED, form_of
 from qfx.ops.guard_counts import Guard
 from qfx.plan.by_cost import by_cost
-from qfx.plan.impossible import impossible, unguardable, why_nearest
+from qfx.plan.constraints import impossible, unguardable, why_nearest
+from qfx.plan.exclusions import why_excluded
 from qfx.plan.plan import Entry, Plan
-from qfx.plan.unsuited import why_unsuited
 from qfx.values.config import Config
 from qfx.values.scheme import QSpec, Scheme
 from qfx.values.select import left_out
@@ -95,7 +95,7 @@ def _(match: Site, given: _Given) -> Entry:
         return _by_recipe(match, given.recipe)
     if given.pinned:
         return Entry(match, None, _NOT_PINNED)
-    if why_not := why_unsuited(match):
+    if why_not := why_excluded(match):
         return Entry(match, None, why_not)
     return _smoothed(by_cost(match, given.config, given.costs), match, given)
 
@@ -106,7 +106,7 @@ def _(match: Product, given: _Given) -> Entry:
         return Entry(match, None, given.left)
     if given.pinned:
         return _as_pinned(match, given.product)
-    if why_not := why_unsuited(match):
+    if why_not := why_excluded(match):
         return Entry(match, None, why_not)
     return _by_gain(match, "a matmul of two activations", "products", given)
 

@@ -2,7 +2,7 @@
 laid out once, with no framework between them. What a program has no instruction for runs by PyTorch
 between two of them."""
 
-from qfx.programs.building import build
-from qfx.programs.running import Runner
+from qfx.programs.build_program import build
+from qfx.programs.executor import Runner
 
 __all__ = ["Runner", "build"]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from qfx.programs.emitting import EMIT, Emitter, Outside
+from qfx.programs.bytecode import Operand
+from qfx.programs.emit import EMIT, Emitter, Outside
 from qfx.programs.linears import arguments
-from qfx.programs.words import Operand
 
 ops = torch.ops.qfx
 

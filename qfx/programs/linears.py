@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from qfx.graph.activations import ACTIVATIONS
 from qfx.host.operators import schema
 from qfx.ops.code import Code
-from qfx.programs.emitting import EMIT, Emitter, Outside, argument
-from qfx.programs.words import Kind, Operand
+from qfx.programs.bytecode import Operand, RegionKind
+from qfx.programs.emit import EMIT, Emitter, Outside, argument
 
 ops = torch.ops.qfx
 
@@ -78,7 +78,7 @@ def _activated(node: fx.Node, activation: str) -> tuple[fx.Node, str]:
 def _constant(e: Emitter, node: Any, dtype: torch.dtype) -> Operand:
     """What is known when the program is made."""
     found = e.of(node, dtype)
-    if found.region.kind is not Kind.CONSTANT or not found.contiguous:
+    if found.region.kind is not RegionKind.CONSTANT or not found.contiguous:
         raise Outside
     return found
 

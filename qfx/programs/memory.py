@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
-from qfx.programs.words import Region
+from qfx.programs.bytecode import Region
 
 _LINE = 64
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from qfx.programs.emitting import EMIT, Emitter, Outside, argument
-from qfx.programs.words import UNARY, Operand
+from qfx.programs.bytecode import UNARY, Operand
+from qfx.programs.emit import EMIT, Emitter, Outside, argument
 
 aten = torch.ops.aten
 

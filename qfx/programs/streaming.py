@@ -2,7 +2,7 @@
 
 What is right differs between processors, and between weights that lie in their caches and such that
 come from memory. The steps themselves are the best load to measure, and no choice changes a bit of
-their results: so each of the first steps is a trial of a `Tuner` (qfx/cost/choosing.py).
+their results: so each of the first steps is a trial of a `Tuner` (qfx/cost/autotune.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from qfx._C import Program
-from qfx.cost.choosing import Always, Answer, Question, Round, Schedule, Tuner
+from qfx.cost.autotune import Always, Answer, Question, Round, Schedule, Tuner
 from qfx.cost.prefetch import PROGRAMS, Prefetch, tried_for
 
 FEW_ROWS = 16  # which take about as long as the weights need to pass by

@@ -86,12 +86,12 @@ class Cell(NamedTuple):
         return self._replace(text=printable(self.text), below=printable(self.below))
 
 
-class Line(NamedTuple):
+class TableLine(NamedTuple):
     int8: bool
     cells: Sequence[Cell]
 
 
-def _line(row: Row, share: float | None) -> Line:
+def _line(row: Row, share: float | None) -> TableLine:
     gain = row.float_s / row.int8_s if row.float_s and row.int8_s else None
     about = "" if row.measured else "~"
     cells = (
@@ -107,7 +107,7 @@ def _line(row: Row, share: float | None) -> Line:
         _cell(about + "{:.2f}×", gain),  # noqa: RUF001
         Cell(row.reason),
     )
-    return Line(row.scheme != "float", [cell.shown for cell in cells])
+    return TableLine(row.scheme != "float", [cell.shown for cell in cells])
 
 
 def _cell(form: str, value: float | None) -> Cell:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 from torch import fx, nn
 
-from qfx.cost.chosen import chosen_costs
+from qfx.cost.device_models import current_costs
 from qfx.cost.model import Costs
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.graph.capture import parameter_name
 from qfx.host.dynamo import uncompiled_module
 from qfx.io.atomic_write import write_text
 from qfx.io.printable import printable
-from qfx.match.own_calls import BINARY
+from qfx.match.operator_calls import BINARY
 from qfx.nn import BinaryLinear, Linear, LSQLinear, SignLinear
 from qfx.nn.weight_bytes import WeightBytes, kinds, weight_bytes
 from qfx.pipeline import Context, run_passes
@@ -166,7 +166,7 @@ def explain(
     input, for its SQNR and the time of both forms. Raises ValueError for a wrong option.
     """
     config, _ = parse_options(options)
-    session, before = _Session(config, chosen_costs(), [], set(), set()), said()
+    session, before = _Session(config, current_costs(), [], set(), set()), said()
     with unchanged(model, "explain"):
         watch(model, session.look, *inputs, dynamic=False, **keyword_inputs)
     if isinstance(model, nn.Module):

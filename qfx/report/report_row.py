@@ -12,7 +12,7 @@ import qfx._C as _C
 from qfx.graph.capture import value
 from qfx.host.shapes import hint
 from qfx.match.base import FLOAT
-from qfx.match.own_calls import OwnCall
+from qfx.match.operator_calls import OwnCall
 from qfx.match.site import Site
 from qfx.ops.forms import form_of
 from qfx.ops.guard_counts import GuardCount
@@ -68,7 +68,7 @@ class Range(NamedTuple):
     input_rms: float
 
 
-class Measured(NamedTuple):
+class SiteMeasurement(NamedTuple):
     """A site's form in int8, run beside the float one: SQNR in dB, seconds of both, and what its
     guard, if it has one, found."""
 
@@ -109,7 +109,7 @@ def float_rows(row: Row) -> str:
     return "" if row.guarded is None else f"{row.guarded.float_rows}/{row.guarded.rows}"
 
 
-def row_of(entry: Entry, seen: Range | None, measured: Measured | None) -> Row:
+def row_of(entry: Entry, seen: Range | None, measured: SiteMeasurement | None) -> Row:
     """The row of a plan's entry. What was not measured has the times that the plan predicted."""
     estimate = entry.estimate
     predicted = (estimate.float_s, estimate.int8_s) if estimate else (None, None)

@@ -19,14 +19,14 @@ from qfx.host.operators import HigherOrderOperator
 from qfx.host.shapes import hint
 from qfx.match.attention import Attention
 from qfx.match.base import FLOAT
-from qfx.match.own_calls import OwnCall
+from qfx.match.operator_calls import OwnCall
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.guard_counts import GuardCount, taken
 from qfx.ops.single_tensors import sqnr
 from qfx.pipeline import Context, run_passes
 from qfx.plan.plan import Entry, Plan
-from qfx.report.report_row import Measured, Range, Row, range_of, row_of
+from qfx.report.report_row import Range, Row, SiteMeasurement, range_of, row_of
 from qfx.values.config import Config
 
 _ROUNDS = 3
@@ -57,7 +57,7 @@ class SideBySide(fx.Interpreter):
         self.int8: dict[fx.Node, _Tried] = {}
         self.lefts = {e.match.node: left for e in self.entries if (left := e.match.left)}
         self.ranges: dict[fx.Node, Range] = {}
-        self.measured: dict[fx.Node, Measured] = {}
+        self.measured: dict[fx.Node, SiteMeasurement] = {}
         self.macs: dict[fx.Node, int] = {}
         for attention, _ in plan.of(Attention):
             node = attention.node
@@ -105,7 +105,7 @@ class SideBySide(fx.Interpreter):
         if n in self.ends:
             start = self.ends[n]
             output, float_s, int8_s, guarded = self.int8.pop(start)
-            self.measured[start] = Measured(sqnr(result, output), float_s, int8_s, guarded)
+            self.measured[start] = SiteMeasurement(sqnr(result, output), float_s, int8_s, guarded)
         return result
 
     def _counted(self, n: fx.Node) -> Any:
@@ -149,7 +149,7 @@ class SideBySide(fx.Interpreter):
             lambda: a @ b.mT, lambda: torch.ops.qfx.int8_bmm_dynamic(a, b, *how), rounds=_ROUNDS
         )
         error = sqnr(exact, torch.ops.qfx.int8_bmm_dynamic(a, b, *how))
-        self.measured[product.node] = Measured(error, float_s, int8_s)
+        self.measured[product.node] = SiteMeasurement(error, float_s, int8_s)
 
     def _run_attention(self, attention: Attention, entry: Entry, result: Tensor) -> None:
         q, k, v = (self.env[n] for n in (attention.query, attention.key, attention.val))
@@ -165,7 +165,7 @@ class SideBySide(fx.Interpreter):
             return torch.ops.qfx.int8_attention(q, k, v, mask, scale, causal, attention.dtype)
 
         float_s, int8_s = medians(in_float, in_int8, rounds=_ROUNDS)
-        self.measured[attention.node] = Measured(sqnr(result, in_int8()), float_s, int8_s)
+        self.measured[attention.node] = SiteMeasurement(sqnr(result, in_int8()), float_s, int8_s)
 
     def _constant(self, node: fx.Node) -> Tensor:
         if self.constants[node] is None:  # it stands later in the graph

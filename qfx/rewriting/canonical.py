@@ -34,7 +34,7 @@ from qfx.match.attention import Attention
 from qfx.match.products import Product
 from qfx.match.site import Site
 from qfx.ops.guard_counts import Guard
-from qfx.ops.lowering import Circumstance, Step, lower
+from qfx.ops.lowering import Circumstance, LoweringStep, lower
 from qfx.plan.plan import Entry, Plan
 from qfx.rewriting.attention_calls import attend
 from qfx.rewriting.codes import (
@@ -145,7 +145,7 @@ def _replace(entry: Entry, site: Site, provide: Provide, inputs: Inputs) -> fx.N
 
 
 def _emitted(
-    site: Site, nodes: SiteNodes, steps: Sequence[Step], values: dict[str, Any]
+    site: Site, nodes: SiteNodes, steps: Sequence[LoweringStep], values: dict[str, Any]
 ) -> list[fx.Node]:
     """The nodes of the steps; the last one gives y."""
     made: list[fx.Node] = []
@@ -157,7 +157,7 @@ def _emitted(
 
 
 def _split(
-    site: Site, nodes: SiteNodes, steps: Sequence[Step], values: dict[str, Any]
+    site: Site, nodes: SiteNodes, steps: Sequence[LoweringStep], values: dict[str, Any]
 ) -> list[fx.Node]:
     """The outliers' columns in float beside the others in int8. (R3)"""
     graph, stem = site.node.graph, site.node.name

@@ -18,8 +18,8 @@ from qfx.graph.views import emit_view
 from qfx.graph.writes import writes
 from qfx.match.site import Site
 from qfx.ops.code import code_of
-from qfx.ops.forms import QUANTIZE, ROTATE, Call, of_scheme, of_weight, ste_code
-from qfx.ops.lowering import Step
+from qfx.ops.forms import QUANTIZE, ROTATE, OperatorCall, of_scheme, of_weight, ste_code
+from qfx.ops.lowering import LoweringStep
 from qfx.ops.packing import Constant, Packing
 from qfx.plan.plan import Entry
 from qfx.rewriting.notation import OF_MODEL
@@ -140,12 +140,12 @@ def inherit(node: fx.Node, source: fx.Node) -> None:
             node.meta[key] = source.meta[key]
 
 
-def emit_call(graph: fx.Graph, call: Call, values: Mapping[str, Any], name: str) -> fx.Node:
+def emit_call(graph: fx.Graph, call: OperatorCall, values: Mapping[str, Any], name: str) -> fx.Node:
     """The same for an operator that is called by the names of its arguments."""
     return emit(graph, call.operator, call.arguments(values), name)
 
 
-def emit_step(graph: fx.Graph, step: Step, values: Mapping[str, Any], stem: str) -> Codes:
+def emit_step(graph: fx.Graph, step: LoweringStep, values: Mapping[str, Any], stem: str) -> Codes:
     """Returns the nodes of a step's results, by name."""
     node = emit_call(graph, step.call, step.read(values), f"{stem}_{step.stem}")
     if len(step.gives) == 1:
@@ -188,7 +188,7 @@ class Inputs:
         bias = None if site.bias is None else self.replaced.get(site.bias, site.bias)
         return replace(site, x=self.replaced.get(site.x, site.x), bias=bias)
 
-    def of(self, site: Site, values: Mapping[str, Any], steps: Sequence[Step]) -> Codes:
+    def of(self, site: Site, values: Mapping[str, Any], steps: Sequence[LoweringStep]) -> Codes:
         """Returns the results of these steps for the site's input, the matrix x [..., K], valid
         where the site stands; x itself where there are no steps."""
         if not steps:
@@ -220,7 +220,7 @@ class Inputs:
         return nodes
 
 
-def _what(step: Step, values: Mapping[str, Any]) -> tuple[Any, ...]:
+def _what(step: LoweringStep, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a step does to x."""
     arguments = step.call.arguments({**step.read(values), "x": None})
     return (step.call, *(tuple(a) if isinstance(a, list) else a for a in arguments))

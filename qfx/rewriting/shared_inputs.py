@@ -35,7 +35,7 @@ _OF_EACH = ("weight", "bias", "activation")
 _BETWEEN = 4  # other linears at most between two of one call: a layer has more
 
 
-class _Linear(NamedTuple):
+class _LinearNode(NamedTuple):
     node: fx.Node
     given: Bound
 
@@ -57,10 +57,10 @@ def share_inputs(graph: fx.Graph, notes: Notes) -> None:
                 _emit(graph, linears)
 
 
-def _groups(graph: fx.Graph, notes: Notes) -> list[list[_Linear]]:
+def _groups(graph: fx.Graph, notes: Notes) -> list[list[_LinearNode]]:
     """The linears of each call."""
-    found: list[list[_Linear]] = []
-    latest: dict[Any, list[_Linear]] = {}
+    found: list[list[_LinearNode]] = []
+    latest: dict[Any, list[_LinearNode]] = {}
     places: dict[fx.Node, int] = {}
     for place, (linear, key) in enumerate(_linears(graph)):
         group, places[linear.node] = latest.get(key), place
@@ -77,7 +77,7 @@ def _groups(graph: fx.Graph, notes: Notes) -> list[list[_Linear]]:
     return found
 
 
-def _linears(graph: fx.Graph) -> Iterator[tuple[_Linear, Any]]:
+def _linears(graph: fx.Graph) -> Iterator[tuple[_LinearNode, Any]]:
     """Yields the linears that one call may run, each with what all of that call share."""
     inside, silent = transformed(graph), without_gradients(graph)
     for node in graph.nodes:
@@ -86,10 +86,10 @@ def _linears(graph: fx.Graph) -> Iterator[tuple[_Linear, Any]]:
             continue
         if runs_several(given["x"], given["weight"]):
             common = (*(given[name] for name in ("x", "out_dtype", "factor")), *given["code"])
-            yield _Linear(node, given), (*common, node in silent)
+            yield _LinearNode(node, given), (*common, node in silent)
 
 
-def _why_apart(first: fx.Node, linear: _Linear, between: int) -> str | None:
+def _why_apart(first: fx.Node, linear: _LinearNode, between: int) -> str | None:
     """Why it does not run where the first one of a call does, or None. `between`: other linears
     after the last of the call."""
     if between > _BETWEEN:
@@ -102,7 +102,7 @@ def _why_apart(first: fx.Node, linear: _Linear, between: int) -> str | None:
     return f"{writer} may write to what it reads" if writer else None
 
 
-def _emit(graph: fx.Graph, linears: Sequence[_Linear]) -> None:
+def _emit(graph: fx.Graph, linears: Sequence[_LinearNode]) -> None:
     """Replaces each linear by a part of the results of one call."""
     first, given = linears[0], [linear.given for linear in linears]
     for linear in linears:

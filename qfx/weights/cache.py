@@ -24,8 +24,8 @@ from qfx.host.optimizers import after_each_step
 from qfx.host.tensors import is_fake, storage_id, weak_storage
 from qfx.ops.packing import Packing, parts_of
 from qfx.weights.change_detection import Snapshot, content_of, place_of, snapshot, stamp_of
-from qfx.weights.given_codes import codes_of
-from qfx.weights.offload import give_back, is_held
+from qfx.weights.offload import is_offloaded, offload
+from qfx.weights.recipe_codes import codes_of
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def _in_storage(weight: Tensor) -> tuple[Any, ...]:
 _SHARING = 8  # tensors of one storage and shape that an entry knows by their stamps
 
 
-class _Entry:
+class _CachedWeight:
     """A packed weight, and what it was packed from."""
 
     def __init__(self, packed: Packed, content: int | None) -> None:
@@ -94,7 +94,7 @@ class Cache:
         self.epoch = 0  # grows with every optimizer step and `invalidate`
         self.packs = 0  # how many times a weight was packed
         self._lock = threading.Lock()
-        self._owners: dict[int, tuple[Any, dict[Any, _Entry]]] = {}
+        self._owners: dict[int, tuple[Any, dict[Any, _CachedWeight]]] = {}
 
     def get(self, weight: Tensor, view: View, packing: Packing) -> Packed:
         """The packed weight, valid for the weight's value now."""
@@ -117,11 +117,11 @@ class Cache:
             return entry.packed
 
     def _up_to_date(
-        self, entry: _Entry | None, weight: Tensor, view: View, packing: Packing
-    ) -> _Entry:
+        self, entry: _CachedWeight | None, weight: Tensor, view: View, packing: Packing
+    ) -> _CachedWeight:
         now, content = snapshot((weight,)), content_of(weight)  # before it is packed
         if entry is None:
-            entry = _Entry(self._pack(weight, view, packing), content)
+            entry = _CachedWeight(self._pack(weight, view, packing), content)
         elif content is None or content != entry.content:
             again = self._pack(weight, view, packing)
             for old, new in zip(entry.packed.tensors, again.tensors, strict=True):
@@ -135,15 +135,15 @@ class Cache:
         """The next `get` of each compares its whole content with what is packed; not of those whose
         values were given back, which it would fetch."""
         with self._lock:
-            self._forget([weight for weight in weights if not is_held(weight)])
+            self._forget([weight for weight in weights if not is_offloaded(weight)])
 
     def give_back(self, weight: Tensor) -> bool:
         """Gives back the float values of a packed weight that has not changed since, and what it is
         packed to stays; whether that is new. Raises OSError as `qfx.weights.offload.give_back`."""
         with self._lock:
-            was, was_held = stamp_of(weight), is_held(weight)
+            was, was_held = stamp_of(weight), is_offloaded(weight)
             current = [e for e in self._entries(weight).values() if e.knows(weight)]
-            if why_not := give_back(weight) if current else "it has changed":
+            if why_not := offload(weight) if current else "it has changed":
                 log.info("a weight %s stays in memory: %s", list(weight.shape), why_not)
                 return False
             now = stamp_of(weight)
@@ -169,7 +169,7 @@ class Cache:
         with torch.inference_mode(False):  # the buffers must take part in later in-place refreshes
             return pack(weight, view, packing)
 
-    def _entries(self, weight: Tensor) -> dict[Any, _Entry]:
+    def _entries(self, weight: Tensor) -> dict[Any, _CachedWeight]:
         key = storage_id(weight)
         assert key is not None
         owner = self._owners.get(key)

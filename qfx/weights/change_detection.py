@@ -14,7 +14,7 @@ There are three levels; each notices what those before it do, and more, and take
 
 Offloaded tensors are known by their stamps alone in a snapshot: a sample would fetch them. A place
 (`place_of`) says which elements of which memory a tensor is, and nothing of their values. Damage,
-which is no change, is found by the checksum of a packed weight (csrc/cpu/gemm/whole.h).
+which is no change, is found by the checksum of a packed weight (csrc/cpu/gemm/integrity.h).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 import qfx._C as _C
 from qfx.host.tensors import storage_id, version, weak_storage
-from qfx.weights.offload import is_held
+from qfx.weights.offload import is_offloaded
 
 
 class Stamp(NamedTuple):
@@ -77,7 +77,7 @@ class Snapshot(Protocol):
 def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -> Snapshot:
     """The state of the tensors arguments[p], p in `positions`; of all arguments by default."""
     wanted = list(range(len(arguments)) if positions is None else positions)
-    held = [p for p in wanted if is_held(arguments[p])]
+    held = [p for p in wanted if is_offloaded(arguments[p])]
     if held:
         return _SnapshotOfHeld(arguments, [p for p in wanted if p not in held], held)
     found: Snapshot = _C.Snapshot(arguments, wanted)

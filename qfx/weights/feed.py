@@ -27,7 +27,7 @@ from qfx.weights.cache import CACHE, pack
 from qfx.weights.change_detection import Snapshot, snapshot
 
 
-class Source(NamedTuple):
+class WeightSource(NamedTuple):
     """A packed weight: which argument holds the float weight, and how it is packed."""
 
     argument: int
@@ -35,7 +35,7 @@ class Source(NamedTuple):
     packing: Packing
 
 
-class Part(NamedTuple):
+class PackedPart(NamedTuple):
     """One tensor of a packed weight; after all sources come the constants."""
 
     source: int
@@ -44,10 +44,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """Where each input of the rewritten graph comes from: an argument's position, or a Part."""
+    """Where each input of a rewritten graph comes from: an argument's position or a PackedPart."""
 
-    inputs: tuple[int | Part, ...]
-    sources: tuple[Source, ...]
+    inputs: tuple[int | PackedPart, ...]
+    sources: tuple[WeightSource, ...]
     constants: tuple[Constant, ...] = ()
 
     def gather(self, arguments: Sequence[Any], packed: Sequence[Sequence[Tensor]]) -> list[Any]:
@@ -104,7 +104,7 @@ REWRITTEN = 4  # calls in a row that had to pack a tensor before it counts as an
 
 
 @dataclass
-class _Known:
+class _FeedCache:
     """What was packed for one set of weights: valid while these and the generation stay."""
 
     generation: int
@@ -143,8 +143,8 @@ def with_packed_weights(
     holders = [source.argument for source in feed.sources]
     constants = tuple(constant.tensor() for constant in feed.constants)
     gather = _C.Gather(feed.order())
-    known: dict[int, _Known] = {}  # by the identity of the first weight
-    last: _Known | None = None
+    known: dict[int, _FeedCache] = {}  # by the identity of the first weight
+    last: _FeedCache | None = None
 
     def from_cache(arguments: tuple[Any, ...]) -> Sequence[Any]:
         nonlocal known, last
@@ -161,7 +161,7 @@ def with_packed_weights(
         counts = _counts(before or (last if last and last.dead else None), arguments, fresh)
         found = [*packed, constants]
         given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
-        last = _Known(generation, weights, given, counts)
+        last = _FeedCache(generation, weights, given, counts)
         alive = {first: k for first, k in known.items() if not k.dead}
         known = {**alive, _identity(arguments, holders): last}
         often = [position for position, count in counts.items() if count >= REWRITTEN]
@@ -212,7 +212,9 @@ def _given_back(feed: Feed, arguments: Sequence[Any], give_back: Callable[[Tenso
     return any(found)
 
 
-def _counts(before: _Known | None, arguments: Sequence[Any], fresh: Iterable[int]) -> Counter[int]:
+def _counts(
+    before: _FeedCache | None, arguments: Sequence[Any], fresh: Iterable[int]
+) -> Counter[int]:
     """For how many calls in a row each of the `fresh` arguments has been packed. Parameters change
     for a while and then stay: they never count."""
     again = before is not None and not before.used and before.current

@@ -69,7 +69,7 @@ class Room:
         return torch.frombuffer(part, dtype=dtype).view(tuple(shape))
 
 
-def lie_apart(tensors: Sequence[Tensor]) -> bool:
+def are_scattered(tensors: Sequence[Tensor]) -> bool:
     """Whether most of them lie elsewhere than a room would have them, behind the one before."""
     ends = [t.data_ptr() + _whole_lines(t.nbytes) for t in tensors]
     follow = [end == t.data_ptr() for end, t in zip(ends, tensors[1:], strict=False)]

@@ -1,7 +1,7 @@
 """Restoring: what runs inside `unchanged` leaves a model and the default generators as they were.
 
 The generators are those of torch on CPUs and CUDA, of Python and of numpy; what is put back of a
-model says `Snapshot`. Inputs and other generators are not.
+model says `ModelSnapshot`. Inputs and other generators are not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from qfx.weights.model_snapshot import Snapshot
+from qfx.weights.model_snapshot import ModelSnapshot
 
-_KEPT: ContextVar[Snapshot] = ContextVar("kept")
+_KEPT: ContextVar[ModelSnapshot] = ContextVar("kept")
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
     keep what it wrote. Copies of all parameters would double the memory of a model. Such writes
     through `.data` are not seen.
     """
-    kept, generators = Snapshot(module_of(model)), _generators()
+    kept, generators = ModelSnapshot(module_of(model)), _generators()
     token = _KEPT.set(kept)
     try:
         yield

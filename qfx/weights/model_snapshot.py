@@ -1,4 +1,4 @@
-"""Snapshot: the tensors and attributes of a module's parts, to be put back.
+"""ModelSnapshot: the tensors and attributes of a module's parts, to be put back.
 
 Put back are which attributes each part has, with what lists, dicts and sets among them hold (the
 registries of parameters, buffers and parts are such dicts), the values of buffers, and those of
@@ -22,7 +22,7 @@ from qfx.host.tensors import version
 _CONTAINERS = (list, dict, OrderedDict, set, deque)
 
 
-class Snapshot:
+class ModelSnapshot:
     """Of a module, or of what `keep` is told of alone. Memory: the buffers, once more."""
 
     def __init__(self, module: nn.Module | None) -> None:

@@ -23,7 +23,7 @@ LEAST = 2**16  # bytes below which a mapping of its own saves nothing
 _HELD: dict[tuple[int | None, int], Any] = {}  # by storage and place in it
 
 
-def is_held(tensor: Tensor) -> bool:
+def is_offloaded(tensor: Tensor) -> bool:
     """Whether a file holds the values of this tensor, and its memory was given back."""
     return bool(_HELD) and _place(tensor) in _HELD
 
@@ -32,7 +32,7 @@ def _place(tensor: Tensor) -> tuple[int | None, int]:
     return storage_id(tensor), int(tensor.storage_offset())
 
 
-def give_back(tensor: Tensor) -> str:
+def offload(tensor: Tensor) -> str:
     """Lets a file hold the values of a tensor; why not, or '' if one does from now on.
 
     Pages of a file that nobody wrote to, as of a model that was read by mapping it, are dropped.

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.calibration import OBSERVERS
+from qfx.calibration.apply_recipe import quantized
 from qfx.calibration.record import Session, SharedInput
 from qfx.calibration.search import STRENGTHS, _factors, rounded_activation
-from qfx.calibration.with_recipe import quantized
 from qfx.dynamo_backend.captured_graphs import watch
 from qfx.ops.single_tensors import sqnr
 from tests.lib.models import compiled

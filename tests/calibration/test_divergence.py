@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.calibration import calibrating
-from qfx.calibration.with_recipe import quantized
+from qfx.calibration import calibrate_model as calibrating
+from qfx.calibration.apply_recipe import quantized
 from qfx.ops.storage import stored_bytes
 from tests.lib.rounded import codes_of
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qfx import PER_TENSOR, QSpec
-from qfx.calibration.gptq import Moments, ordered, rounded_codes
+from qfx.calibration.gptq import Hessian, ordered, rounded_codes
 from qfx.ops.quantize import code_range
 from qfx.ops.single_tensors import dequantize, quantize
 from tests.lib.bounds import U32
@@ -25,14 +25,14 @@ SPECS = [
 SHAPES = [(1, 1), (3, 7), (40, 129), (5, 300), (129, 64), (0, 5), (2, 0)]
 
 
-def moments(*batches: Tensor) -> Moments:
-    found = Moments(batches[0].shape[-1])
+def moments(*batches: Tensor) -> Hessian:
+    found = Hessian(batches[0].shape[-1])
     for batch in batches:
         found.update(batch)
     return found
 
 
-def loss(w: Tensor, codes: Tensor, spec: QSpec, h: Moments) -> Tensor:
+def loss(w: Tensor, codes: Tensor, spec: QSpec, h: Hessian) -> Tensor:
     """d H d^T of each row, in float64."""
     d = w.double() - dequantize(quantize(w, spec)._replace(codes=codes)).double()
     return ((d @ h.h_kk.double()) * d).sum(1)
@@ -118,7 +118,7 @@ def test_features_that_are_copies_have_a_factor() -> None:
 
 @pytest.mark.parametrize(("rows", "damping"), [(0, 1.0), (8, 1.0), (160, 0.1), (10**6, 0.01)])
 def test_damping_is_what_few_rows_do_not_know(rows: int, damping: float) -> None:
-    h = Moments(16)
+    h = Hessian(16)
     h.rows = rows
     assert h.damping == damping
 

@@ -18,7 +18,7 @@ from qfx.calibration.observers import (
     Percentile,
     step_of,
 )
-from qfx.calibration.record import Activation
+from qfx.calibration.record import ActivationRecord
 from qfx.ops.code import Code
 from qfx.ops.quantize import code_range
 
@@ -154,8 +154,8 @@ def test_steps_are_those_of_the_quantize_operator() -> None:
         assert mine[1] == zero.item()
 
 
-def sampled(x: Tensor, cuts: list[int], room: int = 16) -> Activation:
-    activation = Activation(x.shape[1], room)
+def sampled(x: Tensor, cuts: list[int], room: int = 16) -> ActivationRecord:
+    activation = ActivationRecord(x.shape[1], room)
     for part in x.tensor_split(cuts):
         activation.update(part)
     return activation

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qfx
-from qfx.cost.chosen import costs_from
+from qfx.cost.device_models import costs_from
 from qfx.cost.model import Costs, Estimate, Work
 from tests.conftest import same_bits
 from tests.lib.costs import Free, Prices

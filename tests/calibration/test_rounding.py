@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import PER_COLUMN, PER_TENSOR, QSpec, Recipe, Rounding, Scheme
-from qfx.calibration import calibrating
-from qfx.cost.chosen import costs_from
+from qfx.calibration import calibrate_model as calibrating
+from qfx.cost.device_models import costs_from
 from qfx.cost.model import Costs
 from qfx.ops import REFERENCES as ref
 from qfx.ops.code import code_of
@@ -24,7 +24,7 @@ from qfx.ops.single_tensors import dequantize, quantize
 from qfx.values.config import PRESETS
 from qfx.values.rounding import weight_digest
 from qfx.weights.cache import pack
-from qfx.weights.given_codes import digest_for
+from qfx.weights.recipe_codes import digest_for
 from tests.conftest import same_bits
 from tests.lib.costs import Prices
 from tests.lib.models import compiled

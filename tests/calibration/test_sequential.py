@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx import PER_COLUMN, QSpec, Recipe, Scheme
-from qfx.calibration.gptq import ComparedMoments, Moments, ordered, rounded_codes
+from qfx.calibration.gptq import ComparedMoments, Hessian, ordered, rounded_codes
 from tests.lib.rounded import K, Net, batches, calibrated, codes_of, operands, run
 
 
@@ -46,7 +46,7 @@ def chain() -> nn.Module:
 
 def test_inputs_that_lost_nothing_give_the_codes_of_gptq() -> None:
     w, x = operands(12, 150)
-    plain, compared = Moments(150), ComparedMoments(150)
+    plain, compared = Hessian(150), ComparedMoments(150)
     plain.update(x)
     compared.compare(x, x)
     codes = [rounded_codes(w, QSpec(bits=4), ordered(h)) for h in (plain, compared)]

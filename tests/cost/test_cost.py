@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qfx
-from qfx.cost import batches, corrections, linears, measuring
+from qfx.cost import batches, corrections, grid_timing, linears
 from qfx.cost.grid import Axes, Grid
-from qfx.cost.kinds import KINDS, Kind, table
 from qfx.cost.linears import AXES, BLOCK
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Estimate, Work
 from qfx.cost.table import Table
 from qfx.cost.timing import fastest
+from qfx.cost.workloads import KINDS, Workload, table
 from qfx.io.disk_cache import DiskCache
 from qfx.ops.forms import form_of
 from qfx.ops.header import PANEL
@@ -58,7 +58,7 @@ def with_numbers(**numbers: tuple[float, ...]) -> MachineCost:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     names = {id(kind): name for name, kind in KINDS.items()}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(Kind, "measure", lambda kind, dtype: FIXED[names[id(kind)]])
+    monkeypatch.setattr(Workload, "measure", lambda kind, dtype: FIXED[names[id(kind)]])
     table.cache_clear()
     yield tmp_path / "qfx"
     table.cache_clear()
@@ -76,7 +76,7 @@ def test_measured_once_when_asked_for_and_kept(
     for count, kind in enumerate(KINDS):
         assert count == 0 or len(list(folder.iterdir())) == count
         found[kind] = table(kind, *MACHINE)
-    monkeypatch.setattr(Kind, "measure", lambda *what: pytest.fail("measured again"))
+    monkeypatch.setattr(Workload, "measure", lambda *what: pytest.fail("measured again"))
     table.cache_clear()
     assert {kind: table(kind, *MACHINE) for kind in KINDS} == found == FIXED
 
@@ -117,7 +117,7 @@ def test_a_kept_time_that_is_none_is_measured_anew(
     raw["grids"]["float"]["seconds"][0][0][0] = seconds
     cache.write(path.name, f"1\n{json.dumps(raw)}".encode())
     measured = replace(SINGLE, numbers={**SINGLE.numbers, "uneven": (1.0,)})
-    monkeypatch.setattr(Kind, "measure", lambda kind, dtype: measured)
+    monkeypatch.setattr(Workload, "measure", lambda kind, dtype: measured)
     table.cache_clear()
     assert table("int8", *MACHINE) == measured
 
@@ -335,18 +335,18 @@ def test_the_lesser_time_of_two_sweeps_counts_and_large_cells_are_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     axes, calls = ((1, 4, 16), (8, 16), (8, 32)), itertools.count()
-    monkeypatch.setattr(measuring, "LARGEST", 4 * 16 * 32)
+    monkeypatch.setattr(grid_timing, "LARGEST", 4 * 16 * 32)
 
-    def column(k: int, n: int, dtype: torch.dtype) -> measuring.Timing:
+    def column(k: int, n: int, dtype: torch.dtype) -> grid_timing.Timing:
         disturbed = 2**-10 * (next(calls) < 2)  # half of the first sweep
 
         def timed(m: int) -> tuple[float, float]:
-            assert m * k * n <= measuring.LARGEST
+            assert m * k * n <= grid_timing.LARGEST
             return m * k * n * 2**-20 + disturbed, (1 + 2 * m * k * n) * 2**-20 + disturbed
 
         return timed
 
-    in_float, in_int8, spread = measuring.measured_grids(axes, column, torch.float32)
+    in_float, in_int8, spread = grid_timing.measured_grids(axes, column, torch.float32)
     assert spread > 1  # half of the cells took more than twice as long in the first sweep
     for (i, m), (j, k), (h, n) in itertools.product(*map(enumerate, axes)):
         found = in_float.seconds[i][j][h] * 2**20, in_int8.seconds[i][j][h] * 2**20
@@ -364,7 +364,7 @@ def test_on_one_thread_waiting_does_not_count() -> None:
 
 @pytest.mark.real_cost
 def test_inference_mode_does_not_change_what_is_measured() -> None:
-    with torch.inference_mode(), measuring.undisturbed():
+    with torch.inference_mode(), grid_timing.undisturbed():
         assert not torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
 
 
@@ -412,19 +412,19 @@ def _autocast() -> bool:
 @pytest.mark.parametrize(("n", "k", "matrices"), [(64, 64, 128), (1024, 1024, 16), (4096, 4097, 1)])
 def test_weights_come_from_where_those_of_a_model_do(n: int, k: int, matrices: int) -> None:
     """Another one at each use, FAR bytes of them if they are large; and nothing is kept of it."""
-    with measuring.undisturbed():
-        each = measuring.weights(n, k, torch.float32)
+    with grid_timing.undisturbed():
+        each = grid_timing.weights(n, k, torch.float32)
         assert [w.shape for w in each] == [(n, k)] * matrices
         assert len({w.data_ptr() for w in each}) == matrices
         assert all(w.isfinite().all() for w in each)
-    assert measuring._room.cache_info().currsize == 0
+    assert grid_timing._room.cache_info().currsize == 0
 
 
 @given(st.integers(0, 300), st.sampled_from(["int8", "groups", "weight_only"]))
 def test_each_copy_is_the_packed_weight(n: int, form: str) -> None:
     scheme = {"int8": ASYMMETRIC, "groups": GROUPS, "weight_only": WEIGHT_ONLY}[form]
     codes = pack(torch.ones(n, 65), (), Packing(scheme.w)).weight
-    with measuring.undisturbed():
-        each = measuring.apart(codes)
-        assert len({c.data_ptr() for c in each}) == len(each) == measuring.MATRICES
+    with grid_timing.undisturbed():
+        each = grid_timing.apart(codes)
+        assert len({c.data_ptr() for c in each}) == len(each) == grid_timing.MATRICES
         assert all(torch.equal(c, codes) for c in (each[0], each[-1]))

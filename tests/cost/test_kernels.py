@@ -13,7 +13,7 @@ import torch
 
 import qfx
 from qfx.cost import disk, kernels
-from qfx.cost.tuned import Tuned
+from qfx.cost.kernel_parameters import KernelParameters
 from tests.conftest import on_threads
 
 
@@ -58,11 +58,11 @@ class Measuring:
         self.spreads, self.calls = spreads, 0
         monkeypatch.setattr(kernels, "measured", self)
 
-    def __call__(self, isa: str, threads: int) -> Tuned:
+    def __call__(self, isa: str, threads: int) -> KernelParameters:
         self.calls += 1
         spread = self.spreads[self.calls - 1]
         formats = {name: given | OTHER for name, given in _C.default_tuning(isa).items()}
-        return Tuned(formats, dict.fromkeys(formats, spread))
+        return KernelParameters(formats, dict.fromkeys(formats, spread))
 
     def in_new_process(self) -> int:
         """Tunes, and returns how often was measured."""

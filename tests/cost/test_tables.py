@@ -19,9 +19,9 @@ import torch
 from qfx.cost import disk
 from qfx.cost.gpu import GpuCost
 from qfx.cost.grid import LONGEST
-from qfx.cost.kinds import KINDS
 from qfx.cost.table import NEAR, Table
-from qfx.io import kept
+from qfx.cost.workloads import KINDS
+from qfx.io import disk_memo
 from tests.cost.test_gpu_plan import raw_table
 from tests.lib.costs import FIXED
 from tests.lib.mutations import mutated
@@ -102,14 +102,16 @@ def test_any_change_of_a_table_gives_times_or_is_refused() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept._warn.cache_clear()
+    disk_memo._warn.cache_clear()
     return tmp_path / "cache" / "qfx"
 
 
 def ask(kind: str = "cost") -> tuple[Table, bool]:
     """The table, and whether it had to be measured."""
     calls: list[int] = []
-    table = disk.kept(kind, MACHINE, KINDS["groups"].read, lambda: calls.append(1) or KEPT)
+    table = disk.read_or_measure(
+        kind, MACHINE, KINDS["groups"].read, lambda: calls.append(1) or KEPT
+    )
     return table, bool(calls)
 
 
@@ -118,7 +120,7 @@ def test_a_table_whose_sweeps_were_apart_is_measured_again(folder: Path) -> None
     spreads = [NEAR * times for times in (3, 2, 4, 0)]
     left, calls = iter(spreads), []
     for _ in range(disk.TRIES + 2):
-        found = disk.kept(
+        found = disk.read_or_measure(
             "cost",
             MACHINE,
             KINDS["groups"].read,
@@ -127,7 +129,7 @@ def test_a_table_whose_sweeps_were_apart_is_measured_again(folder: Path) -> None
     assert len(calls) == disk.TRIES and found.spread == 2 * NEAR
     near, read = replace(KEPT, spread=NEAR), KINDS["groups"].read
     for _ in range(2):
-        found = disk.kept("other", MACHINE, read, lambda: calls.append(1) or near)
+        found = disk.read_or_measure("other", MACHINE, read, lambda: calls.append(1) or near)
     assert len(calls) == disk.TRIES + 1 and found == near
 
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/gemm/copy_rows.h"
 #include "cuda/gemm/gemm.h"
-#include "cuda/gemm/moves.h"
 #include "fibers.h"
 
 namespace {

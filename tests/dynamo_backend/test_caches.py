@@ -40,7 +40,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 import qfx
-from qfx.cost.chosen import costs_from
+from qfx.cost.device_models import costs_from
 from qfx.cost.model import Costs
 assert qfx.__file__.startswith(package), qfx.__file__
 costs_from(Costs()).__enter__()  # nothing is measured

@@ -13,7 +13,7 @@ import qfx
 from qfx import pipeline
 from qfx.graph.capture import clone, graphs
 from qfx.io.errors import UserError
-from qfx.pipeline import PASSES, Context, Pass, Work, run_passes
+from qfx.pipeline import PASSES, Context, Pass, PassState, run_passes
 from qfx.plan.plan import Plan
 from tests.lib.models import FEATURES, Block, compiled
 
@@ -25,7 +25,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-def _text(work: Work) -> list[str]:
+def _text(work: PassState) -> list[str]:
     return [node.format_node() or "" for graph in graphs(work.gm) for node in graph.nodes]
 
 
@@ -33,7 +33,7 @@ def _text(work: Work) -> list[str]:
 def test_a_pass_edits_only_if_it_says_so(each: Pass) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(), nn.TransformerEncoderLayer(FEATURES, 2, 8, batch_first=True))
-    work = Work(clone(_captured(model.eval(), X)))
+    work = PassState(clone(_captured(model.eval(), X)))
     for before in PASSES[: PASSES.index(each)]:
         before.run(work, CONTEXT)
     text = _text(work)
@@ -93,7 +93,7 @@ def test_what_dynamo_catches_passes_through(
 
 
 def _plant(at: Pass, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(work: Work, context: Context) -> None:
+    def broken(work: PassState, context: Context) -> None:
         raise error
 
     planted = tuple(each._replace(run=broken) if each is at else each for each in PASSES)

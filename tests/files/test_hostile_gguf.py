@@ -16,7 +16,7 @@ from torch import nn
 import qfx
 from tests.files.test_hostile_files import changed
 from tests.files.test_hostile_imports import refused
-from tests.files.test_importing import Net, meta, net_file
+from tests.files.test_import import Net, meta, net_file
 from tests.lib.gguf_files import Kind, write_gguf
 
 

@@ -26,7 +26,7 @@ from qfx.files.foreign.compressed import INDEX
 from qfx.files.foreign.compressed_config import METHOD, compressed_config, method_of
 from qfx.files.foreign.torchao import torchao_file
 from tests.files.test_hostile_files import changed
-from tests.files.test_importing import HERE, IDS, Net, llama, meta
+from tests.files.test_import import HERE, IDS, Net, llama, meta
 from tests.lib.mutations import mutated
 
 W8, W4 = HERE / "w8a8", HERE / "w4a16_zeros"

@@ -79,8 +79,8 @@ class Seen:
 def _all_that_is_legal() -> Iterator[None]:
     """Programs are small: int8 also where it does not suit their few features or their sines."""
     with (
-        patch("qfx.plan.policy.why_unsuited", lambda match: None),
-        patch("qfx.nn.quantized.why_few_features", lambda k: None),
+        patch("qfx.plan.policy.why_excluded", lambda match: None),
+        patch("qfx.nn.quantize_model.why_few_features", lambda k: None),
     ):
         yield
 

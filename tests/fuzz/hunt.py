@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from qfx.cost.chosen import costs_from
+from qfx.cost.device_models import costs_from
 from qfx.cost.model import Costs
 from tests.fuzz.checking import Mismatch, Seen, check
 from tests.fuzz.draft import program

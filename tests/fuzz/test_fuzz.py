@@ -242,7 +242,7 @@ def _patterns_unread(patch: pytest.MonkeyPatch) -> None:
 
 def _layers_share_decisions(patch: pytest.MonkeyPatch) -> None:
     """What is decided for a module holds for all that share its code."""
-    patch.setattr(backend, "compile_apart", lambda *a: None)
+    patch.setattr(backend, "compile_per_layer", lambda *a: None)
 
 
 class Mutant(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import qfx
 from qfx.generate import load_programs, save_programs
-from qfx.generate.served_linear import named_tensors
+from qfx.generate.step_modules import named_tensors
 from qfx.hf import KVCache
 from qfx.nn import Embedding
 from tests.generate.test_decoders import STEPS, logits, prompt

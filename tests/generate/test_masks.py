@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from qfx.generate.answer import answer
-from qfx.generate.columns import columns
-from qfx.generate.layout import Kind, Layout
+from qfx.generate.cache_slots import cache_slots
+from qfx.generate.layout import CacheLayout, LayerKind
 from qfx.generate.masks import Places
+from qfx.generate.model_output import decoder_only_output
 from qfx.hf.kv_layer import KVLayer
 
 
@@ -37,8 +37,8 @@ def test_a_query_sees_what_its_mask_and_window_say(data: st.DataObject) -> None:
     length, batch = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 3))
     windows = data.draw(st.lists(st.one_of(st.none(), st.integers(1, 50)), min_size=1, max_size=3))
     most = data.draw(st.integers(1, length))  # tokens of a call, beside which a ring has a window
-    kinds = {str(i): Kind(w, min(length, (w or length) + most)) for i, w in enumerate(windows)}
-    calls = _Calls(Layout(length, kinds, ("0",)), batch)
+    kinds = {str(i): LayerKind(w, min(length, (w or length) + most)) for i, w in enumerate(windows)}
+    calls = _Calls(CacheLayout(length, kinds, ("0",)), batch)
     while calls.first < length and data.draw(st.booleans()):
         count = data.draw(st.integers(1, min(length - calls.first, most)))
         seen = None
@@ -55,8 +55,15 @@ def test_a_query_sees_its_window_of_a_ring(window: int, shown: float) -> None:
     """Over several rounds, of calls whose masks hide some tokens, new ones and earlier ones."""
     torch.manual_seed(0)
     length, most = 90, 6
-    kinds = {"a": Kind(None, length), "b": Kind(window, window + most), "c": Kind(window, length)}
-    calls, always = _Calls(Layout(length, kinds, ("a", "b", "c")), 3), torch.rand(3, length) < shown
+    kinds = {
+        "a": LayerKind(None, length),
+        "b": LayerKind(window, window + most),
+        "c": LayerKind(window, length),
+    }
+    calls, always = (
+        _Calls(CacheLayout(length, kinds, ("a", "b", "c")), 3),
+        torch.rand(3, length) < shown,
+    )
     assert len(calls.places.slots(torch.zeros(3, 1, dtype=torch.int64))) == 2
     while calls.first < length - most:
         count = int(torch.randint(1, most + 1, ()))
@@ -67,7 +74,7 @@ def test_a_query_sees_its_window_of_a_ring(window: int, shown: float) -> None:
 class _Calls:
     """Calls in turn, of `batch` texts. `first`: columns before the next one."""
 
-    def __init__(self, layout: Layout, batch: int) -> None:
+    def __init__(self, layout: CacheLayout, batch: int) -> None:
         self.layout, self.places, self.first = layout, Places(layout), 0
         self.layer, self.texts = KVLayer(layout.length), [_Text() for _ in range(batch)]
         self.layer.texts = batch
@@ -75,7 +82,7 @@ class _Calls:
     def check(self, count: int, seen: Tensor | None) -> None:
         layer, texts, first, places = self.layer, self.texts, self.first, self.places
         length = self.layout.length
-        found = columns(layer, places.numbers(first, count), seen, length)
+        found = cache_slots(layer, places.numbers(first, count), seen, length)
         for b, text in enumerate(texts):
             text.held += [seen is None or bool(seen[b, first + t]) for t in range(count)]
             assert found.places[b].tolist() == [text.place(first + t) for t in range(count)]
@@ -91,7 +98,7 @@ class _Calls:
 
 def _check_masks(
     masks: list[Tensor],
-    kinds: list[Kind],
+    kinds: list[LayerKind],
     texts: list[_Text],
     first: int,
     seen: Tensor | None,
@@ -116,7 +123,7 @@ def _check_masks(
 def test_an_answer_is_one_of_transformers(way: str) -> None:
     logits, cache = torch.randn(1, 1, 3), {"a": torch.ones(2)}
     expected = CausalLMOutputWithPast(logits=logits, past_key_values=cache)  # type: ignore[arg-type]
-    found = answer(logits, cache)  # type: ignore[arg-type]
+    found = decoder_only_output(logits, cache)  # type: ignore[arg-type]
     if way == "pickled":
         found = pickle.loads(pickle.dumps(found))
     elif way == "copied":

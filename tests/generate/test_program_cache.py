@@ -28,12 +28,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import qfx
 from qfx.generate import model_programs, program_cache, program_key
-from qfx.generate.asked import Asked
-from qfx.generate.columns import columns
+from qfx.generate.cache_slots import cache_slots
+from qfx.generate.fingerprint import NoFingerprint
 from qfx.generate.layout import with_rings, without_rings
 from qfx.generate.program_key import key_of
-from qfx.generate.told import Unknown
-from qfx.io import kept
+from qfx.generate.request import Request
+from qfx.io import disk_memo
 from tests.conftest import same_bits
 from tests.lib.decoders import decoder, ids
 
@@ -149,10 +149,10 @@ def key(model: Any, **others: Any) -> str:
     """Of the program of one token."""
     placed, cache = model.forward, transformers.Cache(layers=model.forward._layers())
     texts = others.pop("batch", 1)
-    asked = Asked(ids(1, 1), cache, None, None, 0, 1)
+    asked = Request(ids(1, 1), cache, None, None, 0, 1)
     placed._begin(asked, texts, texts)
     how = {"forward": placed.inner, "layout": placed.layout, "one": False, **others}
-    at = columns(cache.layers[0], placed.places.numbers(0, 1), None, placed.length)
+    at = cache_slots(cache.layers[0], placed.places.numbers(0, 1), None, placed.length)
     inputs = (*placed._inputs(asked, at, 0, 1), *placed._bound(asked).tensors)
     return key_of(model, placed, inputs, **how)[0]
 
@@ -311,7 +311,7 @@ class Odd(Tensor):
 def test_what_has_no_key(name: str, model: Any) -> None:
     changed = copy.deepcopy(model)
     UNKNOWN[name](changed)
-    with pytest.raises(Unknown):
+    with pytest.raises(NoFingerprint):
         key(changed)
 
 
@@ -326,7 +326,7 @@ def global_hook() -> Iterator[None]:
 
 @pytest.mark.parametrize("seeing", [Seeing, global_hook])
 def test_what_sees_all_modules_leaves_no_key(seeing: Any, model: Any) -> None:
-    with seeing(), pytest.raises(Unknown):
+    with seeing(), pytest.raises(NoFingerprint):
         key(model)
 
 
@@ -455,7 +455,7 @@ def test_no_folder_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "file").touch()
-    kept._warn.cache_clear()
+    disk_memo._warn.cache_clear()
     for place in (tmp_path / "file/programs", Path("/proc/programs")):
         monkeypatch.setenv(SWITCH, str(place))
         for _ in range(2):

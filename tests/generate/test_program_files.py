@@ -18,7 +18,7 @@ from qfx.generate import load_programs
 from qfx.generate.decoder import KEY
 from qfx.generate.layout import with_rings
 from qfx.generate.program_file import ProgramFile
-from qfx.programs.words import OPERATIONS
+from qfx.programs.bytecode import OPERATIONS
 from tests.generate import program_files
 from tests.generate.program_files import Tensors, hunt, read, tried
 from tests.lib.decoders import ids
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_a_program() -> None:
     program = (
         "import os, signal, threading, time, torch\n"
         "from qfx._C import Program\n"
-        "from qfx.programs.words import OPERATIONS\n"
+        "from qfx.programs.bytecode import OPERATIONS\n"
         "n = 2**22\n"
         "part = lambda slot: [slot, 0, 0, 1, n, 1]\n"
         "words = [OPERATIONS.index('copy'), *part(1), *part(2)]\n"

@@ -114,7 +114,7 @@ def test_qfx_does_not_import_transformers() -> None:
 
 
 def test_with_an_earlier_transformers_saving_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "qfx.hf.attached", None)
+    monkeypatch.setitem(sys.modules, "qfx.hf.attach", None)
     with pytest.warns(UserWarning, match=r"random weights\. qfx\.save keeps the model"):
         qfx.quantize_(llama(), Config(smoothing=False))
 

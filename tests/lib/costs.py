@@ -9,11 +9,11 @@ import torch
 import qfx
 from qfx.cost.gpu import cost_of
 from qfx.cost.grid import Axes, Grid
-from qfx.cost.kinds import KINDS
 from qfx.cost.linears import AXES, BLOCK
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Costs, Estimate, Work
 from qfx.cost.table import Table
+from qfx.cost.workloads import KINDS
 
 CALL = {"float": 1e-6, "int8": 5e-6}  # seconds
 

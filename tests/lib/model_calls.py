@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import qfx
 from qfx.generate import load_programs, save_programs
 from qfx.hf import KVCache, QfxConfig
-from tests.files.test_importing import FILES, HERE, Net, llama, meta, net_file
+from tests.files.test_import import FILES, HERE, Net, llama, meta, net_file
 from tests.lib.decoders import decoder, ids
 from tests.lib.gguf_files import Kind
 from tests.lib.models import Block, compiled

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from qfx.cost.chosen import costs_from
+from qfx.cost.device_models import costs_from
 
 RANKS = 2
 

@@ -133,8 +133,8 @@ CALIBRATING = (
     ),
     Mutant(
         "a report measures the noise of the float form",
-        old="self.measured[start] = Measured(sqnr(result, output),",
-        new="self.measured[start] = Measured(sqnr(result, result),",
+        old="self.measured[start] = SiteMeasurement(sqnr(result, output),",
+        new="self.measured[start] = SiteMeasurement(sqnr(result, result),",
         tests=("test_block[explain]", "test_bad_site_has_a_low_sqnr"),
     ),
     Mutant(
@@ -175,8 +175,8 @@ CALIBRATING = (
     ),
     Mutant(
         "the bound of a guarded site is that of the nearest codes",
-        old="triple[1], shift, None, 8, group), triple)",
-        new="triple[1], shift, None, 8, group), ops.quantize.default(w_nk, list(code)))",
+        old="shift, None, 8, group), triple\n",
+        new="shift, None, 8, group), ops.quantize.default(w_nk, list(code))\n",
         tests=("test_a_guard_bounds_the_error_of_these_codes",),
     ),
     Mutant(
@@ -205,8 +205,8 @@ CALIBRATING = (
     ),
     Mutant(
         "rounding sees the batches of predictions",
-        old="return Part(batches, 0, at or count), Part(batches, at, count)",
-        new="return Part(batches, 0, count), Part(batches, at, count)",
+        old="return BatchSlice(batches, 0, at or count), BatchSlice(batches, at, count)",
+        new="return BatchSlice(batches, 0, count), BatchSlice(batches, at, count)",
         tests=("test_rounding_does_not_see_the_batches_of_predictions",),
     ),
     Mutant(

@@ -67,8 +67,8 @@ PLANNING = (
     ),
     Mutant(
         "the sizes of a decision are not guarded",
-        old="        tie_to_sizes(plan)\n        compile_apart(",
-        new="        compile_apart(",
+        old="        tie_to_sizes(plan)\n        compile_per_layer(",
+        new="        compile_per_layer(",
         tests=("test_both_sides_occur",),
     ),
     Mutant(

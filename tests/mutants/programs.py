@@ -79,7 +79,7 @@ PROGRAMS = (
     ),
     Mutant(
         "what PyTorch writes to is the program's own",
-        old="_become(step.regions, Kind.SHARED)",
+        old="_become(step.regions, RegionKind.SHARED)",
         new="pass",
         tests=("test_a_program_does_what_its_graph_does",),
     ),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import qfx
-from qfx.nn.saved_values import codes_of_stream, stream_bytes, stream_of
 from qfx.nn.scheme_tensor import fields_of, written
+from qfx.nn.serialized_weight import codes_of_stream, stream_bytes, stream_of
 from qfx.values.config import PRESETS
 from tests.conftest import same_bits
 from tests.lib.strategies import SEEDS, SIZES

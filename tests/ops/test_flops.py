@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import qfx
-from qfx.ops.former import NAMES
+from qfx.ops.legacy_operators import NAMES
 
 M, K, N = 5, 64, 48
 INSIDE = "low_bit_linear"  # called by linear alone, which is counted

@@ -13,7 +13,7 @@ from torch import nn
 
 import qfx
 from qfx import PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, Scheme
-from qfx.cost.kinds import KINDS
+from qfx.cost.workloads import KINDS
 from qfx.host.operators import schema
 from qfx.ops.code import Code
 from qfx.ops.forms import (
@@ -25,7 +25,7 @@ from qfx.ops.forms import (
     QUANTIZE,
     REQUANTIZE,
     STE,
-    Call,
+    OperatorCall,
     form_of,
     of_scheme,
     ste_code,
@@ -99,7 +99,7 @@ def test_a_scheme_gives_operators_their_arguments(scheme: Scheme, n: int) -> Non
 
 @pytest.mark.parametrize("call", [QUANTIZE, LINEAR, DYNAMIC, FLOAT, STE, GUARDED, REQUANTIZE],
                          ids=lambda call: call.name)  # fmt: skip
-def test_arguments_are_in_the_order_of_the_schema(call: Call) -> None:
+def test_arguments_are_in_the_order_of_the_schema(call: OperatorCall) -> None:
     """The last that need not be given are left out where they are None."""
     wanted = [argument.name for argument in schema(call.operator).arguments]
     given: dict[str, Any] = {argument: argument for argument in wanted}

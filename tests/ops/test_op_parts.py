@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from qfx.graph.activations import ACTIVATIONS, activate
 from qfx.ops import FAKES, REFERENCES
-from qfx.ops.former import NAMES as FORMER
 from qfx.ops.heads import matched
+from qfx.ops.legacy_operators import NAMES as FORMER
 from qfx.ops.registry import NO_GRADIENT
 from tests.conftest import on_isa, same_bits
 from tests.cuda import emulator as cuda_emulator

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qfx.programs.emitting import EMIT
+from qfx.programs.emit import EMIT
 from tests.programs.traced import aten, built, same
 
 HALF = 2.0**-24  # of a unit in the last place, relative

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qfx.programs.bytecode import Region, RegionKind
 from qfx.programs.memory import lay_out
-from qfx.programs.words import Kind, Region
 
 SPANS = st.tuples(st.integers(0, 200), st.integers(0, 20), st.integers(0, 9))
 
 
 def _regions(spans: list[tuple[int, int, int]]) -> list[Region]:
-    return [Region(Kind.OWN, size, None, first, first + more) for size, first, more in spans]
+    return [Region(RegionKind.OWN, size, None, first, first + more) for size, first, more in spans]
 
 
 @given(st.lists(SPANS, max_size=30))

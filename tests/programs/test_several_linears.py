@@ -14,8 +14,8 @@ from torch import Tensor
 
 from qfx.ops.code import Code
 from qfx.programs import Runner
-from qfx.programs.running import Run
-from qfx.programs.words import OPERATIONS
+from qfx.programs.bytecode import OPERATIONS
+from qfx.programs.executor import Run
 from tests.conftest import on_threads
 from tests.lib.several import Case, Weight, Weights, alone, drawn_case, together
 from tests.programs.traced import aten, built, same_bits

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfx.cost.choosing import Always, Tuner
+from qfx.cost.autotune import Always, Tuner
 from qfx.cost.prefetch import Prefetch
 from qfx.ops.code import Code
 from qfx.ops.layout import Layout

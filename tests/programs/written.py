@@ -11,7 +11,7 @@ from qfx._C import Program
 from torch import Tensor
 
 from qfx.ops.kv_cache import kv_empty
-from qfx.programs.words import BINARY, ELEMENTS, OPERATIONS, UNARY
+from qfx.programs.bytecode import BINARY, ELEMENTS, OPERATIONS, UNARY
 
 ops = torch.ops.qfx
 CANARY = 0x5A

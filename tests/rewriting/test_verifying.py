@@ -14,7 +14,7 @@ import qfx
 from qfx.graph.faults import PassFault
 from qfx.ops.code import Code
 from qfx.ops.forms import LINEAR, REQUANTIZE, STE
-from qfx.rewriting.verifying import READS_CODES, verify
+from qfx.rewriting.verify import READS_CODES, verify
 
 ops = torch.ops.qfx
 X = torch.randn(3, 64)

@@ -16,7 +16,7 @@ from qfx.weights.change_detection import (
     snapshot,
     stamp_of,
 )
-from qfx.weights.offload import LEAST, give_back
+from qfx.weights.offload import LEAST, offload
 
 N = 2 * LEAST // 4 // 64  # rows of 64, twice the bytes that are given back
 
@@ -94,7 +94,7 @@ def test_values_that_a_file_holds_are_known_by_their_stamp(
     change: Callable[[Tensor], None],
 ) -> None:
     w, beside = weight(), torch.zeros(8)
-    assert give_back(w) == ""
+    assert offload(w) == ""
     before = snapshot((w, beside))
     one_element(w)  # which a stamp misses
     assert before.unchanged((w, beside))

@@ -20,7 +20,7 @@ import qfx
 from qfx import _C
 from qfx.ops.packing import Constant, Packing
 from qfx.weights.cache import CACHE
-from qfx.weights.feed import Feed, Part, Source, with_packed_weights
+from qfx.weights.feed import Feed, PackedPart, WeightSource, with_packed_weights
 
 X = torch.randn(3, 8)
 SPEC = Packing(qfx.QSpec(), guarded=True)  # of two tensors
@@ -28,8 +28,8 @@ SPEC = Packing(qfx.QSpec(), guarded=True)  # of two tensors
 
 def _wrapper(weights: int) -> Callable[..., Any]:
     """Of the function that returns its inputs: x, then each packed weight and its error."""
-    parts = [Part(source, part) for source in range(weights) for part in range(2)]
-    sources = tuple(Source(1 + i, (), SPEC) for i in range(weights))
+    parts = [PackedPart(source, part) for source in range(weights) for part in range(2)]
+    sources = tuple(WeightSource(1 + i, (), SPEC) for i in range(weights))
     return with_packed_weights(lambda *inputs: inputs, Feed((0, *parts), sources))
 
 
@@ -272,7 +272,10 @@ def test_gather_refuses_what_is_not_there() -> None:
 
 
 def test_the_order_is_what_gather_of_a_feed_does() -> None:
-    feed = Feed((2, Part(1, 0), 0, Part(0, 1)), (Source(1, (), SPEC), Source(3, (), SPEC)))
+    feed = Feed(
+        (2, PackedPart(1, 0), 0, PackedPart(0, 1)),
+        (WeightSource(1, (), SPEC), WeightSource(3, (), SPEC)),
+    )
     found = [CACHE.get(torch.randn(8, 8), (), SPEC) for _ in feed.sources]
     references = tuple(weakref.ref(tensor) for packed in found for tensor in packed.tensors)
     arguments = ("a", "b", "c", "d")
@@ -311,9 +314,9 @@ FACTOR, ZERO = Constant((0.5, 2.0)), Constant((3,), torch.int32)
 
 @pytest.mark.parametrize("weights", [0, 2])
 def test_constants_are_fed_after_packed_weights_and_stay(weights: int) -> None:
-    parts = [Part(source, part) for source in range(weights) for part in range(2)]
-    sources = tuple(Source(1 + i, (), SPEC) for i in range(weights))
-    constants = (Part(weights, 1), Part(weights, 0))
+    parts = [PackedPart(source, part) for source in range(weights) for part in range(2)]
+    sources = tuple(WeightSource(1 + i, (), SPEC) for i in range(weights))
+    constants = (PackedPart(weights, 1), PackedPart(weights, 0))
     feed = Feed((0, *parts, *constants), sources, (FACTOR, ZERO))
     f = with_packed_weights(lambda *inputs: inputs, feed)
     given = [torch.randn(8, 8) for _ in range(weights)]

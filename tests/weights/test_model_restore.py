@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 import qfx
 from qfx.weights.model_restore import in_training
-from qfx.weights.model_snapshot import Snapshot
+from qfx.weights.model_snapshot import ModelSnapshot
 
 K = 16
 X = torch.randn(8, K, generator=torch.Generator().manual_seed(0))
@@ -239,7 +239,7 @@ def test_lazy_modules_stay_made() -> None:
 
 def test_int8_weights_are_not_copied() -> None:
     made = nn.Sequential(qfx.nn.Linear(K, K), qfx.nn.Embedding(8, K))
-    assert not Snapshot(made).values and {*made[1].READ_ONLY} == {*made[1]._buffers}
+    assert not ModelSnapshot(made).values and {*made[1].READ_ONLY} == {*made[1]._buffers}
 
 
 # --- the mode is said ---

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import qfx
 from qfx.weights.cache import CACHE
-from qfx.weights.offload import LEAST, give_back, is_held
+from qfx.weights.offload import LEAST, is_offloaded, offload
 from tests.lib.models import compiled
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux")
@@ -68,8 +68,8 @@ def test_what_only_int8_reads_is_given_back_and_no_call_fetches_it(net: Net) -> 
     packs, fast = CACHE.packs, _given_back(net)
     for rows in (3, 5, 1):
         fast(torch.randn(rows, 128), torch.arange(rows))
-    assert [is_held(p) for p in (net.a.weight, net.b.weight)] == [True, True]
-    assert not is_held(net.table.weight)
+    assert [is_offloaded(p) for p in (net.a.weight, net.b.weight)] == [True, True]
+    assert not is_offloaded(net.table.weight)
     assert (_present(net.a.weight), _present(net.b.weight)) == (0, 0)
     assert CACHE.packs == packs + 3
     qfx.invalidate(net)  # compares all of the content
@@ -99,7 +99,7 @@ def test_compiling_again_leaves_no_pages() -> None:
     for tokens in (3, 3, 7):
         fast(torch.arange(tokens)[None])
         assert (_present(net.a.weight), _present(net.b.weight)) == (0, 0)
-    assert is_held(net.a.weight) and CACHE.packs == packs + 2
+    assert is_offloaded(net.a.weight) and CACHE.packs == packs + 2
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -109,7 +109,7 @@ def test_the_modes_of_inference(mode: Callable[[], Any]) -> None:
     with mode():
         expected = compiled(net)(X, IDS)
         assert torch.equal(_given_back(net)(X, IDS), expected)
-    assert is_held(net.a.weight)
+    assert is_offloaded(net.a.weight)
 
 
 def test_weights_made_in_inference_mode() -> None:
@@ -117,14 +117,14 @@ def test_weights_made_in_inference_mode() -> None:
         net = Net().eval()
         expected = compiled(net)(X, IDS)
         assert torch.equal(_given_back(net)(X, IDS), expected)
-        assert is_held(net.a.weight) and net.a.weight.is_inference()
+        assert is_offloaded(net.a.weight) and net.a.weight.is_inference()
 
 
 def test_weights_that_train_stay() -> None:
     net = Net()
     fast = _given_back(net)
     fast(X, IDS).sum().backward()
-    assert not is_held(net.a.weight) and net.a.weight.grad is not None
+    assert not is_offloaded(net.a.weight) and net.a.weight.grad is not None
 
 
 # --- readers: each finds what it finds in a copy whose memory is its own ---
@@ -220,7 +220,7 @@ def test_writers(net: Net, writer: str) -> None:
     expected = compiled(copy.deepcopy(net))(X, IDS)
     for _ in range(3):
         assert torch.equal(fast(X, IDS), expected)
-    assert is_held(net.a.weight) and _present(net.a.weight) == 0
+    assert is_offloaded(net.a.weight) and _present(net.a.weight) == 0
 
 
 def test_threads_that_call_at_once(net: Net) -> None:
@@ -229,7 +229,7 @@ def test_threads_that_call_at_once(net: Net) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda _: fast(X, IDS), range(16))]
     assert all(torch.equal(each, expected) for each in found)
-    assert is_held(net.a.weight)
+    assert is_offloaded(net.a.weight)
 
 
 # --- what stays ---
@@ -262,8 +262,8 @@ STAYS: dict[str, tuple[Callable[[], tuple[Tensor, Any]], str]] = {
 def test_what_stays(case: str) -> None:
     (weight, kept), why = STAYS[case][0](), STAYS[case][1]
     before = weight.untyped_storage().data_ptr() if case not in ("sparse", "meta") else 0
-    assert give_back(weight).startswith(why)
-    assert case == "sparse" or not is_held(weight)
+    assert offload(weight).startswith(why)
+    assert case == "sparse" or not is_offloaded(weight)
     assert not before or weight.untyped_storage().data_ptr() == before
     del kept
 
@@ -275,8 +275,8 @@ def test_values_and_strides_are_as_before(
 ) -> None:
     weight = nn.Parameter(shown(torch.randn(256, 384, dtype=dtype)))
     expected, version = weight.detach().clone(), weight._version
-    assert give_back(weight) == ""
-    assert is_held(weight) and _present(weight) == 0
+    assert offload(weight) == ""
+    assert is_offloaded(weight) and _present(weight) == 0
     assert torch.equal(weight, expected) and weight._version == version
     assert weight.stride() == expected.stride() and weight.requires_grad
 
@@ -292,7 +292,7 @@ def test_pages_of_a_file_go_where_they_came_from(tmp_path: Path) -> None:
     """Also of a view, for nothing of the tensor changes."""
     whole = _mapped(tmp_path)
     expected, address = whole.clone(), whole.data_ptr()
-    assert give_back(whole[1]) == ""
+    assert offload(whole[1]) == ""
     assert whole.data_ptr() == address and _present(whole[1]) == 0
     assert torch.equal(whole, expected)
 
@@ -300,15 +300,15 @@ def test_pages_of_a_file_go_where_they_came_from(tmp_path: Path) -> None:
 def test_pages_that_were_written_to_are_no_files(tmp_path: Path) -> None:
     whole = _mapped(tmp_path)
     whole[1, 5, 5] = 7
-    assert give_back(whole[1]).startswith("it is a view")
+    assert offload(whole[1]).startswith("it is a view")
     assert whole[1, 5, 5] == 7
-    assert give_back(whole) == "" and whole[1, 5, 5] == 7
+    assert offload(whole) == "" and whole[1, 5, 5] == 7
 
 
 def test_the_file_goes_with_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     weight = torch.randn(LARGE)
-    assert give_back(weight) == ""
+    assert offload(weight) == ""
     assert [*tmp_path.iterdir()] == []
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     del weight
@@ -325,7 +325,7 @@ def test_where_no_file_can_be_weights_stay_with_a_warning(
     expected, fast = compiled(copy.deepcopy(net))(X, IDS), compiled(net, release_weights=True)
     with pytest.warns(UserWarning, match=f"release_weights: float weights stay.*{why}") as told:
         assert torch.equal(fast(X, IDS), expected)
-    assert len(told) == 1 and not is_held(net.a.weight)
+    assert len(told) == 1 and not is_offloaded(net.a.weight)
     assert torch.equal(fast(X, IDS), expected)
 
 

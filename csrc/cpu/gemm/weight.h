@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "cpu/gemm/integrity.h"
 #include "cpu/gemm/lowbit.h"
-#include "cpu/gemm/whole.h"
 
 namespace qfx::cpu {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "cpu/gemm/integrity.h"
 #include "cpu/gemm/quantize.h"
 #include "cpu/gemm/weight.h"
-#include "cpu/gemm/whole.h"
 #include "operands.h"
 
 namespace qfx::cpu {

@@ -6,9 +6,9 @@
 
 #include "cpu/core/parallel.h"
 #include "cpu/kernels/dispatch.h"
+#include "cpu/ops/alias_check.h"
 #include "cpu/ops/kv_operands.h"
 #include "cpu/ops/matrices.h"
-#include "cpu/ops/written.h"
 #include "implement.h"
 
 namespace qfx::cpu {

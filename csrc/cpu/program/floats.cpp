@@ -7,7 +7,7 @@
 namespace qfx::cpu {
 namespace {
 
-// The order of UNARY and BINARY in qfx/programs/words.py.
+// The order of UNARY and BINARY in qfx/programs/bytecode.py.
 enum class Unary : int64_t {
   kNeg,
   kAbs,

@@ -29,7 +29,7 @@ class Instruction {
 
 using Made = std::unique_ptr<const Instruction>;
 
-// The first word of each, in the order of OPERATIONS in qfx/programs/words.py.
+// The first word of each, in the order of OPERATIONS in qfx/programs/bytecode.py.
 enum class Operation : int64_t {
   kCopy,         // out, x: floats of any element, or the same element
   kUnary,        // which, out, x

@@ -1,7 +1,7 @@
 // Linears of floats that are quantized as they come, by weights of any kind: linear_dynamic,
 // linears.
+#include "cpu/gemm/integrity.h"
 #include "cpu/gemm/linear.h"
-#include "cpu/gemm/whole.h"
 #include "cpu/program/instruction.h"
 
 namespace qfx::cpu {

@@ -10,7 +10,7 @@
 
 namespace qfx::cpu {
 
-// kByte: int8, uint8 and bool. The order is that of qfx/programs/words.py.
+// kByte: int8, uint8 and bool. The order is that of qfx/programs/bytecode.py.
 enum class Element : int64_t { kFloat, kLong, kInt, kByte, kBFloat16, kHalf };
 inline constexpr int64_t kElements = 6;
 

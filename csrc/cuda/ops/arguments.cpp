@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/gemm/moves.h"
+#include "cuda/gemm/copy_rows.h"
 
 namespace qfx::cuda {
 namespace {

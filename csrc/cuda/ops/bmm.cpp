@@ -1,6 +1,6 @@
 // int8_bmm, int8_bmm_dynamic on CUDA: products of two computed operands.
 #include "batch.h"
-#include "cuda/gemm/moves.h"
+#include "cuda/gemm/copy_rows.h"
 #include "cuda/ops/product.h"
 #include "implement.h"
 
@@ -8,7 +8,7 @@ namespace qfx::cuda {
 namespace {
 
 // sum_k b[b][n][k] for each row of the operand that takes the weight's place.
-Tensor row_sums_of(const HeldRows& b, const BatchSizes& size, Stream stream) {
+Tensor row_sums_of(const OwnedRows& b, const BatchSizes& size, Stream stream) {
   Tensor sums = empty_beside(b.memory, {size.batch, size.n}, ScalarType::Int);
   sum_codes({b.rows.data, b.rows.batch_step, b.rows.pitch},
             {size.batch, size.n, size.k, round_up(size.k, kPitch)}, data_of<int32_t>(sums), stream);
@@ -33,8 +33,8 @@ Tensor int8_bmm(Tensor a_q, Tensor a_zero_point, Tensor b_q) {
   Output out = {};
   out.type = OutType::kIntegers;
   out.data = acc.mutable_data_ptr();
-  const HeldRows a = rows_of_matrices(a_q, device.stream());
-  const HeldRows b = rows_of_matrices(b_q, device.stream());
+  const OwnedRows a = rows_of_matrices(a_q, device.stream());
+  const OwnedRows b = rows_of_matrices(b_q, device.stream());
   const Tensor sums = row_sums_of(b, size, device.stream());
   run_product(device, acc, sizes_for(size), a.rows, b.rows, {zero, ints(sums), size.n}, out);
   return acc;
@@ -60,8 +60,8 @@ Tensor int8_bmm_dynamic(Tensor a, Tensor b, std::vector<int64_t> axes, int64_t b
   out.col_scale = floats(b_codes.scale);
   out.col_step = size.n;
   const PerRow<int32_t> zero = {ints(a_codes.zero_point), stride_of(a_codes.zero_point)};
-  const HeldRows a_rows = rows_of_matrices(a_codes.q, device.stream());
-  const HeldRows b_rows = rows_of_matrices(b_codes.q, device.stream());
+  const OwnedRows a_rows = rows_of_matrices(a_codes.q, device.stream());
+  const OwnedRows b_rows = rows_of_matrices(b_codes.q, device.stream());
   const Tensor sums = row_sums_of(b_rows, size, device.stream());
   run_product(device, y, sizes_for(size), a_rows.rows, b_rows.rows, {zero, ints(sums), size.n},
               out);

@@ -24,7 +24,7 @@ Tensor int8_mm(Tensor q, Tensor zero_point, Tensor weight, int64_t n) {
   Output out = {};
   out.type = OutType::kIntegers;
   out.data = acc.mutable_data_ptr();
-  const HeldRows rows = rows_of_codes(q, size, device.stream());
+  const OwnedRows rows = rows_of_codes(q, size, device.stream());
   run_product(device, acc, {1, size.rows, n, w.layout.pitch()}, rows.rows, rows_of_weight(w),
               {zero, w.colsum, 0}, out);
   return acc;
@@ -83,7 +83,7 @@ Tensor linear_of_codes(const char* op, const OnDevice& device, LinearOperands o,
   out.bias = bias_of(op, o.bias);
   Tensor y = empty_beside(o.q, with_last(o.q, layout.n), out_dtype);
   out.data = y.mutable_data_ptr();
-  const HeldRows rows = rows_of_codes(o.q, size, device.stream());
+  const OwnedRows rows = rows_of_codes(o.q, size, device.stream());
   const Sizes sizes = {1, size.rows, layout.n, layout.pitch()};
   if (o.layout.one_scale()) {
     out.col_scale = w.scale;

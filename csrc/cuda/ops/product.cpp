@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "cuda/gemm/moves.h"
+#include "cuda/gemm/copy_rows.h"
 #include "cuda/sm90/choice.h"
 #include "cuda/sm90/multiply.h"
 
@@ -29,13 +29,13 @@ std::optional<int64_t> batch_step_of(const Tensor& t) {
   return step.value_or(0);
 }
 
-HeldRows empty_rows(const Tensor& like, const RowSizes& size) {
+OwnedRows empty_rows(const Tensor& like, const RowSizes& size) {
   Tensor memory = empty_beside(like, {size.batch, size.rows, size.pitch}, ScalarType::Char);
   return {memory, {codes_of(memory), size.pitch, size.rows * size.pitch}};
 }
 
-HeldRows padded(const Tensor& like, const CodeLines& lines, const RowSizes& size, Stream stream) {
-  HeldRows made = empty_rows(like, size);
+OwnedRows padded(const Tensor& like, const CodeLines& lines, const RowSizes& size, Stream stream) {
+  OwnedRows made = empty_rows(like, size);
   pad_codes(lines, size, data_of<int8_t>(made.memory), stream);
   return made;
 }
@@ -73,14 +73,14 @@ void run(const OnDevice& device, const Tensor& like, sm90::Operands operands, co
 
 }  // namespace
 
-HeldRows rows_of_codes(const Tensor& given, const Matrix& size, Stream stream) {
+OwnedRows rows_of_codes(const Tensor& given, const Matrix& size, Stream stream) {
   const Tensor q = made_contiguous(given);
   const int64_t k = size.columns;
   if (is_aligned(q.const_data_ptr(), k)) return {q, {codes_of(q), k, size.rows * k}};
   return padded(q, {codes_of(q), 0, k}, {1, size.rows, k, round_up(k, kPitch)}, stream);
 }
 
-HeldRows rows_of_matrices(const Tensor& given, Stream stream) {
+OwnedRows rows_of_matrices(const Tensor& given, Stream stream) {
   const int64_t last = given.dim() - 1;
   const auto lies_well = [&](const Tensor& t) {
     const bool lines = t.stride(last) == 1 || t.stride(last - 1) == 1 || t.size(last) == 1;
@@ -92,7 +92,7 @@ HeldRows rows_of_matrices(const Tensor& given, Stream stream) {
   const int64_t batch = std::accumulate(t.sizes().begin(), end, int64_t{1}, std::multiplies<>());
   const RowSizes size = {batch, rows, k, round_up(k, kPitch)};
   if (t.stride(last) != 1 && k != 1) {
-    HeldRows made = empty_rows(t, size);
+    OwnedRows made = empty_rows(t, size);
     turn_codes({codes_of(t), batch_step, t.stride(last)}, size, data_of<int8_t>(made.memory),
                stream);
     return made;

@@ -9,17 +9,17 @@
 namespace qfx::cuda {
 
 // Rows and the tensor that they lie in.
-struct HeldRows {
+struct OwnedRows {
   Tensor memory;
   Rows rows;
 };
 
 // The rows of codes q [..., K]: q itself, or a copy where rows do not begin at multiples of 16
 // bytes.
-HeldRows rows_of_codes(const Tensor& q, const Matrix& size, Stream stream);
+OwnedRows rows_of_codes(const Tensor& q, const Matrix& size, Stream stream);
 
 // The same for each matrix of t [*B, R, K], whose rows or whose columns may be contiguous.
-HeldRows rows_of_matrices(const Tensor& t, Stream stream);
+OwnedRows rows_of_matrices(const Tensor& t, Stream stream);
 
 Rows rows_of_weight(const PackedWeight& w);
 

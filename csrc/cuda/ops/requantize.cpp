@@ -51,7 +51,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_requantize(Tensor q, Tensor scale, Ten
   Tensor faults = zeros_beside(q, {size.rows}, ScalarType::Int);
   out.data = out_q.mutable_data_ptr();
   out.codes.faults = data_of<int32_t>(faults);
-  const HeldRows rows = rows_of_codes(q, size, device.stream());
+  const OwnedRows rows = rows_of_codes(q, size, device.stream());
   run_product(device, q, {1, size.rows, n, w.layout.pitch()}, rows.rows, rows_of_weight(w),
               {zero, w.colsum, 0}, out);
   settle_codes(out.codes, size.rows, n, data_of<int8_t>(out_q), data_of<float>(row_scale),

@@ -35,8 +35,8 @@ Tensor pack_weight(Tensor codes, Tensor scale, std::optional<Tensor> zero_point,
   // A transposed weight, as backward has it, is turned first: by tiles, not byte by byte.
   const bool turn = codes.stride(1) != 1 && codes.stride(0) == 1;
   const int8_t* given = static_cast<const int8_t*>(codes.const_data_ptr());
-  const HeldRows rows = turn ? rows_of_matrices(codes, device.stream())
-                             : HeldRows{codes, {given, codes.stride(0), 0}};
+  const OwnedRows rows = turn ? rows_of_matrices(codes, device.stream())
+                              : OwnedRows{codes, {given, codes.stride(0), 0}};
   pack_weight(rows.rows.data, rows.rows.pitch, turn ? 1 : codes.stride(1), layout, to,
               device.stream());
   copy_words(floats(scale), scale.numel(), to + layout.scale_at(), device.stream());

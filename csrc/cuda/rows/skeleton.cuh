@@ -112,14 +112,15 @@ struct RowOf {
 
 // A row of at most kMost elements, in registers.
 template <typename T, bool kBack, int kTeam>
-struct HeldRow : RowOf<T, kBack, kTeam> {
+struct RegisterRow : RowOf<T, kBack, kTeam> {
   using Base = RowOf<T, kBack, kTeam>;
   static constexpr int kPieces = 4;
   static constexpr int64_t kMost = int64_t{kPieces} * Base::kStep;
 
   float held[kPieces][kPiece];
 
-  __device__ __forceinline__ HeldRow(const FloatRows& rows, int64_t number) : Base(rows, number) {
+  __device__ __forceinline__ RegisterRow(const FloatRows& rows, int64_t number)
+      : Base(rows, number) {
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) this->read(Base::place(p * Base::kStep), held[p]);
   }
@@ -173,9 +174,9 @@ template <bool kBack = false, typename Use>
 void for_each_row(const FloatRows& x, const Use& use, Stream stream) {
   with_type(x.dtype, [&](auto type) {
     using T = decltype(type);
-    using Short = HeldRow<T, kBack, kWarpThreads>;
-    using Middle = HeldRow<T, kBack, kBlockThreads>;
-    using Wide = HeldRow<T, kBack, 2 * kBlockThreads>;
+    using Short = RegisterRow<T, kBack, kWarpThreads>;
+    using Middle = RegisterRow<T, kBack, kBlockThreads>;
+    using Wide = RegisterRow<T, kBack, 2 * kBlockThreads>;
     if (x.columns <= Short::kMost) return launch_rows<Short>(x, use, stream);
     if (x.columns <= Middle::kMost) return launch_rows<Middle>(x, use, stream);
     if (x.columns <= Wide::kMost) return launch_rows<Wide>(x, use, stream);

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from qfx.files.foreign.compressed_config import LARGEST, CompressedConfig, Group, compressed_config
-from qfx.files.foreign.importing import Foreign, Item
+from qfx.files.foreign.state_dict_import import Foreign, Item
 from qfx.files.foreign.weight import ForeignWeight
-from qfx.files.tensor_file import Entry, Table, on_own_pages, table_of, tensor_of
+from qfx.files.tensor_file import TensorEntry, TensorIndex, on_own_pages, table_of, tensor_of
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import bytes_of
+from qfx.io.safe_read import bytes_of
 from qfx.values.floats import FLOATS
 
 INDEX = "model.safetensors.index.json"
@@ -52,11 +52,11 @@ def compressed_model(folder: Path, skeleton: nn.Module) -> Foreign:
 @dataclass(frozen=True)
 class _Files:
     folder: Path
-    tables: tuple[Table, ...]
+    tables: tuple[TensorIndex, ...]
 
     @cached_property
-    def where(self) -> Mapping[str, Table]:
-        found: dict[str, Table] = {}
+    def where(self) -> Mapping[str, TensorIndex]:
+        found: dict[str, TensorIndex] = {}
         for table in self.tables:
             for name in table.entries:
                 if name in found:
@@ -66,7 +66,7 @@ class _Files:
                 found[name] = table
         return found
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         return self.where[name].entries[name]
 
     def path(self, name: str) -> Path:
@@ -76,7 +76,7 @@ class _Files:
         return tensor_of(self.where[name], name)
 
 
-def _tables(folder: Path) -> tuple[Table, ...]:
+def _tables(folder: Path) -> tuple[TensorIndex, ...]:
     index = folder / INDEX
     if not index.exists():
         return (table_of(folder / SINGLE),)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qfx.files.foreign.weight import Grid
+from qfx.files.foreign.weight import ForeignGrid
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import bytes_of
+from qfx.io.safe_read import bytes_of
 from qfx.values.scheme import QSpec
 
 METHOD = "compressed-tensors"
@@ -27,7 +27,7 @@ class Group:
     `packed`: whether codes lie in words of 32 bits."""
 
     targets: tuple[str, ...]
-    grid: Grid
+    grid: ForeignGrid
     x: QSpec | None
     packed: bool
 
@@ -72,7 +72,7 @@ def method_of(folder: Path) -> str | None:
 def compressed_config(folder: Path) -> CompressedConfig:
     """Raises UserError, which names the file, for what is not read."""
     path = folder / "config.json"
-    return _Reading(printable(str(path))).whole(_config(folder)["quantization_config"])
+    return _ConfigReader(printable(str(path))).whole(_config(folder)["quantization_config"])
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-class _Reading:
+class _ConfigReader:
     def __init__(self, at: str) -> None:
         self.at = at
 
@@ -137,7 +137,7 @@ class _Reading:
         x = self.activations(f"{here}.input_activations", raw.get("input_activations"))
         return Group(targets, grid, x, packed)
 
-    def weights(self, what: str, raw: Any, packed: bool) -> Grid:
+    def weights(self, what: str, raw: Any, packed: bool) -> ForeignGrid:
         bits, symmetric, strategy = self.args(what, raw)
         if strategy not in ("channel", "group") or raw.get("dynamic"):
             raise self.refuse(what, raw)
@@ -148,7 +148,7 @@ class _Reading:
             raise self.refuse(f"{what}.group_size", group)
         if raw.get("actorder") not in (None, False, "weight", "static"):
             raise self.refuse(f"{what}.actorder", raw["actorder"])
-        return Grid(bits, group, zeros=not symmetric)
+        return ForeignGrid(bits, group, zeros=not symmetric)
 
     def activations(self, what: str, raw: Any) -> QSpec | None:
         """As dynamic as (Q1) and (Q2); None where nothing is said of them: then they are float to

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qfx.files.foreign.gguf_table import Block, gguf
-from qfx.files.foreign.weight import ForeignWeight, Grid
+from qfx.files.foreign.weight import ForeignGrid, ForeignWeight
 from qfx.files.tensor_file import on_own_pages
 from qfx.io.errors import UserError
 from qfx.io.printable import printable
@@ -25,11 +25,11 @@ FLOATS = {
 }  # fmt: skip
 
 
-class Kind(NamedTuple):
+class BlockFormat(NamedTuple):
     """A block of 32 elements: a scale, perhaps a minimum, both float16, and what `codes_of` makes
     int8 codes of."""
 
-    grid: Grid
+    grid: ForeignGrid
     codes_of: Callable[[Tensor], Tensor]
 
 
@@ -48,13 +48,13 @@ def _five(raw: Tensor) -> Tensor:
     return (_nibbles(raw[:, 4:]) | fifth.reshape(-1, GROUP) << 4).view(torch.int8).sub_(16)
 
 
-_grid = partial(Grid, group=GROUP, half=torch.float16)
+_grid = partial(ForeignGrid, group=GROUP, half=torch.float16)
 KINDS = {
-    "Q8_0": Kind(_grid(8), lambda raw: raw.view(torch.int8)),
-    "Q4_0": Kind(_grid(4, signs=True), _four),
-    "Q4_1": Kind(_grid(4, minimum=True), _four),
-    "Q5_0": Kind(_grid(5, signs=True), _five),
-    "Q5_1": Kind(_grid(5, minimum=True), _five),
+    "Q8_0": BlockFormat(_grid(8), lambda raw: raw.view(torch.int8)),
+    "Q4_0": BlockFormat(_grid(4, signs=True), _four),
+    "Q4_1": BlockFormat(_grid(4, minimum=True), _four),
+    "Q5_0": BlockFormat(_grid(5, signs=True), _five),
+    "Q5_1": BlockFormat(_grid(5, minimum=True), _five),
 }
 
 

@@ -52,10 +52,10 @@ def gguf() -> Any:
 def gguf_table_of(path: Path) -> GgufTable:
     """Raises UserError, which names the file and the fault, and OSError."""
     with path.open("rb") as file:
-        return _Reading(file, path, path.stat().st_size).table()
+        return _HeaderReader(file, path, path.stat().st_size).table()
 
 
-class _Reading:
+class _HeaderReader:
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self.file, self.path, self.size = file, path, size
         self.at = printable(str(path))

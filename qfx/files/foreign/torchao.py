@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfx.files.foreign.importing import Foreign, Item
-from qfx.files.foreign.weight import ForeignWeight, Grid
-from qfx.files.tensor_file import Entry, Table, safetensors, table_of, tensor_of
+from qfx.files.foreign.state_dict_import import Foreign, Item
+from qfx.files.foreign.weight import ForeignGrid, ForeignWeight
+from qfx.files.tensor_file import TensorEntry, TensorIndex, safetensors, table_of, tensor_of
 from qfx.host.tensors import wraps_tensors
 from qfx.io.errors import UserError
 from qfx.io.json_text import parsed
 from qfx.io.printable import printable
-from qfx.io.reading import missing_as_os_error
+from qfx.io.safe_read import missing_as_os_error
 from qfx.nn.loading import check_kind
 from qfx.values.floats import FLOATS
 from qfx.values.scheme import QSpec
@@ -52,7 +52,7 @@ def _held(name: str, value: Any, at: str) -> Item:
         raise UserError(f"{here} has scales of activations, which qfx.load does not read")
     said: Any = value
     parts = {part: getattr(said, part) for part in PARTS if getattr(said, part) is not None}
-    entries = {n: Entry(t.dtype, tuple(t.shape), 0) for n, t in parts.items()}
+    entries = {n: TensorEntry(t.dtype, tuple(t.shape), 0) for n, t in parts.items()}
     activations = said.act_quant_kwargs
     told = None if activations is None else {
         "granularity": type(activations.granularity).__name__,
@@ -107,14 +107,16 @@ def torchao_file(path: Path) -> Foreign:
     return Foreign(at, items)
 
 
-def _plain(table: Table, name: str, here: str) -> Item:
+def _plain(table: TensorIndex, name: str, here: str) -> Item:
     if name not in table.entries:
         raise UserError(f"{here} is not there, and the metadata names it")
     entry = table.entries[name]
     return Item(table.path, entry.shape, entry.dtype, partial(tensor_of, table, name))
 
 
-def _described(table: Table, name: str, said: dict[str, Any], here: str) -> tuple[Item, set[str]]:
+def _described(
+    table: TensorIndex, name: str, said: dict[str, Any], here: str
+) -> tuple[Item, set[str]]:
     owner, _, last = name.rpartition(".")
     prefix = f"{owner}._{last}_" if owner else f"_{last}_"
     names = {part: f"{prefix}{part}" for part in (*PARTS, *UNREAD)}
@@ -157,7 +159,7 @@ def _told(data: dict[str, Any], here: str) -> dict[str, str] | None:
 def _item(
     path: Path,
     here: str,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TensorEntry],
     reads: Mapping[str, Callable[[], Tensor]],
     dtype: torch.dtype,
     block: Any,
@@ -191,7 +193,7 @@ def _item(
     return Item(path, (n, k), dtype, floats, KIND, grid, weight, x)
 
 
-def _grid(here: str, block: Any, n: int, k: int) -> tuple[Grid, int]:
+def _grid(here: str, block: Any, n: int, k: int) -> tuple[ForeignGrid, int]:
     good = isinstance(block, list | tuple) and len(block) == 2
     if not good or not all(type(size) is int and size > 0 for size in block) or block[0] != 1:
         raise UserError(
@@ -199,7 +201,7 @@ def _grid(here: str, block: Any, n: int, k: int) -> tuple[Grid, int]:
         )
     if k % block[1]:
         raise UserError(f"{here} has K={k}, which blocks of {block[1]} do not divide")
-    return Grid(8, 0 if block[1] == k else block[1]), k // block[1]
+    return ForeignGrid(8, 0 if block[1] == k else block[1]), k // block[1]
 
 
 def _activations(here: str, told: Mapping[str, str] | None) -> QSpec:

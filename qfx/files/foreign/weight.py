@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qfx.nn.frozen_state import scheme_tensor
 from qfx.nn.loading import check_finite
-from qfx.nn.saved_values import stream_of
 from qfx.nn.scheme_tensor import KEY
+from qfx.nn.serialized_weight import stream_of
 from qfx.ops.quantize import SMALLEST_SCALE
 from qfx.values.scheme import GROUP_MULTIPLE, PACKED_BITS, PACKED_GROUPS, QSpec, Scheme
 
@@ -21,7 +21,7 @@ from qfx.values.scheme import GROUP_MULTIPLE, PACKED_BITS, PACKED_GROUPS, QSpec,
 Activations: TypeAlias = QSpec | Literal["file"] | None
 
 
-class Grid(NamedTuple):
+class ForeignGrid(NamedTuple):
     """What a kind of weight is, before any is read. Codes are integers of `bits`, in two's
     complement; `group` elements of a row share a scale, 0 for all of them. `signs`: scales may be
     negative; `zeros`: there are zero points; `minimum`: each group has a float that is added.
@@ -54,7 +54,7 @@ class ForeignWeight(NamedTuple):
 
     codes: Tensor
     scale: Tensor
-    grid: Grid
+    grid: ForeignGrid
     zero_point: Tensor | None = None
     minimum: Tensor | None = None
 
@@ -71,7 +71,7 @@ class ForeignWeight(NamedTuple):
         return codes.reshape(self.codes.shape)
 
 
-def unkept(grid: Grid) -> str:
+def unkept(grid: ForeignGrid) -> str:
     """Why no linear holds codes of this grid as they are; '' where one does."""
     if grid.minimum and not grid.packed:
         return "has a minimum for each group, which only codes of 4 and 5 bits may have"
@@ -82,7 +82,7 @@ def unkept(grid: Grid) -> str:
     return ""
 
 
-def scheme_of(grid: Grid, x: QSpec | None) -> Scheme:
+def scheme_of(grid: ForeignGrid, x: QSpec | None) -> Scheme:
     """Raises ValueError where no operator computes such activations `x` with such weights."""
     zeros = grid.zeros or grid.minimum if grid.packed else grid.zeros or grid.signs
     return Scheme(x, QSpec(grid.bits, not zeros, group=grid.group, packed=grid.packed))

@@ -19,8 +19,8 @@ from qfx.host.modules import has_forward_hooks
 from qfx.host.tensors import has_values, storage_id, without_modes, wraps_tensors
 from qfx.weights.change_detection import Snapshot, snapshot
 from qfx.weights.model_restore import unchanged
-from qfx.weights.offload import drop_file_pages, is_held
-from qfx.weights.smoothing.input_moments import Moments, Read, Reads, reads_of
+from qfx.weights.offload import drop_file_pages, is_offloaded
+from qfx.weights.smoothing.input_moments import ChannelMoments, Read, Reads, reads_of
 from qfx.weights.smoothing.inputs_embeds import why_fed
 from qfx.weights.smoothing.token_ids import TokenIds, hooked, token_ids_of
 
@@ -31,7 +31,7 @@ _LEAST_IDS = 16  # distinct ids, and effective rows of a channel, that tell its 
 Factors = Mapping[tuple[int, int], tuple[float, ...]]  # by storage and axis of K
 
 
-class Part(NamedTuple):
+class TokenModule(NamedTuple):
     """A part of a model that takes token ids and nothing else.
 
     `table`: the storage of the embedding that the ids are looked up in. `factors`: of its weights,
@@ -47,14 +47,14 @@ class Part(NamedTuple):
     fed: str = ""
 
 
-class _Known(NamedTuple):
+class _FactorCache(NamedTuple):
     weights: Snapshot
     modes: tuple[tuple[bool, bool], ...]  # of each part: whether it trains, and is hooked
-    parts: tuple[Part, ...]
+    parts: tuple[TokenModule, ...]
     factors: Factors
 
 
-_known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[nn.Module, _FactorCache] = weakref.WeakKeyDictionary()
 
 
 def factors_of(module: nn.Module | None) -> Factors:
@@ -63,7 +63,7 @@ def factors_of(module: nn.Module | None) -> Factors:
     return known.factors if known else {}
 
 
-def parts_of(module: nn.Module | None) -> tuple[Part, ...]:
+def parts_of(module: nn.Module | None) -> tuple[TokenModule, ...]:
     """The outermost parts of a module, or itself, that take token ids and nothing else; none where
     hooks watch, where parameters wrap others or have no values yet, or where it fails on the ids.
     Runs them on 8 x 64 seeded ids (docs/numerics.md (R4)).
@@ -86,7 +86,7 @@ def factors_without_graph(model: nn.Module, who: str) -> Factors:
     return found
 
 
-def _known_of(module: nn.Module | None) -> _Known | None:
+def _known_of(module: nn.Module | None) -> _FactorCache | None:
     if module is None or any(map(_unreadable, module.parameters())):
         return None
     dense = (p for p in module.parameters() if p.layout == torch.strided)
@@ -96,8 +96,8 @@ def _known_of(module: nn.Module | None) -> _Known | None:
     if known is None or known.modes != modes or not known.weights.unchanged(weights):
         before, parts = snapshot(weights), tuple(_found(module, ()))
         factors = {key: factor for part in parts for key, factor in part.factors.items()}
-        known = _known[module] = _Known(before, modes, parts, factors)
-        for weight in filter(is_held, weights):  # what it read of them has been fetched
+        known = _known[module] = _FactorCache(before, modes, parts, factors)
+        for weight in filter(is_offloaded, weights):  # what it read of them has been fetched
             drop_file_pages(weight)
     return known
 
@@ -106,7 +106,7 @@ def _unreadable(parameter: Tensor) -> bool:
     return is_lazy(parameter) or parameter.is_nested or wraps_tensors(parameter)
 
 
-def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[Part]:
+def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[TokenModule]:
     """`around`: the modules that hold this one, the outermost first."""
     own = _of_part(module)
     if own is not None:
@@ -116,7 +116,7 @@ def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[Part]:
             yield from _found(child, (*around, module))
 
 
-def _of_part(module: nn.Module) -> Part | None:
+def _of_part(module: nn.Module) -> TokenModule | None:
     ids = token_ids_of(module)
     if ids is None or hooked(module):
         return None
@@ -124,7 +124,7 @@ def _of_part(module: nn.Module) -> Part | None:
     if table is None:
         return None
     name, weights = type(module).__name__, frozenset(map(storage_id, module.parameters()))
-    part = Part(name, storage_id(table), {}, weights)
+    part = TokenModule(name, storage_id(table), {}, weights)
     if unused := [n for n, p in module.named_parameters() if storage_id(p) not in reads.used]:
         log.debug("%s takes more than token ids: %s", name, ", ".join(unused))
         return part._replace(reason=f"{name} takes more than token ids")
@@ -173,7 +173,7 @@ def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
     return reads
 
 
-def _factor(moments: Moments, reads: list[Read]) -> tuple[float, ...] | None:
+def _factor(moments: ChannelMoments, reads: list[Read]) -> tuple[float, ...] | None:
     """1 / z, z_k = (rms_k / max_n |w_nk|)^_STRENGTH over the median of the channels that enough
     rows reach; at most 1 for the others. (R4)"""
     largest = torch.stack([r.weight.abs().amax(1 - r.axis).float() for r in reads]).amax(0)

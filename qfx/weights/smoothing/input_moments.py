@@ -29,7 +29,7 @@ class Read:
     inputs: set[int] = field(default_factory=set)
 
 
-class Moments(NamedTuple):
+class ChannelMoments(NamedTuple):
     """Of the channels of activations x [M, K]: the means over M of x_k^2, float32 [K], and of
     x_k^4, float64 [K]; `rows` is M."""
 
@@ -44,12 +44,12 @@ class Moments(NamedTuple):
         return self.rows * self.square.double().square() / self.fourth.clamp_min(_SMALLEST)
 
     @classmethod
-    def of(cls, x: Tensor) -> Moments:
+    def of(cls, x: Tensor) -> ChannelMoments:
         square = x.float().square()
         return cls(square.mean(0), square.double().square().mean(0), x.shape[0])
 
     @classmethod
-    def joined(cls, each: Sequence[Moments]) -> Moments:
+    def joined(cls, each: Sequence[ChannelMoments]) -> ChannelMoments:
         """Of several activations, all of which count alike."""
         square = torch.stack([m.square for m in each]).mean(0)
         fourth = torch.stack([m.fourth for m in each]).mean(0)
@@ -62,11 +62,11 @@ class Reads:
     the storages of the tables that it indexes."""
 
     found: dict[tuple[int, int], Read] = field(default_factory=dict)
-    moments: list[Moments] = field(default_factory=list)
+    moments: list[ChannelMoments] = field(default_factory=list)
     looked_up: dict[int | None, set[int | None]] = field(default_factory=dict)
     used: set[int | None] = field(default_factory=set)  # storages of all that operators were given
 
-    def sets(self) -> Iterator[tuple[list[Read], Moments]]:
+    def sets(self) -> Iterator[tuple[list[Read], ChannelMoments]]:
         """Reads that share an input, directly or by way of others, and the moments of their
         inputs."""
         left = list(self.found.values())
@@ -76,7 +76,7 @@ class Reads:
                 more = [r for r in left if r.inputs & inputs]
                 joined += more
                 left = [r for r in left if not r.inputs & inputs]
-            yield joined, Moments.joined([self.moments[i] for i in sorted(inputs)])
+            yield joined, ChannelMoments.joined([self.moments[i] for i in sorted(inputs)])
 
 
 def reads_of(run: Callable[[], Any], parameters: Iterable[Tensor]) -> Reads:
@@ -116,7 +116,7 @@ class _Watch(Watching):
         if place not in self.places:
             self.alive.append(weak_storage(x))
             self.places[place] = len(self.reads.moments)
-            self.reads.moments.append(Moments.of(x))
+            self.reads.moments.append(ChannelMoments.of(x))
         return self.places[place]
 
 

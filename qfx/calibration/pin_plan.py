@@ -1,0 +1,103 @@
+"""Pin: the plan of a model on this machine, as a recipe that every machine follows.
+
+Which matmuls are int8 is decided by what they take on a machine, so two machines may compute other
+numbers. A pinned plan leaves nothing to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import fx
+
+from qfx.calibration.record import keyed_sites
+from qfx.cost.device_models import current_costs
+from qfx.dynamo_backend.captured_graphs import watch
+from qfx.host.shapes import hint
+from qfx.io.errors import UserError
+from qfx.match.selection import keyed_products
+from qfx.match.site import Site
+from qfx.pipeline import Context, run_passes
+from qfx.plan.plan import Entry, Plan
+from qfx.values.config import Configurable, parse_options
+from qfx.values.recipe import Recipe
+from qfx.values.site_recipe import PinnedProduct, SiteRecipe
+from qfx.weights.model_restore import unchanged
+
+Value = TypeVar("Value", SiteRecipe, PinnedProduct)
+
+
+def pin(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: Configurable = None,
+    **keyword_inputs: Any,
+) -> Recipe:
+    """The decisions of this machine on the matmuls of `model(*inputs, **keyword_inputs)`, which
+    runs once, in float. With the result as the option `recipe` every machine decides so, and leaves
+    float what is not in it: `Recipe.save` keeps it.
+
+    `options`: as for the backend; a recipe among them is taken over. A size that varies has one
+    decision, that of these inputs. Model and default random generators are as before, as after
+    `qfx.explain`. Raises ValueError for a wrong option, where no graph was captured, where a weight
+    has no known size, and where two graphs decide a matmul of one name differently.
+    """
+    config, _ = parse_options(options)
+    costs, plans = current_costs(), list[Plan]()
+
+    def look(gm: fx.GraphModule, here: Mapping[str, str], arguments: Sequence[Any]) -> Any:
+        context = Context(config, costs, here, around=None)
+        plans.append(run_passes(gm, context, "decide").plan)
+        return gm(*arguments)
+
+    with unchanged(model, "pin"):
+        watch(model, look, *inputs, dynamic=False, **keyword_inputs)
+    if not plans:
+        raise UserError("pin: no graph was captured, see qfx.explain(model, *inputs)")
+    sites = _once([site for plan in plans for site in _sites(plan)])
+    return Recipe(sites, _once([product for plan in plans for product in _products(plan)]))
+
+
+def _sites(plan: Plan) -> list[SiteRecipe]:
+    entries = {entry.match.node: entry for entry in plan.entries}
+    matches = [entry.match for entry in plan.entries]
+    return [
+        _site(name, call, site, entries[site.node])
+        for (named, call), site in keyed_sites(matches)
+        for name in (named, *site.alike)
+    ]
+
+
+def _site(name: str, call: int, site: Site, entry: Entry) -> SiteRecipe:
+    n, k = hint(site.n), hint(site.k)
+    if n is None or k is None:
+        raise UserError(f"pin: the weight of {name} has no known size")
+    if entry.recipe is not None:
+        return replace(entry.recipe, name=name, call=call)
+    return SiteRecipe(name, call, n, k, entry.scheme, reason=f"pinned: {entry.reason}")
+
+
+def _products(plan: Plan) -> list[PinnedProduct]:
+    entries = {entry.match.node: entry for entry in plan.entries}
+    keyed = keyed_products([entry.match for entry in plan.entries])
+    made = ((key, entries[match.node]) for key, match in keyed)
+    return [PinnedProduct(*key, entry.scheme, entry.decodes) for key, entry in made]
+
+
+def _once(values: Sequence[Value]) -> tuple[Value, ...]:
+    """Those of several graphs, which may hold one layer each, or the same one for other inputs."""
+    found: dict[tuple[str, int], Value] = {}
+    for value in values:
+        first = found.setdefault((value.name, value.call), value)
+        if replace(first, **_SAID[type(value)]) != replace(value, **_SAID[type(value)]):
+            raise UserError(
+                f"pin: {value} is {first.scheme or 'float'} in one graph and "
+                f"{value.scheme or 'float'} in another; pin the model on inputs of one kind, or "
+                "decide by skip, only or minimum_gain"
+            )
+    return tuple(found.values())
+
+
+_SAID: dict[type, dict[str, Any]] = {SiteRecipe: {"reason": ""}, PinnedProduct: {}}

@@ -1,0 +1,57 @@
+"""KernelParameters: the parameters of all formats of an instruction set, chosen on one machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qfx.cost.autotune import UNKNOWN, Machine, choose
+from qfx.cost.grid import seconds as number
+from qfx.cost.questions import CLOSE, QUESTIONS, Format, Load, Parameters, Tunings, Way
+
+
+@dataclass(frozen=True)
+class KernelParameters:
+    """`formats`: the parameters of each. `spreads`: how much slower what was fastest in one round
+    was in another, as a part, of each format the most."""
+
+    formats: Mapping[str, Parameters]
+    spreads: Mapping[str, float]
+
+    @property
+    def spread(self) -> float:
+        return max(self.spreads.values())
+
+    @property
+    def settled(self) -> bool:
+        return self.spread <= CLOSE
+
+    @classmethod
+    def of(cls, raw: Any, names: Sequence[str]) -> KernelParameters:
+        """From what JSON holds, for formats of these names; whether the parameters are legal is for
+        the kernels to say. ValueError, KeyError or TypeError for anything else."""
+        if [*raw["formats"]] != [*names]:
+            raise ValueError(f"the kept parameters are not of the formats {', '.join(names)}")
+        spreads = {name: number(raw["spreads"][name], most=UNKNOWN) for name in names}
+        return cls({name: dict(raw["formats"][name]) for name in names}, spreads)
+
+    def text(self) -> str:
+        """What `of` reads, as JSON."""
+        return json.dumps(asdict(self))
+
+
+def answer_questions(
+    formats: Sequence[Format], start: Tunings, threads: int, machine: Machine[Way, Load]
+) -> KernelParameters:
+    """The answers to all questions, which start from these parameters. What could not be asked
+    stays, with a spread that says so."""
+    found, spreads = dict(start), dict.fromkeys(start, 0.0)
+    for ask in QUESTIONS:
+        for format in formats:
+            if question := ask(format, found, threads):
+                choice, name = choose(question, machine), format.name
+                found[name] = {**found[name], **choice.parameters}
+                spreads[name] = min(max(spreads[name], choice.spread), UNKNOWN)
+    return KernelParameters(found, spreads)

@@ -1,0 +1,35 @@
+"""The answers of steps: logits and a cache in the class that transformers' models return."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
+
+
+class EncoderOutput(BaseModelOutput):
+    """The output of an encoder of any model, without what some give beside it."""
+
+    attention_mask = router_logits = None
+
+
+def decoder_only_output(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:
+    """As its class makes it, which looks at all of its fields several times: as long as a layer."""
+    found = CausalLMOutputWithPast.__new__(CausalLMOutputWithPast)
+    found["logits"], found["past_key_values"] = logits, cache
+    return found
+
+
+def encoder_decoder_output(logits: Tensor, cache: Cache, source: Tensor) -> Seq2SeqLMOutput:
+    """The answer of an encoder-decoder. `source`: the encoder's output."""
+    found = Seq2SeqLMOutput.__new__(Seq2SeqLMOutput)
+    found["logits"], found["past_key_values"] = logits, cache
+    found["encoder_last_hidden_state"] = source
+    return found
+
+
+def selected_logits(logits: Tensor, keep: int | Tensor) -> Tensor:
+    """As transformers' logits_to_keep says."""
+    if isinstance(keep, int) and (keep == 0 or keep >= logits.shape[1]):
+        return logits
+    return logits[:, slice(-keep, None) if isinstance(keep, int) else keep]

@@ -1,0 +1,139 @@
+"""Request: what a call of a model says, where a step or the reading of a prompt can answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+
+from qfx.generate.buckets import INTEGERS
+from qfx.generate.build_lock import is_compiling
+
+_SERVED = {"use_cache", "return_dict", "logits_to_keep", "cache_position"}
+_OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+
+
+class EncoderSource(NamedTuple):
+    """`cache`: of both attentions. `mask` [B, S]: 0 where the encoder's output has padding, None
+    where it has none. `hidden` [B, S, D]: this output, None where the modules have to compute it.
+    """
+
+    cache: EncoderDecoderCache
+    mask: Tensor | None
+    hidden: Tensor | None
+
+
+class Request(NamedTuple):
+    """`tokens` [B, T], None where the modules have to read them: where embeddings take their place,
+    and where `others` are passed, as images are. `seen`: bool [B, n], which columns are no padding.
+    `positions` [B, T], or [A, B, T] of models whose positions have several axes. `source`: what
+    the decoder of an encoder-decoder reads beside its tokens, None of other models."""
+
+    tokens: Tensor | None
+    cache: Cache
+    seen: Tensor | None
+    positions: Tensor | None
+    keep: int | Tensor
+    length: int
+    others: tuple[str, ...] = ()  # names of arguments
+    source: EncoderSource | None = None
+
+    def part(self, begin: int, end: int) -> Request:
+        """Some of its tokens, the last ones that are looked at."""
+        assert self.tokens is not None
+        if (begin, end) == (0, self.length):
+            return self
+        tokens, positions = self.tokens[:, begin:end], self.positions
+        if positions is not None:
+            positions = positions[..., begin:end]
+        return self._replace(tokens=tokens, positions=positions, length=end - begin)
+
+    @property
+    def last_alone(self) -> bool:
+        """Only the logits of its last token are asked for."""
+        return isinstance(self.keep, int) and self.keep == 1
+
+    def plain(self, first: int, positioned: bool) -> bool:
+        """Its mask is of all tokens behind `first` that were seen, and tells no positions that the
+        model would have to find. `positioned`: whether the model has any."""
+        if self.seen is None:
+            return True
+        whole = self.seen.shape[1] == first + self.length
+        known = self.positions is not None or not positioned
+        return whole and (known or bool(self.seen.all()))
+
+
+def zeros_mean_text(config: Any) -> frozenset[str]:
+    """The names of arguments that say of each token what it is, and of a text say nothing by zeros.
+    Of other models zeros may count: GPT-2 adds the embedding of such a number to its token."""
+    of_gemma3 = {"token_type_ids"} if config.model_type == "gemma3" else set()
+    return frozenset({"mm_token_type_ids"} | of_gemma3)
+
+
+def request_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Request | None:
+    """Reads the arguments of a call, by their names. None for a call that the modules alone serve.
+    `of_text`: names of arguments whose zeros say nothing."""
+    given = {n: value for n, value in given.items() if not _says_nothing(n, value, of_text)}
+    tokens, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
+    cache = given.pop("past_key_values", None)
+    seen, positions = given.pop("attention_mask", None), given.pop("position_ids", None)
+    if (tokens is None) is (embedded is None) or not isinstance(cache, Cache):
+        return None
+    others = tuple(sorted(given.keys() - _SERVED))
+    if "labels" in others or not {*others}.isdisjoint(_OUTPUTS):
+        return None
+    if not all(given.get(n, True) for n in ("use_cache", "return_dict")):
+        return None
+    sizes = (embedded if tokens is None else tokens).shape[:2]
+    if not _are_numbers(tokens, sizes) or not _are_numbers(positions, sizes, 3):
+        return None
+    if seen is not None and not (_on_cpu(seen) and seen.ndim == 2 and len(seen) == sizes[0]):
+        return None
+    seen = None if seen is None else seen.bool()
+    tokens, positions = (None if t is None else t.long() for t in (tokens, positions))
+    tokens = None if others else tokens
+    keep = given.get("logits_to_keep", 0)
+    return Request(tokens, cache, seen, positions, keep, sizes[1], others)
+
+
+def _says_nothing(name: str, value: Any, of_text: Collection[str]) -> bool:
+    """Whether a call means the same without this argument."""
+    if name in of_text and isinstance(value, Tensor):
+        return not bool(value.any())
+    empty = isinstance(value, dict | list | tuple) and not value
+    return value is None or empty or (name in _OUTPUTS and not value)
+
+
+def _are_numbers(given: Any, sizes: torch.Size, most_axes: int = 2) -> bool:
+    """Integers [B, T], or [1, T] for all texts, with axes before them up to `most_axes`; nothing is
+    well-formed too. Of other inputs the modules say what is wrong with them."""
+    if given is None:
+        return True
+    if not _on_cpu(given) or given.dtype not in INTEGERS or 0 in sizes:
+        return False
+    return given.ndim <= most_axes and given.shape[-2:] in (sizes, (1, *sizes[1:]))
+
+
+def _on_cpu(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.device.type == "cpu"
+
+
+def as_modules_would() -> bool:
+    """Whether somebody follows what the modules do: autograd, autocast or a compiler."""
+    autocast = torch.is_autocast_enabled("cpu")
+    return torch.is_grad_enabled() or autocast or is_compiling()
+
+
+def hold_codes(cache: Cache, layers: list[Any]) -> None:
+    """Turns an empty DynamicCache into one of these layers; leaves any other as it is."""
+    if is_empty(cache):
+        cache.layers = layers
+        cache.layer_class_to_replicate = None
+
+
+def is_empty(cache: Cache) -> bool:
+    """Whether it is a DynamicCache that nothing was written to."""
+    return type(cache) is DynamicCache and cache.get_seq_length() == 0 and not cache.offloading

@@ -1,0 +1,104 @@
+"""Files that a path names, opened and read so that no path can make qfx wait or read for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from qfx.io.errors import UserError
+from qfx.io.printable import printable
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}  # fmt: skip
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """A regular file, opened for reading; links are followed. Raises UserError for a pipe, a device
+    or a socket, without opening it, and OSError for what is not there or is a folder."""
+    _check_regular(os.stat(path).st_mode, path)
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(number, "rb")
+    try:
+        _check_regular(os.fstat(number).st_mode, path)  # it may have become another since
+    except (OSError, UserError):
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(mode: int, path: str | Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+        raise UserError(f"{printable(str(path))} is {kind}, expected a regular file")
+
+
+def first_bytes(file: BinaryIO, count: int) -> bytes:
+    """Of an open file, none of one that says it is empty: such files of the system may wait."""
+    return file.read(min(count, os.fstat(file.fileno()).st_size))
+
+
+class FileSnapshot(NamedTuple):
+    """The content of a file, and what tells it from a later file of the same name and content."""
+
+    data: bytes
+    inode: int
+    modified: int  # nanoseconds
+
+
+def bytes_of(path: str | Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises as `opened`, and UserError for
+    a larger file."""
+    return snapshot_of(path, most).data
+
+
+def snapshot_of(path: str | Path, most: int) -> FileSnapshot:
+    """`bytes_of`, with which file it was."""
+    with opened(path) as file:
+        about = os.fstat(file.fileno())
+        if about.st_size > most:
+            raise UserError(
+                f"{printable(str(path))} has {about.st_size} bytes, and at most {most} are read"
+            )
+        return FileSnapshot(file.read(about.st_size), about.st_ino, about.st_mtime_ns)
+
+
+@contextmanager
+def missing_as_os_error(path: Path) -> Iterator[None]:
+    """safetensors opens a file twice; one that goes in between is a RuntimeError of PyTorch."""
+    try:
+        yield
+    except RuntimeError as why:
+        raise FileNotFoundError(errno.ENOENT, printable(str(why)), str(path)) from why
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of the file that a description in `folder` names. Raises UserError for a name that
+    leads out of the folder: an absolute one, one with `..`, or a link."""
+    path = folder / relative(name, printable(str(folder)))
+    real = Path(os.path.realpath(path))
+    if Path(os.path.realpath(folder)) not in real.parents:
+        raise UserError(
+            f"{printable(str(folder))} names {printable(repr(name))}, a link that leads out of it"
+        )
+    return path
+
+
+def relative(name: str, at: str) -> Path:
+    """The path that a file names relative to its own folder. Raises UserError, in which `at` stands
+    for the file, for a name that leads elsewhere."""
+    path = Path(name)
+    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+        raise UserError(
+            f"{at} names {printable(repr(name))}, which is no file inside of its folder: files of "
+            "a model may name nothing else"
+        )
+    return path

@@ -1,0 +1,117 @@
+"""The smoothing factors of the sites of a captured graph, where it is a module's only one.
+
+They are looked up by weight, so what `note_factors` leaves with a graph keeps no tensor alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from qfx.graph.capture import attribute
+from qfx.graph.views import View, apply
+from qfx.host.dynamo import local_source, tie_to_objects
+from qfx.host.frame import Surroundings
+from qfx.host.tensors import is_fake, storage_id
+from qfx.match.base import Match
+from qfx.match.site import Site
+from qfx.match.token_flow import why_not_from_ids
+from qfx.weights.smoothing.factors import TokenModule, parts_of
+from qfx.weights.smoothing.token_ids import has_part_taking_ids, token_ids_of
+
+Factor = tuple[float, ...]
+WhyNot = Callable[[Site, int | None], str]
+_NOTE = "qfx_factors"
+
+
+@dataclass(frozen=True)
+class GraphFactors:
+    """Of a graph of `module`; `storages` of its inputs, by name. `own`: the graph is the module
+    itself, and its only input is token ids."""
+
+    module: Callable[[], nn.Module | None]
+    storages: Mapping[str, int | None]
+    own: bool = False
+
+    def of(self, site: Site, parts: Iterable[TokenModule], why_not: WhyNot) -> Factor | str | None:
+        """What x is multiplied and w divided by, [K]; or why that is not done, as words; None where
+        nothing is known of the weight."""
+        weights = site.weights
+        if len(weights) != 1:
+            return None
+        storage, axis = self._storage(weights[0]), _axis_of_k(site.view)
+        if storage is None or axis is None:
+            return None
+        for part in parts:
+            factor = part.factors.get((storage, axis))
+            if factor is not None and len(factor) == site.k:
+                return ("" if self.own else why_not(site, part.table)) or factor
+        return next((p.reason for p in parts if p.reason and storage in p.weights), None)
+
+    def _storage(self, weight: fx.Node) -> int | None:
+        held = weight.op == "get_attr"
+        return storage_id(attribute(weight)) if held else self.storages.get(weight.name)
+
+
+def note_factors(gm: fx.GraphModule, examples: Sequence[Any], here: Surroundings) -> bool:
+    """Notes at the graph which factors its sites may have; whether there are any. Not for one of
+    several modules of a kind, whose graph Dynamo runs for all of them."""
+    module = _taking_ids(here)
+    if module is None:
+        return False
+    inputs = zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True)
+    tensors = {n.name: e for n, e in inputs if isinstance(e, Tensor) and not is_fake(e)}
+    storages = {name: storage_id(tensor) for name, tensor in tensors.items()}
+    gm.meta[_NOTE] = GraphFactors(weakref.ref(module), storages)
+    return True
+
+
+def note_own_factors(gm: fx.GraphModule) -> None:
+    """The same for a graph that holds its weights, as `qfx.rewrite` is given."""
+    if token_ids_of(gm) is not None:
+        gm.meta[_NOTE] = GraphFactors(weakref.ref(gm), {}, own=True)
+
+
+def factors_noted(
+    gm: fx.GraphModule, matches: Sequence[Match]
+) -> Callable[[Site], Factor | str | None]:
+    """What `decide` asks; the model runs, or is compared with its last run, at the first site."""
+    noted = gm.meta.get(_NOTE)
+    if not isinstance(noted, GraphFactors):
+        return lambda site: None
+    parts = cache(lambda: parts_of(noted.module()))
+    flow = cache(lambda: why_not_from_ids(gm, matches, noted.storages))
+    return lambda site: noted.of(site, parts(), lambda *asked: flow()(*asked))
+
+
+def tie_to_modules(here: Surroundings) -> None:
+    """Ties the graph that is compiled to the modules of its frame: another has other factors."""
+    tie_to_objects([local_source(name) for name in here.locals])
+
+
+def _taking_ids(here: Surroundings) -> nn.Module | None:
+    """The module of the graph, or else the nearest one around it, with a part that takes ids."""
+    first = next(iter(here.locals.values()), None)
+    around = [m for m in here.running if m is not first] + ([] if first is None else [first])
+    if not around or sum(type(m) is type(around[-1]) for m in around[0].modules()) > 1:
+        return None
+    return next(filter(has_part_taking_ids, reversed(around)), None)
+
+
+def _axis_of_k(view: View) -> int | None:
+    """Which axis of the constant becomes K, where the view is it or its transpose."""
+    whole = torch.empty(2, 3, dtype=torch.float32, device="meta")
+    try:
+        seen = apply(view, whole)
+    except (RuntimeError, IndexError):
+        return None
+    for axis, expected in ((1, whole), (0, whole.t())):
+        if (seen.shape, seen.stride()) == (expected.shape, expected.stride()):
+            return axis
+    return None

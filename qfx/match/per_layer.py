@@ -1,0 +1,54 @@
+"""Apart: what Dynamo compiles for one layer and would run for all that are like it, where a graph
+break makes each a frame of its own, is compiled for each where the configuration tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import fx
+
+from qfx.graph.capture import NAMED, value
+from qfx.host.dynamo import local_source, tie_to_objects
+from qfx.host.frame import Surroundings, place
+from qfx.host.nodes import source
+from qfx.match.base import Match, of_kind
+from qfx.match.selection import decides_on_module, decides_on_weight
+from qfx.match.site import Site
+from qfx.values.config import Config
+
+
+def compile_per_layer(matches: Sequence[Match], config: Config, here: Surroundings) -> None:
+    """Ties the captured graph to the modules and weights on which its decisions depend."""
+    if config.skip or config.only or config.by_name:
+        tie_to_objects((*_modules(matches, config, here), *_weights(matches, config, here)))
+
+
+def capture_per_layer(gm: fx.GraphModule) -> None:
+    """Ties it to the inputs whose names are not relative to a module of the frame, whose layer
+    could not be told when the graph runs."""
+    inputs = gm.graph.find_nodes(op="placeholder")
+    tie_to_objects([source(n) for n in inputs if NAMED in n.meta and not n.meta[NAMED].root])
+
+
+def _modules(matches: Sequence[Match], config: Config, here: Surroundings) -> Iterator[Any]:
+    """Dynamo's sources of the frame's modules. Its limit of recompilations holds for each module by
+    itself where this guard tells them apart."""
+    around = here.roots(config.recipe_names)
+    for name, module in here.locals.items():
+        root, path = place(module, around)
+        alike = [p for p, other in root.named_modules() if type(other) is type(module)]
+        if path and decides_on_module(config, matches, path, alike):
+            yield local_source(name)
+
+
+def _weights(matches: Sequence[Match], config: Config, here: Surroundings) -> Iterator[Any]:
+    """Those of the weights that the frame has otherwise than through its modules."""
+    around = here.roots(config.recipe_names)[:1]
+    known = [item for module in around for item in module.named_parameters()]
+    for site, weight in ((s, w) for s in of_kind(matches, Site) for w in s.weights):
+        named, shape = weight.meta.get(NAMED), getattr(value(weight), "shape", None)
+        alike = [name for name, other in known if other.shape == shape]
+        if named and not named.root and decides_on_weight(config, site, alike):
+            yield source(weight)

@@ -1,0 +1,148 @@
+"""convert: modules that train their quantization become what is served, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace as changed
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from qfx.host.tensors import has_values
+from qfx.nn.binary import BinaryLinear, binary_packed
+from qfx.nn.frozen_state import FrozenState
+from qfx.nn.hook_transfer import parametrized
+from qfx.nn.linear import Linear
+from qfx.nn.lsq import LSQLinear
+from qfx.nn.qat_state import TrainedState
+from qfx.nn.replace import replace
+from qfx.nn.selection import Selection, check_unsharded, refuse
+from qfx.nn.sign_linear import SignLinear
+from qfx.nn.stored_modules import notify_listeners
+from qfx.nn.weight_faults import unserved_bias, unserved_weight
+from qfx.ops.code import code_of
+from qfx.ops.quantize import SMALLEST_SCALE
+
+ops = torch.ops.qfx
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """Replaces the modules of `prepare_qat` and `prepare_binary` in place by what is served, and
+    returns the model.
+
+    An `LSQLinear` becomes a `qfx.nn.Linear` of the same scheme: int8 codes by its learned step,
+    packed once, and the learned step of activations as a static scale. A `BinaryLinear` becomes a
+    `qfx.nn.SignLinear`. Outputs have the bits of the eval mode (Q12). Float weights are freed,
+    unless something else refers to them, as an optimizer or a tied embedding does; biases stay the
+    very parameters. All else stays as it is, linears in float too, so that a second call changes
+    nothing. What goes over from a module, what is logged, warned of and refused, is as for
+    `quantize_`.
+
+    Raises ValueError, before anything is changed, for a model without such modules inside it,
+    converted or not, and for steps that were never fitted or that training has driven to infinity,
+    and weights, shifts and steps that are NaN.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    trained: dict[str, Any] = {n: m for n, m in modules.items() if isinstance(m, TrainedState)}
+    _check_inside(trained, modules)
+    check_unsharded(model, "convert")
+    missed = {n: why for n, m in trained.items() if (why := _not_converted(m))}
+    taken = {n: m for n, m in trained.items() if n not in missed}
+    found = Selection("convert", model, trained, taken, {}, missed)
+    for kind, how in _DEPLOYED.items():
+        of_kind = found._replace(taken={n: m for n, m in taken.items() if type(m) is kind})
+        refuse(of_kind, how.blank, "", _faults)
+    each = {m: _DEPLOYED[type(m)].made(m) for m in dict.fromkeys(taken.values())}
+    if trained:
+        replace(found, {name: each[m] for name, m in taken.items()})
+        notify_listeners(model)
+    return model
+
+
+def _check_inside(trained: dict[str, Any], modules: dict[str, nn.Module]) -> None:
+    if "" in trained:
+        raise ValueError(
+            f"convert: the model is a {type(trained['']).__name__} itself, in whose place nothing "
+            "can be put: put it into a model first, nn.Sequential(module)"
+        )
+    if not trained and not any(isinstance(m, Linear | SignLinear) for m in modules.values()):
+        raise ValueError(
+            "convert: the model has no LSQLinear and no BinaryLinear inside it: prepare_qat and "
+            "prepare_binary make them, to be trained; a float model becomes int8 by quantize_"
+        )
+
+
+def _not_converted(module: TrainedState) -> str:
+    """Why no module stands for this one; '' where one does."""
+    if parametrize.is_parametrized(module):
+        return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
+    if type(module) not in _DEPLOYED:
+        return f"{type(module).__name__}, a subclass of {type(module).__mro__[1].__name__}"
+    weight = module._parameters.get("weight")
+    return unserved_weight(weight) or unserved_bias(module._parameters.get("bias"), weight)
+
+
+def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:
+    """What is not a number yet, or no longer."""
+    for name in module.steps:
+        step = getattr(module, name)
+        if step is None or not has_values(step):
+            continue
+        if step.isnan().any():
+            yield (
+                f"its {name} is NaN: it was not fitted to data (module.observe(x), or prepare_qat "
+                "and prepare_binary with example inputs), or training has diverged"
+            )
+        elif step.float().exp().isinf().any():
+            yield f"its {name} is {float(step.detach().max()):.4g}, and so the step itself infinite"
+    for name in ("weight", "shift"):
+        values = getattr(module, name)
+        if values is not None and has_values(values) and not values.isfinite().all():
+            yield f"its {name} holds NaN or infinity: training has diverged"
+
+
+@torch.no_grad()
+def _of_lsq(module: LSQLinear) -> Linear:
+    """Codes, scales and shift of what was learned. (Q12)"""
+    scheme, x_step = module.scheme, module.x_log_step
+    codes, scale, _ = ops.quantize(module.weight, code_of(scheme.w), _step(module.w_log_step))
+    tensors = {"codes": codes, "scale": scale.reshape(-1)} | _shift(module)
+    if x_step is not None:
+        assert scheme.x is not None
+        scheme = changed(scheme, x=changed(scheme.x, static=True))
+        tensors["x_scale"] = _step(x_step)
+    like: Any = module
+    return Linear.from_state(like, FrozenState(scheme, tensors))
+
+
+@torch.no_grad()
+def _of_binary(module: BinaryLinear) -> SignLinear:
+    """(H3)"""
+    packed, size = binary_packed(module.weight, module.axes)
+    x_scale = module.x_log_scale.float().exp()
+    tensors = {"scale": x_scale * size, "x_scale": x_scale} | _shift(module)
+    return SignLinear.from_packed(module, packed, tensors)
+
+
+def _step(log_step: Tensor) -> Tensor:
+    """A static step as `quantize` uses it. (Q6)"""
+    return log_step.float().exp().clamp_min(SMALLEST_SCALE)
+
+
+def _shift(module: LSQLinear | BinaryLinear) -> dict[str, Tensor]:
+    return {} if module.shift is None else {"shift": module.shift.detach().float().clone()}
+
+
+class _Deployed(NamedTuple):
+    """How a kind of modules is converted, and one that is made of a float linear."""
+
+    made: Callable[[Any], nn.Module]
+    blank: Callable[[nn.Linear], nn.Module]
+
+
+_DEPLOYED: dict[Any, _Deployed] = {
+    LSQLinear: _Deployed(_of_lsq, Linear.from_float),
+    BinaryLinear: _Deployed(_of_binary, SignLinear.from_float),
+}

@@ -1,0 +1,149 @@
+"""Carry: what of a linear goes over to the module in its place, and why some can have none.
+
+Hooks on calls go over, and so do attributes, parameters, buffers and children that users gave it.
+What would be lost or go stale is a reason, with what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from qfx.host.modules import has_old_backward_hook, pre_hooks, registries, share_hooks, state_hooks
+
+_OWN_TENSORS = ("weight", "bias")
+# What computes a parameter before each call: its hook, name, what ends it.
+_MAKERS: tuple[tuple[type, str, str], ...] = (
+    (WeightNorm, "weight_norm", "torch.nn.utils.remove_weight_norm"),
+    (SpectralNorm, "spectral_norm", "torch.nn.utils.remove_spectral_norm"),
+    (BasePruningMethod, "pruning", "torch.nn.utils.prune.remove"),
+)
+
+
+def _not_of_user(linear: nn.Module) -> frozenset[str]:
+    """Attributes and tensors of any linear of its kind."""
+    return _of_all(type(linear))  # type: ignore[arg-type]
+
+
+@cache
+def _of_all(kind: Any) -> frozenset[str]:
+    with torch.device("meta"):  # takes no random numbers
+        made = kind(1, 1, 0) if issubclass(kind, nn.Embedding) else kind(1, 1)
+    return frozenset(vars(made)).union(*registries(made))
+
+
+def transfer_hooks(linear: nn.Module, module: nn.Module) -> None:
+    """Gives `module` what users gave `linear`: hooks, attributes, tensors, children, its mode."""
+    module.training = linear.training
+    share_hooks(linear, module)
+    for name, value in _own_attributes(linear).items():
+        vars(module)[name] = value
+    for of, to in zip(registries(linear), registries(module), strict=True):
+        to.update({n: v for n, v in of.items() if n not in _not_of_user(linear)})
+
+
+def obstacles(linear: nn.Module, names: Collection[str]) -> Iterator[str]:
+    """Why no module can take the place of `linear`, and what to do; nothing where one can.
+
+    `names`: those of the attributes of such a module, which those of `linear` must not hide.
+    """
+    yield from computed_weights(linear)
+    yield from _own_methods(linear)
+    if any(map(_of_user, state_hooks(linear))):
+        yield "it has hooks on its state dict, which will have other keys: remove them"
+    if has_old_backward_hook(linear):
+        yield (
+            "register_backward_hook gave it a hook, which sees the gradients of its own "
+            "node: use register_full_backward_hook"
+        )
+    tensors = {n for r in registries(linear) for n in r} - _not_of_user(linear)
+    for name in sorted({*_own_attributes(linear), *tensors} & {*names} - {*dir(type(linear))}):
+        yield f"its attribute {name!r} would hide that of the module in its place: rename it"
+
+
+def sizes(linear: Any, who: str) -> tuple[int, int]:
+    """K and N of its weight [N, K]. Raises ValueError, in the name of `who`, for a weight that is
+    not there to be taken over."""
+    for reason in computed_weights(linear):
+        raise ValueError(f"{who}: the linear cannot be taken over, {reason}")
+    n, k = linear.weight.shape  # attributes may be older than the weight
+    return k, n
+
+
+def computed_weights(linear: nn.Module) -> Iterator[str]:
+    """Why its weight or bias may not be the one that its next call computes with."""
+    own = _OWN_TENSORS[:1] if isinstance(linear, nn.Embedding) else _OWN_TENSORS
+    for name in own:
+        if name not in linear._parameters:
+            yield _computed(linear, name)
+    weight = linear._parameters.get("weight")
+    if "weight" in linear._parameters and (weight is None or weight.dim() != 2):
+        shape = None if weight is None else list(weight.shape)
+        yield f"its weight has shape {shape}, not [N, K]: let whoever shards it gather it first"
+
+
+def _computed(linear: nn.Module, name: str) -> str:
+    if parametrize.is_parametrized(linear, name):
+        return parametrized(linear, name)
+    for hook in pre_hooks(linear):
+        of = getattr(hook, "name", getattr(hook, "_tensor_name", None))
+        for kind, what, end in _MAKERS:
+            if isinstance(hook, kind) and of == name:
+                return f"{what} computes its {name} before each call: {end}(module, {name!r}) first"
+    return (
+        f"its {name} is no parameter but an attribute, which other code may compute before each "
+        f"call: make it one, module.{name} = nn.Parameter(module.{name})"
+    )
+
+
+def parametrized(linear: nn.Module, name: str) -> str:
+    """What makes a parametrized weight, and what ends that."""
+    assert isinstance(linear.parametrizations, nn.ModuleDict)
+    chain = linear.parametrizations[name]
+    assert isinstance(chain, nn.ModuleList)
+    by = ", ".join(type(each).__name__ for each in chain)
+    end = f"torch.nn.utils.parametrize.remove_parametrizations(module, {name!r})"
+    return f"its {name} is parametrized ({by}): {end} first"
+
+
+def _of_user(hook: Any) -> bool:
+    """Not one that torch's norms leave behind when they are removed."""
+    made_in = getattr(getattr(hook, "hook", hook), "__module__", "")
+    return not made_in.startswith("torch.nn.utils.")
+
+
+def _own_methods(linear: nn.Module) -> Iterator[str]:
+    own = _own_attributes(linear)
+    if "_hf_hook" in own and "forward" in own:
+        yield (
+            "accelerate has replaced its forward: accelerate.hooks.remove_hook_from_module(model, "
+            "recurse=True) first, and dispatch or offload the model afterwards"
+        )
+        return
+    for name, value in own.items():
+        if hasattr(type(linear), name):
+            kind = "nn.Linear" if type(linear) is nn.Linear else type(linear).__name__
+            yield f"its {name} is its own, not that of {kind}: delete it, del module.{name}"
+        elif isinstance(value, MethodType) and value.__self__ is linear:
+            yield f"its attribute {name!r} is a method of it: delete it, del module.{name}"
+
+
+def _is_plain(linear: nn.Module, name: str) -> bool:
+    """Whether an attribute is what it would be without: accelerate leaves such a forward."""
+    value = vars(linear)[name]
+    bound = isinstance(value, MethodType) and value.__self__ is linear
+    return bound and value.__func__ is getattr(type(linear), name, None)
+
+
+def _own_attributes(linear: nn.Module) -> dict[str, Any]:
+    own = {n: v for n, v in vars(linear).items() if n not in _not_of_user(linear)}
+    return {n: v for n, v in own.items() if not _is_plain(linear, n)}

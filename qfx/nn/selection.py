@@ -1,0 +1,205 @@
+"""Selection: which linears of a model get a module of qfx, which stay float, and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from qfx.host.fsdp import is_sharded
+from qfx.nn.hook_transfer import obstacles, parametrized
+from qfx.nn.linear_like import (
+    as_linear,
+    is_embedding,
+    is_linear,
+    is_transposed,
+    why_no_codes,
+)
+from qfx.nn.loading import Checked, StoredModule
+from qfx.nn.qat_state import TrainedState
+from qfx.nn.weight_bytes import kinds, weight_bytes
+from qfx.nn.weight_faults import too_long, unquantizable, unserved_bias, unserved_weight
+from qfx.values.config import Config
+from qfx.values.select import check_names, left_out
+
+_SHOWN = 20  # names in an error or a warning
+
+
+class Selection(NamedTuple):
+    """What becomes of the linears of a model, and of the embeddings where these are asked for, by
+    name; a shared module has several names."""
+
+    who: str  # in whose name errors, logs and warnings speak
+    model: nn.Module
+    linears: dict[str, nn.Module]
+    taken: dict[str, nn.Module]  # to be replaced
+    left: dict[str, str]  # float as the config says, and how it says so
+    missed: dict[str, str]  # float though the config does not say so, and why
+    asked: bool = True  # something stays float by the config, or there is none to ask
+
+    @property
+    def what(self) -> str:
+        """A word for the modules."""
+        embeddings = any(isinstance(m, nn.Embedding) for m in self.linears.values())
+        return "linears and embeddings" if embeddings else "linears"
+
+
+def select_modules(
+    model: nn.Module,
+    config: Config,
+    who: str,
+    left_by_recipe: Callable[[nn.Module], str] = lambda linear: "",
+    sums_overflow: bool = True,
+    transposed: bool = False,
+    embeddings: bool = False,
+) -> Selection:
+    """The linears of `model` by what `config.skip` and `config.only` say, and by what they are.
+
+    Only exact `nn.Linear` modules and those of linear_like.py are taken: other subclasses,
+    parametrized ones and the projections of nn.MultiheadAttention are read by other code than their
+    own forward. Weights are read, for NaN and infinity. `sums_overflow`: those of K above 65792
+    int8 products. `transposed`: modules with a weight [K, N] are taken too; `embeddings`: so
+    are the embeddings of that file. Raises ValueError, in
+    the name of `who`, for a pattern that fits none, and where there is no such linear at all.
+    """
+    modules = model.named_modules(remove_duplicate=False)
+    linears = {n: m for n, m in modules if n and _is_float(m, embeddings)}
+    check_names(config, linears)
+    check_unsharded(model, who)
+    asked = bool(config.skip or config.only or config.recipe)
+    found = Selection(who, model, linears, {}, {}, {}, asked)
+    attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    faults = cache(partial(_fault, sums_overflow))  # a shared module has several names
+    for name, module in linears.items():
+        if out := left_out(config, [name]):
+            found.left[name] = out
+        elif why := _not_taken(module, attentions, transposed):
+            found.missed[name] = why
+        elif out := left_by_recipe(module):
+            found.left[name] = out
+        elif why := faults(module):
+            found.missed[name] = why
+        else:
+            found.taken[name] = module
+    if not any(_is_known(m, transposed) for m in linears.values()):
+        beside = f"; there is {by_reason(found.missed)}" if found.missed else ""
+        trained = [n for n, m in model.named_modules() if isinstance(m, TrainedState)]
+        if trained:
+            beside += (
+                f"; {listed(trained)} are linears with learned steps: qfx.convert deploys them"
+            )
+        done = [n for n, m in model.named_modules() if isinstance(m, StoredModule)]
+        if done:
+            beside += f"; {listed(done)} hold codes already"
+        if stays := weight_bytes(model).multiplying:
+            beside += f"; what multiplies and stays float: {kinds(stays)}"
+        raise ValueError(f"{who}: the model has no nn.Linear inside it{beside}")
+    return found
+
+
+def _is_float(module: nn.Module, embeddings: bool) -> bool:
+    """Whether it is a linear, or perhaps an embedding, and none of qfx's modules yet."""
+    wanted = isinstance(module, nn.Linear) or is_linear(module)
+    wanted = wanted or (embeddings and isinstance(module, nn.Embedding))
+    return wanted and not isinstance(module, Checked)
+
+
+def _is_known(module: nn.Module, transposed: bool) -> bool:
+    """Whether modules of its kind are taken."""
+    linear = is_linear(module) and (transposed or not is_transposed(module))
+    return linear or is_embedding(module)
+
+
+def check_unsharded(model: nn.Module, who: str) -> None:
+    """Raises ValueError for a model that FSDP shards."""
+    if any(map(is_sharded, model.modules())):
+        raise ValueError(
+            f"{who}: FSDP shards the model and keeps account of its parameters: call {who} first, "
+            "and shard the model afterwards"
+        )
+
+
+def _not_taken(
+    module: nn.Module, attentions: Sequence[nn.MultiheadAttention], transposed: bool
+) -> str:
+    """Why no module of qfx stands for this one; '' where one does."""
+    if parametrize.is_parametrized(module):
+        return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
+    weight = module._parameters.get("weight")
+    if weight is not None and is_lazy(weight):
+        return "LazyLinear: its weight has no shape yet, run the model once first"
+    if any(module is attention.out_proj for attention in attentions):
+        return "nn.MultiheadAttention reads its weight itself; torch.compile runs it in int8"
+    if isinstance(module, nn.Embedding):
+        return why_no_codes(module)
+    if not is_linear(module):
+        return f"{type(module).__name__}, a subclass of nn.Linear"
+    if is_transposed(module) and not transposed:
+        return f"{type(module).__name__}, whose weight is [K, N]: qfx.quantize_ takes it"
+    return unserved_weight(weight) or unserved_bias(module._parameters.get("bias"), _matrix(module))
+
+
+def _matrix(module: nn.Module) -> Tensor | None:
+    return as_linear(module)._parameters.get("weight")
+
+
+def _fault(sums_overflow: bool, module: nn.Module) -> str:
+    weight = _matrix(module)
+    return (too_long(weight) if sums_overflow else "") or unquantizable(weight)
+
+
+def refuse(
+    found: Selection,
+    make: Callable[[nn.Linear], nn.Module],
+    instead: str = "\nor leave them out: qfx.Config(skip={})",
+    faults: Callable[[Any], Iterable[str]] = lambda linear: (),
+) -> None:
+    """Raises ValueError that names every linear whose place no module of `make` can take, and what
+    may be done `instead`. `faults`: more reasons of a linear."""
+    blank = nn.Linear(
+        1, 1, bias=False, device="meta", dtype=torch.float32
+    )  # takes no random numbers
+    blank.weight = nn.Parameter(torch.ones(1, 1, dtype=torch.float32, device="cpu"))
+    known = dir(make(blank))
+    reasons = defaultdict(list)
+    for name, linear in found.taken.items():
+        own = (*obstacles(linear, known), *_offloaded(found.model, name, linear))
+        for reason in own or faults(linear):
+            reasons[reason].append(name)
+    if reasons:
+        lines = "".join(f"\n  {listed(names)}: {reason}" for reason, names in reasons.items())
+        out = [n for n in found.taken if any(n in names for names in reasons.values())]
+        raise ValueError(
+            f"{found.who}: {len(out)} of {len(found.taken)} {found.what} cannot be replaced as "
+            f"they are, and nothing was changed:{lines}{instead.format(out)}"
+        )
+
+
+def _offloaded(model: nn.Module, name: str, linear: nn.Module) -> Iterator[str]:
+    parts = name.split(".")
+    above = (model.get_submodule(".".join(parts[:i])) for i in range(len(parts)))
+    offloaded = getattr(linear.weight, "is_meta", False) and "_hf_hook" not in vars(linear)
+    if offloaded and any("_hf_hook" in vars(module) for module in above):
+        yield (
+            "accelerate keeps its weight elsewhere: accelerate.hooks.remove_hook_from_module(model,"
+            " recurse=True) first, and dispatch or offload the model afterwards"
+        )
+
+
+def by_reason(reasons: Mapping[str, str]) -> str:
+    """The names that share a reason, and the reason, for each of them."""
+    found = defaultdict(list)
+    for name, reason in reasons.items():
+        found[reason].append(name)
+    return "; ".join(f"{listed(names)} ({reason})" for reason, names in found.items())
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

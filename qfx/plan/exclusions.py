@@ -1,0 +1,68 @@
+"""Matmuls that stay float, whatever they are predicted to gain, unless a recipe names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from qfx.match.base import Match
+from qfx.match.site import Site
+from qfx.values.few_features import why_few_features
+
+_PERIODIC = {"sin", "cos", "sinc", "tan"}
+_LINEAR = """
+    add sub rsub iadd isub mul imul multiply div truediv itruediv divide true_divide neg negative
+    addcmul deg2rad rad2deg remainder mod fmod frac cat concat concatenate stack hstack vstack where
+    masked_fill pad to float half bfloat16 double type type_as _to_copy clone contiguous detach
+    alias getattr T mT t view view_as reshape flatten unflatten transpose swapaxes swapdims permute
+    movedim numpy_T squeeze unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile
+    chunk split split_with_sizes unbind select narrow slice index_select index getitem __getitem__
+    roll flip
+"""
+_PASSED = frozenset(_LINEAR.split())  # pointwise linear operations, and copies
+
+
+def why_excluded(match: Match) -> str | None:
+    """Why int8 does not suit the matmul: its output is an angle, or its weight has few features.
+    None where neither holds. A matmul of two activations has to be predicted to gain, however few
+    features it has."""
+    few = why_few_features(match.k) if isinstance(match, Site) else None
+    return _why_angle(match) or few
+
+
+def _why_angle(match: Match) -> str | None:
+    """An error of an angle does not shrink with the angle: its sine is off by as much."""
+    if isinstance(match, Site) and match.activation != "none":
+        return None
+    periodic = next(_periodic_users(match.out), None)
+    if periodic is None:
+        return None
+    return f"its output is an angle of {periodic}, which turns an absolute error into one of phase"
+
+
+def _periodic_users(node: fx.Node) -> Iterator[str]:
+    """Names of the periodic functions of the node, or of what linear pointwise operations and
+    copies make of it."""
+    pending, seen = [node], {node}
+    while pending:
+        node = pending.pop()
+        for user in node.users:
+            name = _name(user)
+            if name in _PERIODIC or (name == "polar" and _angle_of_polar(user) is node):
+                yield name
+            elif name in _PASSED and user not in seen:
+                seen.add(user)
+                pending.append(user)
+
+
+def _name(node: fx.Node) -> str:
+    """Of the function or method that the node calls, in place or not; "" of others."""
+    if node.op not in ("call_function", "call_method"):
+        return ""
+    named = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+    return named if named.startswith("__") else named.rstrip("_")
+
+
+def _angle_of_polar(node: fx.Node) -> object:
+    return node.kwargs.get("angle", node.args[-1] if node.args else None)

@@ -1,0 +1,129 @@
+"""Unserved: the weights of a graph that multiply and that no plan can make int8, and a warning."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
+
+from qfx.graph.capture import is_constant, roots, value
+from qfx.host.tensors import is_distributed
+from qfx.match.base import Match
+from qfx.match.operator_calls import OwnCall
+from qfx.match.site import Site
+from qfx.nn.weight_bytes import kinds, size
+
+log = logging.getLogger(__name__)
+_PRODUCT = re.compile(r"conv|lstm|gru|rnn|mm|matmul|mv|linear|einsum|dot|experts")
+_TINY = 0.01  # of the weights around a graph: what leaves less than this float is no news
+_NO_INT8 = "qfx has no int8 for them"
+_PARTED = (
+    "they are distributed tensors (call qfx.quantize_ before the model is distributed, or load it "
+    "by from_pretrained with a QfxConfig and a tp_plan)"
+)
+_SAID: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()  # by the code of the frame
+
+
+def unrecognized_weights(
+    gm: fx.GraphModule, matches: Iterable[Match]
+) -> tuple[dict[str, int], int]:
+    """Bytes of the float parameters that multiply in no site, by class of the module that reads
+    them, and bytes of those that sites multiply, whatever was decided on these."""
+    served = {w for m in matches if isinstance(m, Site | OwnCall) for w in m.weights}
+    outer = {root for node in served for root in roots(node)}
+    left: Counter[str] = Counter()
+    for node in gm.graph.nodes:
+        if node not in outer and _multiplies(node):
+            left[_kind(node)] += _bytes(node)
+    return dict(left), sum(map(_bytes, outer))
+
+
+def _multiplies(node: fx.Node) -> bool:
+    """A matrix, or weights of more dimensions, that is not only looked up or added."""
+    weight = value(node)
+    if not is_constant(node) or not isinstance(weight, nn.Parameter):
+        return False
+    if not weight.is_floating_point() or weight.ndim < 2 or weight.shape[0] == 1:
+        return False
+    return _reader(node) is not None
+
+
+def _reader(node: fx.Node) -> fx.Node | None:
+    """The product that a weight is an operand of, itself or by what is computed of it alone, as a
+    view or a cast; None of one that is looked up, added or multiplied element by element."""
+    todo, seen = [(node, user) for user in node.users], set[fx.Node]()
+    while todo:
+        operand, user = todo.pop(0)
+        name = str(getattr(user.target, "__name__", user.target))
+        if _PRODUCT.search(name):
+            if "add" not in name or operand in user.args[1:]:
+                return user
+        elif user.all_input_nodes == [operand] and user not in seen:
+            seen.add(user)
+            todo += [(user, after) for after in user.users]
+    return None
+
+
+def _kind(node: fx.Node) -> str:
+    """The class of the module that reads the node, or the operation where none is known."""
+    reader = _reader(node)
+    assert reader is not None
+    stack = [*(reader.meta.get("nn_module_stack") or {}).values()]
+    if not stack:
+        return str(getattr(reader.target, "__name__", reader.target))
+    kind = stack[-1][1]
+    return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+
+
+def _bytes(node: fx.Node) -> int:
+    weight = value(node)
+    return int(weight.numel()) * weight.element_size() if isinstance(weight, Tensor) else 0
+
+
+def warning_of(
+    gm: fx.GraphModule,
+    matches: Sequence[Match],
+    modules: Iterable[nn.Module],
+    code: CodeType | None,
+    asked: bool,
+) -> str | None:
+    """The text of a warning where more than half of the bytes of weights that the graph multiplies
+    are of a kind that is not served, once for the code of a frame. Logs at INFO, instead, what was
+    `asked` for and what is less than 1 % of the parameters of `modules`, those around the graph."""
+    left, served = unrecognized_weights(gm, matches)
+    count = sum(left.values())
+    parted = any(is_distributed(value(n)) for n in gm.graph.nodes if _multiplies(n))
+    if count <= served:
+        return None
+    said = (
+        f"{size(count)} of {size(count + served)} of the weights that this graph multiplies stay "
+        f"float, since {_PARTED if parted else _NO_INT8}: {kinds(left)}. qfx.explain(model, "
+        "*inputs) lists what becomes of each matmul"
+    )
+    if asked or count < _TINY * _around(modules):
+        log.info("%s", said)
+        return None
+    before = _SAID.setdefault(code, set()) if code is not None else set[str]()
+    if said in before:
+        return None
+    before.add(said)
+    return f"qfx: {said}"
+
+
+def _around(modules: Iterable[nn.Module]) -> int:
+    tensors: Mapping[int, Any] = {
+        id(p): p for m in modules for p in m.parameters() if not is_lazy(p)
+    }
+    return sum(p.numel() * p.element_size() for p in tensors.values())
+
+
+def forget() -> None:
+    """What `torch._dynamo.reset()` asks of a backend."""
+    _SAID.clear()

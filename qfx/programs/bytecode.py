@@ -1,0 +1,120 @@
+"""Words: instructions as csrc/cpu/program reads them, lists of 64-bit integers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+MOST_AXES = 6
+ELEMENTS = {
+    torch.float32: 0,
+    torch.int64: 1,
+    torch.int32: 2,
+    torch.int8: 3,
+    torch.uint8: 3,
+    torch.bool: 3,
+    torch.bfloat16: 4,
+    torch.float16: 5,
+}
+# In the order of csrc/cpu/program/instruction.h and floats.cpp.
+OPERATIONS = (
+    "copy", "unary", "binary", "mean", "embedding", "linear", "kv_write", "kv_attention",
+)  # fmt: skip
+UNARY = (
+    "neg", "abs", "reciprocal", "sqrt", "rsqrt", "exp", "tanh", "sigmoid", "silu", "gelu",
+    "gelu_tanh", "relu", "cos", "sin",
+)  # fmt: skip
+BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
+
+
+class RegionKind(Enum):
+    """Whose memory a region is."""
+
+    OWN = "of the program, reused when nobody reads it any more"
+    CONSTANT = "a parameter or a buffer"
+    NUMBER = "a number of the graph"
+    GIVEN = "an input"
+    SHARED = "between two programs, or of what PyTorch runs between them"
+    RESULT = "made anew at each run"
+
+
+@dataclass(eq=False)
+class Region:
+    """Memory of one storage. `first`, `last`: the steps between which it is needed."""
+
+    kind: RegionKind
+    bytes: int
+    tensor: Tensor | None = None  # of a constant or a number
+    first: int = -1
+    last: int = -1
+
+    def used_at(self, step: int) -> None:
+        self.first = step if self.first < 0 else self.first
+        self.last = step
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A strided part of a region; `offset` in bytes, strides in elements."""
+
+    region: Region
+    offset: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def contiguous(self) -> bool:
+        if 0 in self.sizes:
+            return True
+        step = 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+    def viewed(self, sizes: Sequence[int]) -> Operand:
+        """The same elements, which must be contiguous, in another shape."""
+        assert self.contiguous
+        return replace(self, sizes=tuple(sizes), strides=contiguous_strides(sizes))
+
+    def expanded(self, sizes: Sequence[int]) -> Operand:
+        """Broadcast to a shape."""
+        more = len(sizes) - len(self.sizes)
+        own = ((1,) * more + self.sizes, (0,) * more + self.strides)
+        strides = tuple(
+            0 if n == 1 and size != 1 else s for n, s, size in zip(*own, sizes, strict=True)
+        )
+        return replace(self, sizes=tuple(sizes), strides=strides)
+
+
+Instruction = tuple["int | float | Operand", ...]
+
+
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def encode(instruction: Instruction, places: dict[Region, tuple[int, int]]) -> list[int]:
+    """`places`: the slot of each region, and where in it that begins."""
+    words: list[int] = []
+    for part in instruction:
+        if isinstance(part, Operand):
+            slot, begin = places[part.region]
+            words += (slot, begin + part.offset, ELEMENTS[part.dtype], len(part.sizes))
+            words += (*part.sizes, *part.strides)
+        elif isinstance(part, float):
+            words += struct.unpack("<q", struct.pack("<d", part))
+        else:
+            words.append(int(part))
+    return [len(words), *words]

@@ -1,0 +1,117 @@
+"""Emit: the instructions of one node. `EMIT` is the table of what programs know, to which
+`pointwise`, `moves`, `linears` and `caches` add their rows.
+
+A function takes an `Emitter` and the node and says `emitter(name, ...)` for each instruction. It
+raises `Outside` for what it has none for; then PyTorch runs the node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from qfx.host.tensors import storage_key
+from qfx.programs.bytecode import (
+    BINARY,
+    ELEMENTS,
+    MOST_AXES,
+    OPERATIONS,
+    UNARY,
+    Instruction,
+    Operand,
+    Region,
+    RegionKind,
+    contiguous_strides,
+)
+
+
+class Outside(Exception):
+    """Programs have no instruction for this."""
+
+
+@dataclass
+class NodeStep:
+    """A node and what becomes of it: instructions, or None where PyTorch runs it. `regions`: all
+    that it needs; `results`: those in which what it gives lies."""
+
+    node: fx.Node
+    instructions: list[Instruction] | None
+    results: list[Region]
+    regions: list[Region] = field(default_factory=list)
+
+
+class Emitter:
+    """The operands of nodes, and the instructions that were made of the last one."""
+
+    def __init__(self, values: dict[fx.Node, Any], regions: dict[int, Region]) -> None:
+        self.values, self.regions = values, regions
+        self.made: list[Instruction] = []
+        self.numbers: dict[str, Region] = {}  # as they are written: 0.0 is not -0.0
+        self.ends: dict[fx.Node, fx.Node] = {}  # a node -> the later one that it computes too
+
+    def __call__(self, name: str, *parts: Any) -> None:
+        self.made.append((OPERATIONS.index(name), *parts))
+
+    def of(self, what: Any, dtype: torch.dtype | None = torch.float32) -> Operand:
+        """That of a node, or of a number as float32."""
+        if isinstance(what, int | float):
+            return self._number(float(what))
+        return self.of_value(self.values[what], dtype)
+
+    def of_value(self, value: Any, dtype: torch.dtype | None = torch.float32) -> Operand:
+        """That of what a node gives, or of a part of it."""
+        if not isinstance(value, Tensor) or value.ndim > MOST_AXES:
+            raise Outside
+        if dtype is not None and value.dtype != dtype:
+            raise Outside
+        if value.dtype not in ELEMENTS:
+            raise Outside
+        region = self.regions[storage_key(value)]
+        begins = int(value.storage_offset()) if value.numel() else 0  # of none: anywhere
+        offset = begins * value.element_size()
+        return Operand(region, offset, value.dtype, tuple(value.shape), tuple(value.stride()))
+
+    def whole(self, what: Any, dtype: torch.dtype = torch.float32) -> Operand:
+        """The same, copied where its elements do not lie in order."""
+        source = self.of(what, dtype)
+        if source.contiguous:
+            return source
+        return self.copied(source)
+
+    def copied(self, source: Operand) -> Operand:
+        fresh = self.fresh(source.sizes, source.dtype)
+        self("copy", fresh, source)
+        return fresh
+
+    def fresh(self, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Operand:
+        """Memory for use in the node alone."""
+        region = Region(RegionKind.OWN, math.prod(sizes) * dtype.itemsize)
+        return Operand(region, 0, dtype, tuple(sizes), contiguous_strides(sizes))
+
+    def binary(self, name: str, out: Operand, a: Operand, b: Operand) -> Operand:
+        sizes = out.sizes
+        self("binary", BINARY.index(name), out, a.expanded(sizes), b.expanded(sizes))
+        return out
+
+    def unary(self, name: str, out: Operand, x: Operand) -> Operand:
+        self("unary", UNARY.index(name), out, x.expanded(out.sizes))
+        return out
+
+    def _number(self, number: float) -> Operand:
+        if repr(number) not in self.numbers:
+            held = torch.tensor(number, dtype=torch.float32, device="cpu")
+            self.numbers[repr(number)] = Region(RegionKind.NUMBER, 4, held)
+        return Operand(self.numbers[repr(number)], 0, torch.float32, (), ())
+
+
+Emit = Callable[[Emitter, fx.Node], None]
+EMIT: dict[Any, Emit] = {}
+
+
+def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)

@@ -1,0 +1,178 @@
+"""Run: the parts of a graph, programs and what PyTorch runs between them, on their memory."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qfx._C import Program
+from qfx.host.tensors import tree_leaves, tree_map
+from qfx.programs.bytecode import Region, RegionKind, contiguous_strides
+from qfx.programs.inputs import NOTHING, Bound, View, addresses_of
+from qfx.programs.streaming import Streaming
+from qfx.weights.huge_pages import into_huge_pages
+
+
+class Run(NamedTuple):
+    program: Program
+    given: list[Region]
+    held: list[Any]  # the storages of its constants and numbers
+    kinds: list[RegionKind]  # of each of them
+    words: Tensor
+    bytes: list[int]  # of each slot: its own memory, the constants, what is given
+
+
+class TorchCall(NamedTuple):
+    """By PyTorch: what it gives is copied to where programs look for it; None lies there."""
+
+    target: Any
+    args: Any
+    kwargs: Any
+    results: list[View | None]
+
+
+Part = Run | TorchCall
+
+
+class Runner:
+    """Called as the graph that it was built of, with tensors of the shapes it was built for; gives
+    the list of its results, new tensors but where they are views of what was given. Threads take
+    turns."""
+
+    def __init__(self, parts: list[Part], given: list[View], results: list[Any]) -> None:
+        self.parts, self.given, self.results = parts, given, results
+        leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, View)]
+        self.made = [
+            r for r in dict.fromkeys(v.region for v in leaves) if r.kind is RegionKind.RESULT
+        ]
+        self._turn = threading.Lock()
+        self._runs = {part.program: Placed(part) for part in parts if isinstance(part, Run)}
+        self._alone = len(parts) == len(self._runs) and is_whole(results)
+        weights = (each for program in self._runs for each in program.weights)
+        into_huge_pages((address, count) for address, count, _ in weights)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Runner holds addresses of this process's memory and is neither copied nor pickled: "
+            "build another of its graph"
+        )
+
+    def __call__(self, *inputs: Tensor, bound: Bound = NOTHING) -> list[Any]:
+        """`bound`: the last inputs, of which the caller says when they are others."""
+        with self._turn:
+            addresses = addresses_of(inputs, bound, self.given)
+            if self._alone:
+                return self._whole(addresses, bound)
+            every = zip(self.given, (*inputs, *bound.tensors), strict=True)
+            memory = {view.region: tensor for view, tensor in every}
+            for region in self.made:
+                memory[region] = made = torch.empty(region.bytes, dtype=torch.uint8, device="cpu")
+                addresses[region] = made.data_ptr()
+            for part in self.parts:
+                if isinstance(part, Run):
+                    self._runs[part.program].run(addresses, bound)
+                else:
+                    _call(part, memory)
+        return [_resolved(result, memory) for result in self.results]
+
+    def _whole(self, addresses: dict[Region, int], bound: Bound) -> list[Tensor]:
+        """Where programs alone run, and each result is a tensor of its own."""
+        found = []
+        for view in self.results:
+            made = torch.empty(view.sizes, dtype=view.dtype, device="cpu")
+            addresses[view.region] = made.data_ptr()
+            found.append(made)
+        for run in self._runs.values():
+            run.run(addresses, bound)
+        return found
+
+    @property
+    def work(self) -> float:
+        """Multiply-accumulates of one run of its programs, and elements of what multiplies none."""
+        return float(sum(program.work for program in self._runs))
+
+    def writes(self, inputs: range) -> bool:
+        """Whether one of its programs writes to one of these inputs, by their numbers."""
+        regions = {self.given[i].region for i in inputs}
+        runs = (part for part in self.parts if isinstance(part, Run))
+        return any(
+            run.given[slot - 1 - len(run.held)] in regions
+            for run in runs
+            for slot in run.program.written
+            if slot > len(run.held)
+        )
+
+    @property
+    def outside(self) -> list[str]:
+        """The names of what PyTorch runs."""
+        return [str(part.target) for part in self.parts if isinstance(part, TorchCall)]
+
+
+class Placed:
+    """A program, and whose memory it last ran on."""
+
+    def __init__(self, run: Run) -> None:
+        self._streaming = Streaming(run.program)
+        self._given = run.given
+        self._bound: Callable[[], Bound | None] = lambda: None
+        self._loose: tuple[list[int], list[Region]] = ([], [])
+
+    def run(self, addresses: dict[Region, int], bound: Bound) -> None:
+        """`addresses`: of all regions but those that are bound."""
+        if self._bound() is bound:
+            places, regions = self._loose
+            self._streaming.run(places, [addresses[region] for region in regions])
+            return
+        self._bound = lambda: None
+        every = bound.addresses | addresses
+        self._streaming.run([every[region] for region in self._given])
+        loose = [i for i, region in enumerate(self._given) if region in addresses]
+        self._loose = loose, [self._given[i] for i in loose]
+        self._bound = weakref.ref(bound)
+
+
+def is_whole(results: list[Any]) -> bool:
+    """Whether each is new memory, all of which it takes."""
+    regions = [result.region for result in results if isinstance(result, View)]
+    return len(results) == len(regions) == len({*regions}) and all(
+        view.region.kind is RegionKind.RESULT
+        and view.offset == 0
+        and view.strides == contiguous_strides(view.sizes)
+        and view.region.bytes == prod(view.sizes) * view.dtype.itemsize
+        for view in results
+    )
+
+
+def _call(part: TorchCall, memory: dict[Region, Tensor]) -> None:
+    args, kwargs = _resolved((part.args, part.kwargs), memory)
+    found = part.target(*args, **kwargs)
+    leaves = [t for t in tree_leaves(found) if isinstance(t, Tensor)]
+    for view, tensor in zip(part.results, leaves, strict=True):
+        if view is not None:
+            _tensor(view, memory).copy_(tensor)
+
+
+def _resolved(tree: Any, memory: dict[Region, Tensor]) -> Any:
+    def tensor(leaf: Any) -> Any:
+        return _tensor(leaf, memory) if isinstance(leaf, View) else leaf
+
+    return tree_map(tensor, tree)
+
+
+def _tensor(view: View, memory: dict[Region, Tensor]) -> Tensor:
+    held = view.region.tensor
+    if held is None:
+        held = memory[view.region]
+        begin = held.storage_offset() * held.element_size() // view.dtype.itemsize
+    else:
+        begin = 0
+    storage = held.untyped_storage()
+    return torch.empty(0, dtype=view.dtype, device="cpu").set_(
+        storage, begin + view.offset, view.sizes, view.strides
+    )

@@ -1,0 +1,152 @@
+"""Stored: runners as tensors and a description, and back. docs/generate.md
+
+Only programs alone: what PyTorch runs between them is Python, which no file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfx._C import Program
+from qfx.io.errors import UserError
+from qfx.programs.bytecode import ELEMENTS, Region, RegionKind, contiguous_strides
+from qfx.programs.executor import Run, Runner, TorchCall
+from qfx.programs.inputs import View
+
+Described = dict[str, Any]
+_MOST = 1 << 48  # a size, an offset, a number of bytes
+
+
+class Storing:
+    """Collects the tensors of several runners; what they share once. `made`: whether one of them is
+    neither of the `known` nor a number or words: it was computed of something."""
+
+    def __init__(self, known: Mapping[str, Tensor] | None = None) -> None:
+        """`known`: tensors whose memory whoever restores the runners will have by these names."""
+        self.tensors: dict[str, Tensor] = {}
+        self.made = False
+        self._names: dict[int, str] = {}  # by address; files have them in this order
+        for name, tensor in (known or {}).items():
+            self._names.setdefault(tensor.untyped_storage().data_ptr(), name)
+
+    def described(self, runner: Runner) -> Described:
+        """ValueError where PyTorch runs parts of it."""
+        if outside := sorted({str(p.target) for p in runner.parts if isinstance(p, TorchCall)}):
+            raise UserError(
+                f"a program cannot be stored of which PyTorch runs {', '.join(outside)}"
+            )
+        ((run,),) = (runner.parts,)
+        assert isinstance(run, Run)
+        places = {view.region: ["input", i] for i, view in enumerate(runner.given)}
+        places |= {region: ["result", i] for i, region in enumerate(runner.made)}
+        return {
+            "words": self._name(run.words),
+            "bytes": run.bytes,
+            "constants": [self._constant(*each) for each in zip(run.held, run.kinds, strict=True)],
+            "given": [places[region] for region in run.given],
+            "made": [region.bytes for region in runner.made],
+            "inputs": [_kind_of(view) for view in runner.given],
+            "results": [_described(view, places) for view in runner.results],
+        }
+
+    def _constant(self, storage: Any, kind: RegionKind) -> str:
+        self.made |= storage.data_ptr() not in self._names and kind is not RegionKind.NUMBER
+        return self._name(bytes_in(storage))
+
+    def _name(self, tensor: Tensor) -> str:
+        key = tensor.data_ptr()
+        if key not in self._names:
+            self._names[key] = f"tensor_{len(self._names):06}"
+            self.tensors[self._names[key]] = tensor
+        return self._names[key]
+
+
+def restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
+    """ValueError for a description or words that are none of this build."""
+    try:
+        return _restored(described, tensors)
+    except (KeyError, IndexError, TypeError, AttributeError) as why:
+        raise UserError(f"not a stored program of this version of qfx: {why!r}") from None
+
+
+def _restored(described: Described, tensors: Mapping[str, Tensor]) -> Runner:
+    kept = [tensors[name] for name in described["constants"]]
+    inputs = [_given(kind) for kind in described["inputs"]]
+    places = {("input", i): view.region for i, view in enumerate(inputs)}
+    made = [_number(n) for n in described["made"]]
+    places |= {("result", i): Region(RegionKind.RESULT, n) for i, n in enumerate(made)}
+    given = [places[kind, i] for kind, i in described["given"]]
+    words, sizes = tensors[described["words"]], [_number(n) for n in described["bytes"]]
+    expected = [*(t.numel() for t in kept), *(region.bytes for region in given)]
+    if words.dtype != torch.int64 or words.ndim != 1:
+        raise UserError(f"not a stored program: its words are {words.dtype} of {words.ndim} axes")
+    if sizes[1:] != expected or any(t.dtype != torch.uint8 for t in kept):
+        raise UserError("not a stored program: its memory has other sizes than its words say")
+    addresses = [0, *(t.data_ptr() for t in kept), *(0 for _ in given)]
+    held = [t.untyped_storage() for t in kept]
+    program, kinds = Program(words.tolist(), sizes, addresses), [RegionKind.CONSTANT for _ in held]
+    if any(0 < slot <= len(held) for slot in program.written):
+        raise UserError("not a stored program: it writes to its weights")
+    run = Run(program, given, held, kinds, words, sizes)
+    results = [_view(each, places) for each in described["results"]]
+    unused = {r for r in given if r.kind is RegionKind.RESULT} - {view.region for view in results}
+    if unused or len({*given}) != len(given):
+        raise UserError("not a stored program: it writes what is no result, or to one twice")
+    return Runner([run], inputs, results)
+
+
+def bytes_in(storage: Any) -> Tensor:
+    """All of its memory."""
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+
+
+def _kind_of(view: View) -> list[Any]:
+    return [_name_of(view.dtype), list(view.sizes)]
+
+
+def _given(kind: list[Any]) -> View:
+    name, sizes = kind
+    dtype, count = _dtype(name), 1
+    for size in sizes:
+        count *= _number(size)
+    region = Region(RegionKind.GIVEN, count * dtype.itemsize)
+    return View(region, dtype, tuple(sizes), contiguous_strides(sizes), 0)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: Any) -> torch.dtype:
+    for dtype in ELEMENTS:
+        if _name_of(dtype) == name:
+            return dtype
+    raise UserError(f"not a stored program: {name!r} is no type of its tensors")
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise UserError(f"not a stored program: {value!r} is no size")
+    return value
+
+
+def _described(view: View, places: Mapping[Region, list[Any]]) -> list[Any]:
+    name = _name_of(view.dtype)
+    return [places[view.region], name, list(view.sizes), list(view.strides), view.offset]
+
+
+def _view(told: list[Any], places: Mapping[Any, Region]) -> View:
+    (kind, i), name, sizes, strides, offset = told
+    region, dtype = places[kind, i], _dtype(name)
+    last = _number(offset)
+    for size, stride in zip(sizes, strides, strict=True):
+        last += max(_number(size) - 1, 0) * _number(stride)
+    # as many elements as there is memory for: strides of 0 would give any number of them
+    if max(last + 1, prod(sizes)) * dtype.itemsize > region.bytes:
+        raise UserError("not a stored program: a result leaves its memory")
+    return View(region, dtype, tuple(sizes), tuple(strides), offset)
