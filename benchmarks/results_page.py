@@ -42,10 +42,14 @@ WIDTH = 110  # of a line of text
 
 HEAD = """\
 # Results
-What `python -m benchmarks.results_page` makes of the files in `benchmarks/results`: every saved
-figure of every processor, side by side. Times are medians. How each is measured, and what else ran:
-[measuring](measuring.md). The survey of architectures has a page of its own:
-[architectures](architectures.md). A figure of one machine is a promise for no other.
+This page shows every saved measurement of every processor side by side. Read it to compare qfx with
+other libraries, or its options with each other. `python -m benchmarks.results_page` generates the
+page from the files in `benchmarks/results`.
+
+Times are medians. `1.5x` means 1.5 times as fast. "Float" is the unquantized model. How each table
+is measured, and what else ran, is described in [measuring](measuring.md). The survey of
+architectures has [its own page](architectures.md). Measurements on one machine do not predict
+those on another machine. AMD 26-2 is an EPYC with Zen 5 cores, AMD 25-17 an EPYC with Zen 4 cores.
 
 ## Processors
 """

@@ -31,18 +31,18 @@ def _trained(model: str, columns: Callable[[Row, list[Row]], dict[str, str]], te
 
 
 _LINEAR = (
-    "The int8 linear against float32 `F.linear`: time, speed against float32, and percent of what "
-    "the multiply instructions alone reach in the same run. `7-bit`: weights and activations of 7 "
-    "bits, in percent of the 8-bit peak."
+    "The int8 linear compared with float32 `F.linear`: time, speed relative to float32, and "
+    "percent of the peak that the multiply instructions alone reach in the same run. `7-bit`: "
+    "weights and activations of 7 bits, in percent of the 8-bit peak."
 )
 SECTIONS = (
     Section(
         "models",
         "Whole models",
-        "Models with random weights: speed against float32 eager, and the SQNR of the last hidden "
-        "state (left out where it is float32 too). A star: another run than that of the "
-        "others, against its own float32 eager. Below each table: where qfx stands among all that "
-        "ran and is not qfx, by these speeds.",
+        "Models with random weights. Each cell gives the speed relative to float32 eager, and the "
+        "SQNR of the last hidden state (left out for float32). A star marks a result of another "
+        "run, relative to the float32 eager of that run. The lines below each table give the rank "
+        "of qfx by speed among all candidates that ran and are not qfx.",
         "way",
         of("candidate"),
         cells.model,
@@ -54,7 +54,7 @@ SECTIONS = (
     Section(
         r"linear-\d+-threads",
         "One linear",
-        "The same on several threads.",
+        "The int8 linear on several threads.",
         "M x K x N",
         lambda row: f"{cells.shape(row)}, {row['threads']} threads",
         cells.linear,
@@ -62,8 +62,8 @@ SECTIONS = (
     Section(
         "attention",
         "Attention",
-        "`int8_attention` against float32 `scaled_dot_product_attention`: time, and speed against "
-        "float32. Shapes: batch, heads of queries / of keys, tokens, features.",
+        "`int8_attention` compared with float32 `scaled_dot_product_attention`: time, and speed "
+        "relative to float32. Shapes: batch, heads of queries / of keys, tokens, features.",
         "case",
         lambda row: f"{row['case']}: {cells.shape(row)}",
         cells.attention,
@@ -71,7 +71,8 @@ SECTIONS = (
     Section(
         "attention-errors",
         "Attention",
-        "SQNR of its outputs in dB; of `divergence` the KL of the next token from float attention.",
+        "Errors of `int8_attention`: SQNR of its outputs in dB. The row `divergence` gives the KL "
+        "divergence of the next token from that with float attention.",
         "case",
         of("case"),
         lambda row, rows: {"int8": str(row["here"])},
@@ -79,10 +80,9 @@ SECTIONS = (
     Section(
         "bmm",
         "Products of activations",
-        "Scores, values and whole attentions, of batch x heads x tokens x features, against "
-        "float32. "
-        "`products`: an attention as two products with a softmax between; `matmuls`: the "
-        "same in float32.",
+        "Scores, values and whole attentions of batch x heads x tokens x features, compared with "
+        "float32. `products`: attention as two int8 products with a softmax between them. "
+        "`matmuls`: the same in float32.",
         "product",
         lambda row: f"{row['heads']} {row['what']}",
         cells.product,
@@ -90,9 +90,8 @@ SECTIONS = (
     Section(
         "memory",
         "Memory bandwidth",
-        "Few rows with cold weights of 4096 x 11008, and the quantizing of 512 x 4096 "
-        "floats, against "
-        "reading and copying.",
+        "Products of few tokens with weights of 4096 x 11008 that are in no cache, and quantizing "
+        "512 x 4096 floats, compared with reading and copying memory.",
         "what",
         of("case"),
         cells.memory,
@@ -100,9 +99,9 @@ SECTIONS = (
     Section(
         "bandwidth",
         "Bandwidth by prefetch hint",
-        "A linear of 4096 x 4096 and few rows, its weights in turn of so many megabytes: the share "
-        "of the rate at which torch sums the same bytes. `t0+2048` fetches into all caches 2048 "
-        "bytes ahead.",
+        "A linear of 4096 x 4096 with few rows (tokens). Several such weights, of the given size "
+        "in total, are used in turn. Cells give the memory rate relative to the rate at which "
+        "torch sums the same bytes. `t0+2048` prefetches into all caches, 2048 bytes ahead.",
         "kernels, rows, weights",
         lambda row: f"{row['isa']}, {row['rows']}, {row['megabytes']} MB",
         cells.bandwidth,
@@ -110,8 +109,8 @@ SECTIONS = (
     Section(
         "cost",
         "Cost model",
-        "Random shapes between the points of its grid: how many are predicted within 20 %, of the "
-        "float time, of the int8 time and of their ratio.",
+        "Random shapes between the grid points of the cost model: the share of shapes for which "
+        "the float time, the int8 time and their ratio are predicted within 20 %.",
         "kernels",
         of("isa"),
         cells.cost,
@@ -119,27 +118,28 @@ SECTIONS = (
     _trained(
         "smollm",
         cells.language,
-        "SmolLM2-135M: divergence (KL) of the next-token distribution from float, agreement of the "
-        "likeliest token, perplexity, and questions for capitals that it answers rightly.",
+        "SmolLM2-135M: KL divergence of the next-token distribution from float, agreement of the "
+        "most likely token with float, perplexity, and questions for capitals answered correctly.",
     ),
     _trained(
         "whisper",
         cells.speech,
-        "Whisper base, on 13 clips of speech: the same divergence and agreement, behind the tokens "
-        "that float heard, and clips of which int8 would hear the same text as float.",
+        "Whisper base, on 13 clips of speech: divergence and agreement as above, after the tokens "
+        "that float transcribed, and the clips for which int8 gives the same text as float.",
     ),
     _trained(
         "minilm",
         cells.encoder,
-        "MiniLM: how far its embeddings of texts are from float's, and their correlation with "
-        "human judgement of texts and of words.",
+        "MiniLM: the distance of its text embeddings from those of float, and their correlation "
+        "with human judgements of texts and of words.",
     ),
-    _trained("mpnet", cells.encoder, "all-mpnet-base-v2, judged as MiniLM is."),
+    _trained("mpnet", cells.encoder, "all-mpnet-base-v2, evaluated like MiniLM."),
     _trained("digits", cells.vision, "A vision transformer on the 8x8 digits of scikit-learn."),
     Section(
         "symmetry",
         "Symmetric and asymmetric activations",
-        "SQNR of the output and time, of every linear of MiniLM, both without rotation.",
+        "SQNR of the output, and time, for every linear of MiniLM. Both variants are without "
+        "rotation.",
         "linear",
         lambda row: f"{row['site']} {row['shape']}",
         cells.symmetry,
@@ -147,8 +147,8 @@ SECTIONS = (
     Section(
         "groups",
         "Groups of K",
-        "Time of the dynamic linear, rotated, with one scale a row, and of weights and "
-        "activations with a scale for each group of K, relative to it.",
+        "Time of the rotated dynamic linear with one scale per row. The other columns give the "
+        "time with a scale for each group of K in weights and activations, relative to the first.",
         "kernel and M x K x N",
         lambda row: f"{row['isa']} {cells.shape(row)}",
         cells.groups,
@@ -157,7 +157,8 @@ SECTIONS = (
         "packed",
         "Four and five bits",
         "Speed of linears whose weights are stored in 4 and 5 bits, in groups of K, relative to "
-        "int8 with one scale a row; more weights of each kind are read in turn than caches hold.",
+        "int8 with one scale per row. Several weights of each kind are used in turn, more than the "
+        "caches can hold.",
         "kernel and M x K x N",
         lambda row: f"{row['isa']} {cells.shape(row)}",
         cells.packed,
@@ -165,8 +166,7 @@ SECTIONS = (
     Section(
         "rotation",
         "Rotation",
-        "Time of the dynamic linear, and of the same with K rotated in blocks of 64, "
-        "relative to it.",
+        "Time of the dynamic linear, and relative to it the time with K rotated in blocks of 64.",
         "kernel and M x K x N",
         lambda row: f"{row['isa']} {cells.shape(row)}",
         cells.rotation,
@@ -174,7 +174,7 @@ SECTIONS = (
     Section(
         "binary",
         "1-bit linears",
-        "Signs of weights and activations against int8 and float32; the time includes taking "
+        "1-bit weights and activations compared with int8 and float32. The time includes computing "
         "the signs.",
         "M x K x N",
         cells.shape,
@@ -183,8 +183,8 @@ SECTIONS = (
     Section(
         r"training-\w+",
         "Training steps",
-        "A step of a small decoder; memory is what its tensors hold at most above weights and "
-        "optimizer states.",
+        "A training step of a small decoder. Memory is the peak of its tensors in addition to "
+        "weights and optimizer states.",
         "way",
         lambda row: f"{row['model']}, {row['isa']}",
         cells.training,
@@ -192,9 +192,9 @@ SECTIONS = (
     Section(
         "digits",
         "Training to the end",
-        "A vision transformer trained on the 8x8 digits of scikit-learn, and the float32 one "
-        "made 4-bit "
-        "(weights and activations, per tensor), without and with learned steps.",
+        "A vision transformer trained on the 8x8 digits of scikit-learn, and the float32 model "
+        "converted to 4 bits (weights and activations, one scale per tensor), without and with "
+        "learned steps.",
         "model",
         of("model"),
         cells.learnt,
@@ -202,9 +202,9 @@ SECTIONS = (
     Section(
         "lora",
         "LoRA",
-        "A step of LoRA by PEFT on SmolLM2-135M, 4 x 128 tokens, rank 8 on all linears but the "
-        "head: seconds of the processor; what the base holds, and what steps need at most above "
-        "it; the loss of the first and of the last of 20 steps on the same tokens.",
+        "A LoRA step with PEFT on SmolLM2-135M, 4 x 128 tokens, rank 8 on all linears except the "
+        "head: CPU seconds, the memory of the base, the peak of further memory in a step, and the "
+        "loss of the first and of the last of 20 steps on the same tokens.",
         "base",
         of("base"),
         cells.lora,
@@ -214,13 +214,15 @@ SECTIONS = (
     Section(
         "citizens",
         "What a user types, and what comes of it",
-        "SmolLM2-135M by transformers and PEFT. Lines are counted in `benchmarks/typed.py`, which "
-        "is what ran. Quantize: SQNR of the logits, and how many of the likeliest tokens are "
-        "float32's. Save: the file. Load: growth of the peak of resident memory, first token "
-        "included, as a part of the file. Generate: 32 tokens without sampling, and how many of "
-        "them float32 would choose there. Fine-tune: 5 steps of LoRA, the cosine of the first "
-        "gradient to float32's. Merge: how much is kept of what the loss fell by. Silently wrong: "
-        "it ran, and less than half of what float32 does is left, or logits change by saving.",
+        "SmolLM2-135M with transformers and PEFT, by several libraries. The lines are counted in "
+        "`benchmarks/typed.py`, the code that ran. Quantize: SQNR of the logits, and the share of "
+        "most likely tokens that equal those of float32. Save: the size of the file. Load: growth "
+        "of the peak of resident memory, first token included, relative to the file. Generate: 32 "
+        "tokens without sampling, and how many of them float32 would choose at their place. "
+        "Fine-tune: 5 steps of LoRA, and the cosine between the first gradient and that of "
+        "float32. Merge: the share of the decrease of the loss that remains. Silently wrong: the "
+        "task ran without an error, but less than half of the float32 effect remains, or saving "
+        "changes logits.",
         "library",
         of("library"),
         cells.citizen,
@@ -229,7 +231,8 @@ SECTIONS = (
     Section(
         "prepare",
         "Compiling",
-        "To compile a model and call it once, in a fresh process with an empty Inductor cache.",
+        "Time to compile a model and call it once, in a fresh process with an empty "
+        "Inductor cache.",
         "way",
         lambda row: f"{row['model']}, {row['candidate']}",
         cells.prepare,
@@ -237,8 +240,8 @@ SECTIONS = (
     Section(
         "overhead",
         "A call's overhead",
-        "The check of packed weights and the feeding of a compiled graph, for some numbers "
-        "of weights.",
+        "Time per call to check packed weights and pass them to a compiled graph, by number of "
+        "weights.",
         "weights",
         lambda row: str(row["weights"]),
         cells.wrapper,
@@ -247,8 +250,8 @@ SECTIONS = (
     Section(
         "overhead",
         "A call's overhead",
-        "A compiled model of small linears, taken apart: each figure is the difference of "
-        "two runs.",
+        "The parts of a call of a compiled model of small linears. Each number is the difference "
+        "of two runs.",
         "part",
         of("part"),
         cells.parts,

@@ -7,35 +7,38 @@ from benchmarks.zoo_kinds import FIRST, SECOND
 
 # Why a row misses a bar: the page needs one for each such row.
 ROUTING = (
-    "random routers score experts nearly alike, so that errors send single tokens to another expert"
+    "random routers give experts nearly equal scores, so errors send some tokens to another expert"
 )
 NOTES = {
     **dict.fromkeys(("mixtral", "qwen2-moe", "olmoe", "gpt-oss"), ROUTING),
     "clip": "its four outputs are cosines near 0, small differences of large numbers",
-    "qwen3-next": "its linear attention multiplies errors; float with white noise does as badly",
+    "qwen3-next": "its linear attention amplifies errors; float with white noise is as inaccurate",
 }
 
 # Why symbolic sizes lose something, for each row that does.
 _FORMULAS = (
-    "the lengths that its attention reads are formulas of the input's size, of which no operand's "
-    "axis is the variable; the function of nn.MultiheadAttention is opened only where one is"
+    "the lengths in its attention are expressions of the input's size, and no axis of an operand "
+    "is the variable itself; only with such an axis is nn.MultiheadAttention expanded"
 )
 DYNAMIC_NOTES = {"siglip-vision": _FORMULAS, "wavlm": _FORMULAS}
 
 HEAD = """\
 # Architectures
-What qfx does with {count} architectures of `transformers` {transformers}: small configurations,
-random weights, no dropout; one thread, torch {torch}, `minimum_gain` 0, inner compiler {inner},
-commit {commit}. `python -m benchmarks.architectures --save` measures all of this into
-`benchmarks/results/architectures.json`, `--page` then writes this page.
+This page shows, for {count} architectures of `transformers` {transformers}, how many matmuls become
+int8, what stays float and why, and the accuracy. Look up your architecture here before you try it.
 
-- **int8**: matmuls in int8, of all that `qfx.explain` lists.
-- **SQNR**: of the main output against float32 eager. The bar is {sqnr:.0f} dB.
-- **noise**: the same for the float model with white noise on the outputs of its linears and
-  convolutions, as strong as the int8 error of each alone: what this model makes of such errors,
-  whoever makes them.
-- **cosine**: of all parameter gradients of one training step, against float32 eager. The bar is
-  {cosine}.
+The models have small configurations, random weights and no dropout. They ran on one thread with
+torch {torch}, `minimum_gain` 0, inner compiler {inner}, commit {commit}.
+`python -m benchmarks.architectures --save` measures them and writes
+`benchmarks/results/architectures.json`. `--page` then writes this page.
+
+- **int8**: the number of matmuls in int8, of all matmuls that `qfx.explain` lists.
+- **SQNR**: SQNR of the main output against float32 eager. The target is {sqnr:.0f} dB.
+- **noise**: SQNR of the float model with white noise on the outputs of its linears and
+  convolutions. The noise is as strong as the int8 error of each of them. This number shows how
+  much the model amplifies errors of any origin.
+- **cosine**: cosine between all parameter gradients of one training step and those of float32
+  eager. The target is {cosine}.
 
 {summary}
 
@@ -70,8 +73,8 @@ def summary(rows: list[Row]) -> str:
     exact = sum(meets(r, "sqnr_db", SQNR_BAR) for r in rows)
     trained = sum(meets(r, "gradient_cosine", COSINE_BAR) for r in rows)
     return (
-        f"Every linear that ran is listed in {listed} of {len(rows)}. The bar of SQNR is met by\n"
-        f"{exact}, that of the gradients by {trained}. The others are explained below the table."
+        f"In {listed} of {len(rows)} models every linear that ran is listed. {exact} models meet\n"
+        f"the target of SQNR, {trained} that of the gradients. The others are explained below."
     )
 
 
@@ -117,22 +120,25 @@ def exceptions(rows: list[Row]) -> str:
         for r in rows
         if missed(r)
     ]
-    return "\n## Below a bar\n" + "\n".join(lines) + "\n" if lines else ""
+    return "\n## Below a target\n" + "\n".join(lines) + "\n" if lines else ""
 
 
 # --- symbolic sizes ---
 
 DYNAMIC = """
 ## Symbolic sizes
-The same models with `dynamic=True`, each called with inputs of two sizes: a batch of {first.batch}
-with {first.tokens} tokens and, where a model takes any, images of side {first.side}; then
-{second.batch}, {second.tokens} and {second.side}. Inner compiler {inner}, commit {commit};
-`python -m benchmarks.architectures --dynamic --save` measures this.
+{count} models of this kind were compiled with `dynamic=True` and called with inputs of two sizes.
+The first call has batch size {first.batch}, {first.tokens} tokens and, for vision models, images
+of side {first.side}. The second call has {second.batch}, {second.tokens} and {second.side}. Inner
+compiler {inner}, commit {commit}. `python -m benchmarks.architectures --dynamic --save` measures
+this.
 
-- **graphs**: compiled for both calls; in brackets those of PyTorch alone, if that differs.
-- **int8**: matmuls that run in int8 in each call, of all that `qfx.explain` lists for its sizes.
-- **SQNR**: of the main output of each call against float32 eager.
-- **lost**: what stayed float that is int8 with sizes that are known.
+- **graphs**: the number of graphs compiled for both calls. A number in brackets is that of PyTorch
+  alone, if it differs.
+- **int8**: the number of matmuls in int8 in each call, of all that `qfx.explain` lists for the
+  sizes of the call.
+- **SQNR**: SQNR of the main output of each call against float32 eager.
+- **lost**: matmuls that stay float although they are int8 with known sizes.
 
 {summary}
 
@@ -143,8 +149,12 @@ def dynamic_section(rows: list[Row]) -> str:
     if not rows:
         return ""
     whole, warned = sum(not lost(r) for r in rows), sum(bool(r.get("warnings")) for r in rows)
-    said = f"As much is int8 as with known sizes in {whole} of {len(rows)}; qfx warned in {warned}."
+    said = (
+        f"In {whole} of {len(rows)} models as many matmuls are int8 as with known sizes. "
+        f"qfx warned in {warned}."
+    )
     head = DYNAMIC.format(
+        count=len(rows),
         first=FIRST,
         second=SECOND,
         inner=" and ".join(sorted({r["inner"] for r in rows})),

@@ -23,37 +23,38 @@ MEANINGS = {
     "scheme": "a name of the table below, or a `qfx.Scheme`",
     "skip": "patterns of module paths or parameter names that stay float: "
     '`["lm_head", "layers.0"]`',
-    "only": "patterns that may become int8, nothing else does; `skip` wins over it",
-    "minimum_gain": "int8 only where the predicted float time is at least this many times the int8 "
-    "time; `0` quantizes all that [int8 suits](limits.md#what-is-int8)",
+    "only": "patterns of what may become int8; everything else stays float; `skip` takes "
+    "precedence",
+    "minimum_gain": "a matmul becomes int8 if its predicted float time is at least this many times "
+    "the int8 time; `0` quantizes everything that [is suited to int8](limits.md#what-is-int8)",
     "inner": f"compiler of the rewritten graph: {', '.join(f'`{name}`' for name in INNER)}",
-    "backward": "how gradients are computed where the model trains: "
-    f"{' or '.join(f'`{name}`' for name in BACKWARD)}, which rounds stochastically",
-    "recipe": "what calibration decided, or `qfx.pin`, a `qfx.Recipe` or its file: the matmuls it "
-    "names follow it, whatever the cost model says",
-    "guard": "rows of activations (tokens) whose relative error in int8 may exceed this, as "
-    "`0.05`, run in float",
-    "smoothing": "channels of a model that takes token ids are balanced between activation and "
-    "weight before both are rotated; see below",
-    "release_weights": "float weights that are packed give their memory back: "
+    "backward": "how gradients are computed in training: "
+    f"{' or '.join(f'`{name}`' for name in BACKWARD)}; int8 gradients are rounded stochastically",
+    "recipe": "a `qfx.Recipe` of `qfx.calibrate` or `qfx.pin`, or its file: the matmuls that it "
+    "names follow the recipe, whatever the cost model says",
+    "guard": "rows of activations (tokens) whose relative error in int8 may exceed this number, "
+    "for example `0.05`, run in float",
+    "smoothing": "for models that take token ids: balances channels between activation and weight "
+    "before both are rotated; [below](#smoothing)",
+    "release_weights": "offloads the float weights after packing: "
     "[serving](serving.md#without-float-weights)",
-    "embeddings": '`"int8"`: `qfx.quantize_` and `QfxConfig` make codes of embeddings too: '
+    "embeddings": '`"int8"`: `qfx.quantize_` and `QfxConfig` quantize embeddings too: '
     "[coverage](coverage.md#embeddings); an error under `torch.compile`, which replaces no modules",
 }
-# When one takes it: what the fields of a Scheme do not say.
+# The last column of the table of schemes: when to use one.
 PURPOSES = {
     "w8a8": "the default",
     "w8a8-symmetric": "",
     "w8a8-asymmetric": "",
     "w8a8-tensor": "",
     "w8a8-static": "needs the scales of a [recipe](calibration.md)",
-    "w8a8-groups": "a scale for each block that is rotated",
+    "w8a8-groups": "one scale for each rotated block",
     "w8": "only the weights are int8",
     "w7a7": "for processors without VNNI",
-    "w5a8": "stored in 5.4 bits an element",
-    "w4a8": "stored in 4.4 bits an element",
-    "w5": "as `w5a8`, slower: for activations that must stay float",
-    "w4": "as `w4a8`, slower",
+    "w5a8": "takes 5.4 bits per element",
+    "w4a8": "takes 4.4 bits per element",
+    "w5": "like `w5a8`, but slower; for activations that must stay float",
+    "w4": "like `w4a8`, but slower; for activations that must stay float",
 }
 
 
@@ -92,7 +93,7 @@ def page() -> str:
         assert written == wanted, f"{name} has the rows {written}, not in order {wanted}"
     options = [(f"`{f.name}`", default(f.default), MEANINGS[f.name]) for f in known]
     schemes = [scheme(name, value) for name, value in PRESETS.items()]
-    head = ("scheme", "x", "w", "rotated", "token", "remarks")
+    head = ("scheme", "x", "w", "rotated", "short form", "remarks")
     text = TEMPLATE.read_text()
     text = text.replace("@options@", table(("option", "default", "meaning"), options))
     return text.replace("@schemes@", table(head, schemes))

@@ -26,7 +26,10 @@ SOURCES = [
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # A file or folder in backticks; `<isa>` and `*` stand for parts of a name.
-NAMED_FILE = re.compile(r"`((?:qfx|csrc|tests|docs|benchmarks|examples)/[^`\s]*)`")
+NAMED_FILE = re.compile(r"`((?:qfx|csrc|tests|docs|benchmarks|examples|\.ci)/[^`\s]*)`")
+# A source file in backticks without its folder.
+NAMED_SOURCE = re.compile(r"`([\w.]+\.(?:py|h|cpp|cu|cuh|inc|cmake|toml))`")
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _name(path: Path) -> str:
@@ -71,6 +74,31 @@ def test_every_page_is_reached_from_the_readme() -> None:
             reached.add(to)
     written = [p for p in (ROOT / "docs").glob("*.md") if ".template" not in p.name]
     assert len(written) > 12 and [_name(p) for p in written if p not in reached] == []
+
+
+def test_every_page_is_in_the_index_once() -> None:
+    """docs/README.md sorts the pages: tutorial, how-to, reference, explanation."""
+    linked = re.findall(r"^- \[[^]]+\]\((\w+\.md)\): ", (ROOT / "docs/README.md").read_text(), re.M)
+    others = [p.name for p in (ROOT / "docs").glob("*.md") if ".template" not in p.name]
+    assert sorted([*linked, "README.md"]) == sorted(others)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_source_files_without_a_folder_exist(page: Path) -> None:
+    """With a folder they are found by the test of links below."""
+    folders = ("qfx", "csrc", "tests", "benchmarks", "examples", "docs")
+    there = {p.name for folder in folders for p in (ROOT / folder).rglob("*")}
+    there |= {p.name for p in ROOT.iterdir()}
+    assert [name for name in NAMED_SOURCE.findall(page.read_text()) if name not in there] == []
+
+
+def test_the_first_table_of_the_readme_is_in_the_results() -> None:
+    table, results = README.read_text().split("\n\n")[2], results_page.PAGE.read_text()
+    of = ("bert-1x128", "smollm2, batch 1, context 128, 1 thread")
+    tables = "".join(results.split(f"### {name}\n")[1].split("\n\n")[0] for name in of)
+    figures = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?=x| ms| tokens/s|\*\*)", table)
+    saved = {*re.findall(r"\d+(?:\.\d+)?", tables)}
+    assert len(figures) == 12 and [figure for figure in figures if figure not in saved] == []
 
 
 def test_tour_is_up_to_date() -> None:
