@@ -19,7 +19,7 @@ import torch
 from qfx.cost.grid import Axes, Grid, Interpolated, Point
 from qfx.cost.grid_timing import LARGEST, undisturbed
 from qfx.cost.spending import SPENDING, Spending
-from qfx.cost.table import GRIDS, NEAR, Table
+from qfx.cost.table import GRIDS, NEAR, Table, Times
 from qfx.cost.workloads import Workload
 
 TRIES = 3
@@ -58,7 +58,7 @@ class Known:
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-class LiveTable:
+class LiveTable(Times):
     """Reads like a `Table`. `workload`: what is timed. `changed`: cells were measured that were not
     `known` before. Reading raises Unmeasured where `spending` leaves no time."""
 
@@ -76,11 +76,6 @@ class LiveTable:
             name: _LiveGrid(self, i) for i, name in enumerate(GRIDS)
         }
         self.numbers: Mapping[str, tuple[float, ...]] = _Numbers(self)
-
-    def over(self, name: str, m: int, k: int) -> float:
-        """See `Table.over`."""
-        row_s, element_s = self.numbers[name]
-        return m * (row_s + k * element_s)
 
     def whole(self) -> Table:
         """All of it as a Table, with whatever is missing measured."""

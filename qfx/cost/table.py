@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from qfx.cost.grid import Check, Grid, Interpolated, nested, seconds
 
@@ -16,22 +16,20 @@ NEAR = 0.25  # of two times of a cell
 GRIDS = ("float", "int8")
 
 
-class Times(Protocol):
+class Times:
     """Grids of seconds by name and numbers beside them, all measured or measured when read."""
 
-    @property
-    def grids(self) -> Mapping[str, Interpolated]: ...
-
-    @property
-    def numbers(self) -> Mapping[str, tuple[float, ...]]: ...
+    grids: Mapping[str, Interpolated]
+    numbers: Mapping[str, tuple[float, ...]]
 
     def over(self, name: str, m: int, k: int) -> float:
         """Seconds of a pass over m rows of k elements, from those of a row and of an element."""
-        ...
+        row_s, element_s = self.numbers[name]
+        return m * (row_s + k * element_s)
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Times):
     """Grids of seconds, and numbers beside them. `spread`: by how much the longer of a cell's two
     times exceeded the other one, a quantile over the cells."""
 
@@ -57,11 +55,6 @@ class Table:
     def text(self) -> str:
         """What `of` reads, as JSON."""
         return json.dumps(asdict(self))
-
-    def over(self, name: str, m: int, k: int) -> float:
-        """Seconds of a pass over m rows of k elements, from those of a row and of an element."""
-        row_s, element_s = self.numbers[name]
-        return m * (row_s + k * element_s)
 
 
 def _grid(name: str, axes: Any, seconds: Any) -> Grid:

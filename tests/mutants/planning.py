@@ -79,8 +79,8 @@ PLANNING = (
     ),
     Mutant(
         "rotation costs nothing",
-        old="        if work.rotated:\n",
-        new="        if False:\n",
+        old="    if work.rotated:\n",
+        new="    if False:\n",
         tests=("test_rotation_costs_its_rows_and_elements_where_a_block_fits",),
     ),
     Mutant(
@@ -159,13 +159,37 @@ PLANNING = (
         "a kept time of zero is believed",
         old="return seconds(raw, least=2.0**-1022)",
         new="return seconds(raw)",
-        tests=("test_a_kept_time_that_is_none_is_measured_anew",),
+        tests=("test_a_number_that_is_no_time_is_refused",),
     ),
     Mutant(
         "outliers cost nothing",
-        old="        if work.outliers:\n            int8_s +=",
-        new="        if False:\n            int8_s +=",
+        old="    if work.outliers:\n        int8_s +=",
+        new="    if False:\n        int8_s +=",
         tests=("test_outliers_are_a_float_linear_beside_the_others",),
+    ),
+    Mutant(
+        "a table measures on after its time",
+        old="        if not self.spending.left:\n            raise Unmeasured",
+        new="        if False:\n            raise Unmeasured",
+        tests=("test_after_its_time_a_table_measures_nothing",),
+    ),
+    Mutant(
+        "what was measured in this process is measured again",
+        old="known.settled or sizes in self._asked",
+        new="known.settled",
+        tests=("test_a_cell_whose_times_were_apart_is_measured_again_by_later_processes",),
+    ),
+    Mutant(
+        "a plan is silent about defaults",
+        old="found = answer(default)\n",
+        new="return answer(default)\n",
+        tests=("test_a_plan_says_where_it_follows_defaults",),
+    ),
+    Mutant(
+        "minimum_gain=0 asks for times",
+        old="    if config.minimum_gain == 0:  # nothing",
+        new="    if False:  # nothing",
+        tests=("test_nothing_is_measured_for_a_plan_that_measures_do_not_decide",),
     ),
     Mutant(
         "on a GPU scales per token are priced as one",
