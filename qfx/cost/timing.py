@@ -27,8 +27,11 @@ def medians(*calls: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
 
 def in_turns(*calls: Callable[[], object], rounds: int) -> list[tuple[float, ...]]:
     """Seconds of each call in each round; short calls are repeated within a round."""
-    repeats = [max(1, min(200, int(2e-4 / max(_seconds(c, 1), 1e-7)))) for c in calls]
-    times = [[_seconds(c, r) for c, r in zip(calls, repeats, strict=True)] for _ in range(rounds)]
+    once = [_seconds(c, 1) for c in calls]
+    repeats = [max(1, min(200, int(2e-4 / max(s, 1e-7)))) for s in once]
+    each = [*zip(calls, repeats, strict=True)]
+    first = [s if r == 1 else _seconds(c, r) for s, (c, r) in zip(once, each, strict=True)]
+    times = [first, *([_seconds(c, r) for c, r in each] for _ in range(rounds - 1))]
     return list(zip(*times, strict=True))
 
 
