@@ -31,7 +31,7 @@ class Unmeasured(Exception):
     """A cell was asked for that nobody has measured, and the time for measuring is spent."""
 
 
-class Cell(NamedTuple):
+class CellTimes(NamedTuple):
     """Seconds in float and in int8. `spread`: by how much the longer of two times exceeded the
     other; `tries`: how many processes have measured it."""
 
@@ -44,17 +44,17 @@ class Cell(NamedTuple):
     def settled(self) -> bool:
         return self.spread <= NEAR or self.tries >= TRIES
 
-    def better(self, other: Cell) -> Cell:
+    def better(self, other: CellTimes) -> CellTimes:
         """The lesser times of both, after one try more."""
         least = min(self.float_s, other.float_s), min(self.int8_s, other.int8_s)
-        return Cell(*least, min(self.spread, other.spread), min(self.tries + 1, TRIES))
+        return CellTimes(*least, min(self.spread, other.spread), min(self.tries + 1, TRIES))
 
 
 @dataclass
 class Known:
     """What is known of a table: cells by their sizes, and numbers by name."""
 
-    cells: dict[Sizes, Cell] = field(default_factory=dict)
+    cells: dict[Sizes, CellTimes] = field(default_factory=dict)
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -84,7 +84,7 @@ class LiveTable(Times):
         grids = {name: Grid(self.workload.axes, _nested(g)) for name, g in self.grids.items()}
         return Table(grids, {name: self.numbers[name] for name in self.workload.extras})
 
-    def cell(self, point: Point) -> Cell:
+    def cell(self, point: Point) -> CellTimes:
         """Seconds at one point of the axes. Where a product has more than LARGEST multiply-adds,
         each further row takes as long as between the two M before."""
         rows, *_ = self.workload.axes
@@ -94,7 +94,7 @@ class LiveTable(Times):
         low, last = (self.cell((i, *point[1:])) for i in (high - 1, high))
         further = (rows[point[0]] - rows[high]) / (rows[high] - rows[high - 1])
         float_s = last.float_s + max(last.float_s - low.float_s, 0.0) * further
-        return Cell(float_s, last.int8_s + max(last.int8_s - low.int8_s, 0.0) * further)
+        return CellTimes(float_s, last.int8_s + max(last.int8_s - low.int8_s, 0.0) * further)
 
     def measure(self, points: Sequence[Point]) -> None:
         """Times the cells that these points need and that are not known, column by column."""
@@ -131,7 +131,7 @@ class LiveTable(Times):
         for m in rows:
             (float_s, int8_s), (float_again_s, int8_again_s) = first[m], timed(m)
             spread = max(_apart(float_s, float_again_s), _apart(int8_s, int8_again_s))
-            found = Cell(min(float_s, float_again_s), min(int8_s, int8_again_s), spread, 1)
+            found = CellTimes(min(float_s, float_again_s), min(int8_s, int8_again_s), spread, 1)
             known = self.known.cells.get((m, k, n))
             self.known.cells[m, k, n] = found if known is None else known.better(found)
 

@@ -10,7 +10,7 @@ import torch
 
 from qfx.cost import disk
 from qfx.cost.grid import Axes, nested, positive, seconds
-from qfx.cost.live_table import TRIES, Cell, Known, LiveTable, Sizes
+from qfx.cost.live_table import TRIES, CellTimes, Known, LiveTable, Sizes
 from qfx.cost.workloads import KINDS, Workload
 
 
@@ -70,10 +70,10 @@ def read_known(workload: Workload, text: str) -> Known:
     return Known(cells, numbers)
 
 
-def _cell(axes: Axes, row: Any) -> tuple[Sizes, Cell]:
+def _cell(axes: Axes, row: Any) -> tuple[Sizes, CellTimes]:
     m, k, n, float_s, int8_s, spread, tries = row
     if any(type(s) is not int or s not in p for s, p in zip((m, k, n), axes, strict=True)):
         raise ValueError(f"the kept table has a cell {(m, k, n)}, which is not on its axes")
     if type(tries) is not int or not 1 <= tries <= TRIES:
         raise ValueError(f"the kept table holds {str(tries)[:40]} where tries belong")
-    return (m, k, n), Cell(positive(float_s), positive(int8_s), seconds(spread), tries)
+    return (m, k, n), CellTimes(positive(float_s), positive(int8_s), seconds(spread), tries)

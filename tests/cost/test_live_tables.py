@@ -21,7 +21,7 @@ from qfx.cost import corrections, disk, linears, live_table, table_file
 from qfx.cost.default_tables import FOLDER, NEAREST, default_table, family_of
 from qfx.cost.device_models import costs_from
 from qfx.cost.grid import Axes
-from qfx.cost.live_table import TRIES, Cell, Known, LiveTable, Unmeasured
+from qfx.cost.live_table import TRIES, CellTimes, Known, LiveTable, Unmeasured
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Costs, Work
 from qfx.cost.spending import SECONDS, Spending, unlimited
@@ -234,14 +234,14 @@ def test_other_families_follow_the_nearest() -> None:
 def test_a_file_gives_back_what_it_was_given(
     sizes: list[Any], seconds: float, tries: int, numbers: bool
 ) -> None:
-    cells = dict.fromkeys(sizes, Cell(seconds, seconds / 3, seconds / 7, tries))
+    cells = dict.fromkeys(sizes, CellTimes(seconds, seconds / 3, seconds / 7, tries))
     given = Known(cells, {"rotation": (seconds, 0.0)} if numbers else {})
     assert read_known(Timed().workload, text_of(given)) == given
 
 
 def test_any_change_of_a_file_gives_times_or_is_refused() -> None:
     timed, count = Timed(), 0
-    cells = {(1, 8, 8): Cell(1.0, 2.0, 0.5, 1), (4, 8, 8): Cell(1.0, 2.0)}
+    cells = {(1, 8, 8): CellTimes(1.0, 2.0, 0.5, 1), (4, 8, 8): CellTimes(1.0, 2.0)}
     for text in mutated(text_of(Known(cells, {"rotation": (1.0, 2.0)}))):
         try:
             found = read_known(timed.workload, text)

@@ -11,7 +11,7 @@ import qfx
 from qfx.cost.gpu import cost_of
 from qfx.cost.grid import Axes, Grid
 from qfx.cost.linears import AXES, BLOCK
-from qfx.cost.live_table import Cell, Known
+from qfx.cost.live_table import CellTimes, Known
 from qfx.cost.machine import MachineCost
 from qfx.cost.model import Costs, Estimate, Work
 from qfx.cost.table import Table
@@ -60,7 +60,7 @@ def known(table: Table) -> Known:
     cells = {}
     for point in itertools.product(*(range(len(points)) for points in axes)):
         m, k, n = (points[i] for points, i in zip(axes, point, strict=True))
-        cells[m, k, n] = Cell(*(table.grids[name].at(point) for name in ("float", "int8")))
+        cells[m, k, n] = CellTimes(*(table.grids[name].at(point) for name in ("float", "int8")))
     return Known(cells, dict(table.numbers))
 
 
