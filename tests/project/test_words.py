@@ -15,8 +15,7 @@ FILES = sorted(
 )
 # Openers of fragments that hang on something outside of the docstring.
 OPENERS = frozenset(
-    """Of What That Those Whoever Who Whose Where Which How As For From By In With Without Under It
-    They And Also So""".split()
+    ["Of", "What", "That", "Those", "Whoever", "Who", "Whose", "Where", "Which", "How", "As", "For", "From", "By", "In", "With", "Without", "Under", "It", "They", "And", "Also", "So"]
 )
 
 
