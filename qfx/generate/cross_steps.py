@@ -165,7 +165,7 @@ class CrossSteps(Steps):
         return min(self.length, max(self.positions - first, 1))  # padding takes positions, too
 
     def _inputs(self, asked: Request, at: CacheSlots, first: int, rows: int) -> tuple[Tensor, ...]:
-        """Returns the inputs of `CrossStep` in step_graph.py that precede the tensors of the
+        """Returns the inputs of `_CrossStep` in step_graph.py that precede the tensors of the
         caches."""
         layer = self._all(asked)[-1]
         inputs = super()._inputs(asked._replace(positions=None), at, first, rows)
