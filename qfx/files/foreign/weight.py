@@ -45,8 +45,8 @@ class ForeignGrid(NamedTuple):
 
     @property
     def usual(self) -> QSpec:
-        """How activations are quantized if the file does not say. With groups in the weight, groups
-        of activations cost little more, and activations that are not rotated need them."""
+        """The quantization of activations if the file does not say. With groups in the weight,
+        groups of activations cost little more, and activations that are not rotated need them."""
         return QSpec(group=self.group) if self.group else QSpec(symmetric=False)
 
 
