@@ -41,7 +41,7 @@ class CacheLayout:
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """For each of `slots`, the first layer with this number of slots; 0 if there is none."""
+        """The first layer with each number of slots in `slots`; 0 if there is none."""
         found = [self.slots_of(i) for i in range(len(self.layers))]
         return tuple(found.index(slots) if slots in found else 0 for slots in self.slots)
 

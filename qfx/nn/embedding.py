@@ -131,7 +131,7 @@ class Embedding(StoredModule, nn.Embedding):
 
     @property
     def scheme(self) -> Scheme:
-        """How the rows are quantized."""
+        """The scheme of the rows."""
         return TABLE
 
     @property

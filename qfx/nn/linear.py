@@ -133,7 +133,7 @@ class Linear(LinearState, nn.Linear):
 
     @property
     def scheme(self) -> Scheme:
-        """How its operands are quantized, with the rotation in use."""
+        """The scheme of weight and input, with the rotation in use."""
         return self.quantized.scheme
 
     @property
