@@ -83,7 +83,8 @@ def _unstorable(value: Any) -> str:
 
 
 def ties(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Returns, for each name of a tensor that also has an earlier name, the earlier name."""
+    """Returns the names of tensors that also have an earlier name in `tensors`, each with the
+    earlier name."""
     first: dict[Any, str] = {}
     parts = _parts_of_shared(model)
     same = {}

@@ -198,8 +198,12 @@ def _memory_of(tensor: Tensor) -> memoryview:
 
 
 def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Returns the names with wide elements first, so that each tensor is aligned, then large
-    tensors, so that the last ones need little memory in addition to the loaded modules."""
+    """Returns the names of the tensors in the order in which they are written.
+
+    Wide elements come first, so that each tensor is aligned. Then come large tensors, so that when
+    a file is read, the last tensors need little memory in addition to the modules that are already
+    loaded.
+    """
     return sorted(tensors, key=lambda n: (-tensors[n].element_size(), -tensors[n].numel(), n))
 
 

@@ -36,9 +36,9 @@ class Cached(NamedTuple):
 
     @staticmethod
     def of(node: Any, target: Any, transposed: bool) -> Cached:
-        """Finds the node behind an operand [B, H, L, D] or [B * H, L, D] of a product, or, if
-        `transposed`, one with L and D exchanged. Raises UnknownScores if the operand is something
-        else."""
+        """Returns the keys or values that an operand of a product is a view of. The operand is [B,
+        H, L, D] or [B * H, L, D], or, if `transposed`, has L and D exchanged. Raises UnknownScores
+        for other operands."""
         call: Any = node
         steps: list[Any] = []
         while isinstance(call, fx.Node) and call.target in _VIEWS:

@@ -47,20 +47,21 @@ def compile_for_generate(
     quantized weights, in eval mode, on the CPU, or a wrapper of PEFT or torch.compile around one.
     With 16-bit weights a step computes in float32.
 
-    `config`: how its weights are quantized (`qfx.quantize_`), the name of a scheme or a Config;
-    None if they are already, or for "w8a8". `max_length`: the largest number of tokens of prompt
-    and output together. `batch_sizes`: the batch sizes for which programs are made now. Smaller
-    batches are padded to one of them; programs for larger batches are made at their first use.
-    `max_source_length`: the largest number of positions of the encoder's output for an
-    encoder-decoder, by default as many as its configuration allows, or at least 512 if it does not
-    say. The encoder, and the first tokens of the decoder, are computed by the modules, later steps
-    by programs. `logits_dtype`: the dtype of the logits that programs return, by default that of
-    the model; they are computed in float32.
+    `config`: how its weights are quantized (`qfx.quantize_`), the name of a scheme or a Config.
+    None means "w8a8" for a float model, and does not change a model that is already quantized.
+    `max_length`: the largest number of tokens of prompt and output together. `batch_sizes`: the
+    batch sizes for which programs are built now. Smaller batches are padded to one of them;
+    programs for larger batches are built at their first use. `max_source_length`: for an
+    encoder-decoder, the largest number of positions of the encoder's output; by default as many as
+    its configuration allows, or `max_length` but at least 512 if the configuration does not say.
+    The modules compute the encoder and the first tokens of the decoder, programs the later steps.
+    `logits_dtype`: the dtype of the logits that programs return, by default that of the model; they
+    are computed in float32.
 
     After this, `model.generate(...)` stores keys and values in int8 and runs each step as a program
     of `qfx.programs`. Other programs read the prompt, several tokens at a time. The modules are
     used for calls that need more than logits (hidden states, attentions, labels), for other kinds
-    of caches, for gradients and under autocast. If no program can be made for the model, the
+    of caches, for gradients and under autocast. If no program can be built for the model, the
     modules are always used, and a warning says why.
 
     Raises ValueError, before anything is changed, for a model that cannot have an int8 cache or

@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 
 
 class EncoderOutput(BaseModelOutput):
-    """The output of an encoder of any model, without additional fields that some return."""
+    """The output of an encoder. Fields that only some models return, and read, are None."""
 
     attention_mask = router_logits = None
 

@@ -37,7 +37,7 @@ class ServedLinear(Linear):
         shape = self.out_features, self.in_features
         return float_weight(self._frozen(), self.how.scheme, *shape)
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
         """Maps x [..., K] to [..., N]."""
         return linear(input, self.bias, self._frozen(), self.how)
 

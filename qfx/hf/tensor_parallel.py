@@ -43,7 +43,8 @@ class LaterPlan:
                 ALL_PARALLEL_STYLES[name] = _Later(getattr(style, "style", style), self)
 
     def remove(self) -> None:
-        """Restores the styles of transformers, and warns about linears that are not split."""
+        """Restores the styles of transformers. Warns about linears that are not split or that
+        compute in float."""
         for name, style in [*ALL_PARALLEL_STYLES.items()]:
             if isinstance(style, _Later):
                 del ALL_PARALLEL_STYLES[name]

@@ -165,7 +165,7 @@ class BinaryLinear(TrainedState):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(casting_all_but((self.x_log_scale,), fn), recurse)
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
         """Maps x [..., K] to [..., N]."""
         x_scale = scaled_gradient(self.x_log_scale.float().exp(), self.in_features, 2)
         packed = None

@@ -191,7 +191,7 @@ class Embedding(StoredModule, nn.Embedding):
         drawn = nn.Embedding(*shape, self.padding_idx, dtype=torch.float32, device=device)
         self.weight = drawn.weight.detach()
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Embedding's may be
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Embedding
         """Maps ids [..] to rows [.., D]."""
         rows = self.looked_up(input)
         number: Any = getattr(self, "embed_scale", None)

@@ -41,7 +41,7 @@ def linear(
     The result has the dtype of x, or that of autocast if it is on, as with `F.linear`.
     Differentiable once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second
     derivatives, `vmap` and forward mode raise errors. Raises ValueError for a scheme with rotation,
-    groups or float activations.
+    groups, per-column or static scales, or float activations.
 
         y = qfx.nn.functional.linear(x, weight, bias)
 

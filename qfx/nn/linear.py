@@ -201,7 +201,7 @@ class Linear(LinearState, nn.Linear):
         if self.bias is not None:
             self.bias.data.copy_(drawn.bias.detach())
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
         """Maps x [..., K] to [..., N]."""
         weight: Any = self._parameters.get("weight")
         if type(weight) is not QuantizedWeight or transforming():

@@ -32,7 +32,7 @@ class LSQLinear(TrainedState):
     Casting the module leaves the steps in float32. In eval mode the weight is packed once, and
     again when it or its step changes; a compiled graph packs it at each call. The state_dict also
     contains a tensor `scheme`. Loading steps of another scheme raises an error. Raises ValueError
-    for a scheme with rotation, groups or float activations.
+    for a scheme with rotation, groups, per-column or static scales, or float activations.
     """
 
     kind = "LSQLinear"
@@ -101,7 +101,7 @@ class LSQLinear(TrainedState):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(casting_all_but((self.w_log_step, self.x_log_step), fn), recurse)
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
         """Maps x [..., K] to [..., N]."""
         k, n = self.in_features, self.out_features
         x = shifted(input, self.shift)

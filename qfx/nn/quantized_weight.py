@@ -206,7 +206,7 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         for mine, its in zip(self.frozen, made, strict=True):
             if mine is not None and its is not None and mine is not its:
                 mine.copy_(its)
-                if not mine.is_inference():  # below autograd nothing counts
+                if not mine.is_inference():  # copy_ below autograd does not count the write
                     torch.autograd.graph.increment_version(mine)
         return True
 

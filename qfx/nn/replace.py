@@ -45,7 +45,7 @@ def _line(
     if name not in made:
         return LinearSummary(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
     module = made[name]
-    shape = f"{module.in_features}x{module.out_features}"  # of the weight, not of old attributes
+    shape = f"{module.in_features}x{module.out_features}"  # the attributes may be outdated
     return LinearSummary(
         name, shape, f"{type(module).__name__} {getattr(module, 'scheme', '1 bit')}", ""
     )

@@ -59,15 +59,15 @@ def select_modules(
     transposed: bool = False,
     embeddings: bool = False,
 ) -> Selection:
-    """Sorts the linears of `model` by `config.skip`, `config.only` and by whether they can be
-    replaced.
+    """Sorts the linears of `model` into those that are replaced and those that stay float, with the
+    reason.
 
     Only exact `nn.Linear` modules and those of linear_like.py are taken. The weights of other
     subclasses, of parametrized linears and of the projections of nn.MultiheadAttention are read by
-    code other than the forward of nn.Linear. The values of the weights are checked for NaN and
-    infinity.
+    code other than the forward of nn.Linear. Modules that `config.skip` and `config.only` exclude,
+    and weights with NaN or infinity, stay float.
 
-    `who` is named in errors. `left_by_recipe` returns why a linear stays float, or ''.
+    `who`: the function that errors name. `left_by_recipe`: returns why a linear stays float, or ''.
     `sums_overflow`: refuse linears with K above 65792, whose int8 sums could overflow.
     `transposed`: also take modules with a weight [K, N]. `embeddings`: also take the embeddings of
     linear_like.py.

@@ -129,7 +129,7 @@ class SignLinear(StoredModule):
         signs = signs_of(self.signs, self.in_features).float()
         return signs * (self.scale / self.x_scale)[:, None]
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
         """Maps x [..., K] to [..., N]."""
         x = shifted(input, self.shift)
         if torch.is_grad_enabled() and (x.requires_grad or _trains(self.bias)):

@@ -112,5 +112,6 @@ class _SnapshotOfHeld:
 
 
 def content_of(tensor: Tensor) -> int | None:
-    """Returns a hash of all values; None if reading them takes longer than packing, as on a GPU."""
+    """Returns a hash of all values; None for tensors that are not on the CPU, where reading them
+    takes more time than the comparison saves."""
     return _C.content(tensor.detach().contiguous()) if tensor.device.type == "cpu" else None

@@ -140,12 +140,13 @@ def with_packed_weights(
     """Returns a function that calls `compiled` with the original arguments, in which packed weights
     replace float ones.
 
-    Equal layers share this function, so it keeps the packed tensors of each set of weights. The
-    first call with a set compares the whole content of each weight with the cache, and so does a
-    call that finds a weight that was written without PyTorch noticing. `rewritten` is called with
-    the positions of the arguments, none of them a parameter, that were packed at each of the last
-    calls. `give_back` is called with each weight that is packed and that the graph does not read in
-    float.
+    The same function serves all layers with equal graphs, so it keeps the packed tensors for each
+    set of weights. It compares the whole content of each weight with the cache at the first call
+    with a set, and at a call that finds a weight that was written without PyTorch noticing.
+
+    `rewritten` is called with the positions of the arguments, none of them a parameter, that were
+    packed at each of the last REWRITTEN calls. `give_back` is called with each weight that is
+    packed and that the graph does not read in float.
     """
     holders = [source.argument for source in feed.sources]
     constants = tuple(constant.tensor() for constant in feed.constants)

@@ -45,8 +45,8 @@ def into_huge_pages(blocks: Iterable[tuple[int, int]]) -> int:
 
 
 class Room:
-    """New memory for tensors that together take `count` bytes, one after another. It is freed with
-    the last of them; each tensor has its own storage, a part of this memory."""
+    """New memory for tensors that together take `count` bytes, one after another. Each tensor has
+    its own storage, a part of this memory. The memory is freed when all of its tensors are."""
 
     def __init__(self, count: int) -> None:
         size = huge_page_size()

@@ -149,7 +149,7 @@ def _reads(module: nn.Module, ids: TokenIds) -> tuple[Tensor | None, Reads]:
     embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
     tables = {storage_id(table): table for table in (*embeddings, ids.table)}
     tried = set[int | None]()
-    while storage_id(ids.table) not in tried:  # again where the ids were drawn for another table
+    while storage_id(ids.table) not in tried:  # runs again if the ids were drawn for another table
         tried.add(storage_id(ids.table))
         reads = _run(module, ids)
         found = set.union(*reads.looked_up.values()) if reads else set()
