@@ -1,4 +1,4 @@
-"""What saves that were cut off, or have been replaced, leave in a folder."""
+"""Removes files that interrupted or replaced saves have left in a folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from qfx.io.recipe_files import sweep_codes
 
 
 def remove_leftovers(folder: Path, recipe: str) -> None:
-    """Removes partial files of dead processes, files of tensors that `save` wrote and that qfx.json
-    does not name, and codes that `recipe` does not. To be called by whoever holds the lock of the
-    folder. Files of others stay, and so does all that cannot be read or removed."""
+    """Removes partial files of dead processes, tensor files that `save` wrote and qfx.json does not
+    name, and code files that the recipe does not name. `recipe`: the name of its file.
+
+    The caller must hold the lock of the folder. Files of other programs are kept, and so are files
+    that cannot be read or removed.
+    """
     remove_partials(folder)
     sweep_codes(folder / recipe)
     with suppress(OSError, UserError):

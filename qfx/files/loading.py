@@ -1,5 +1,5 @@
-"""load: a folder, a file or a state dict becomes an int8 model, by way of a float one that need not
-have values."""
+"""load: turns a float model, which need not have values, into the int8 model of a folder, a file or
+a state dict."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from qfx.values.config import Config, Configurable
 
 
 class Saved(NamedTuple):
-    """Open files with their checked tables, and what is said of them; a file alone has no
-    description. Open files can be read to their end whoever replaces or removes them."""
+    """Open files with their checked tables, and the manifest; a single file has none. An open file
+    can be read to its end even if it is replaced or removed meanwhile."""
 
     at: str
     tables: tuple[TensorIndex, ...]
@@ -51,25 +51,28 @@ def load(
     x: Activations = "file",
     requantize: Configurable = None,
 ) -> nn.Module:
-    """Makes `skeleton`, a float model, the model that was saved, in place, and returns it.
+    """Loads a saved model into `skeleton`, a float model, in place, and returns it.
 
-    Reads what `qfx.save` wrote, or one safetensors file of the state dict of a model that
-    `quantize_` or `convert` made. The linears that were int8 or of one bit are replaced as those do
-    it, all else takes the tensors of the file in their types. `skeleton` may be on the meta device:
-    no float weight of such a linear is ever made, and at no time is more in memory than the model
-    and one tensor. Tensors go to the device of the one they replace; to the CPU from the meta
-    device.
+        model = qfx.load("folder", skeleton)
 
-    Reads models of other tools too, and keeps their codes and scales (docs/importing.md): a GGUF
-    file, a folder of compressed-tensors, a safetensors file or state dict of torchao. For these
-    alone, `x` says how activations are quantized, None for not at all, and by `requantize` (its
-    `scheme`, `skip`, `only`) become int8 those linears whose codes none of ours can hold.
+    Reads what `qfx.save` wrote, or one safetensors file with the state dict of a model that
+    `quantize_` or `convert` made. Linears that were int8 or 1-bit are replaced as in these
+    functions; everything else takes the tensors of the file in their dtypes. `skeleton` may be on
+    the meta device: the float weights of such linears are never created, and memory never holds
+    more than the model and one tensor. Tensors are put on the device of the tensor that they
+    replace, or on the CPU if that is the meta device.
+
+    Also reads models of other tools, and keeps their codes and scales (docs/importing.md): a GGUF
+    file, a folder of compressed-tensors, a safetensors file or state dict of torchao. Only for
+    these, `x` says how activations are quantized, None for not at all, and `requantize` (its
+    `scheme`, `skip`, `only`) says how linears are quantized to int8 whose codes no linear of qfx
+    can hold.
 
     Everything is checked before anything of `skeleton` changes: sizes and SHA-256 of files, names,
-    shapes and types of tensors, and that codes, scales and schemes belong together. Of a folder
-    that another process saves into at the same time, the model of before or the new one is read.
+    shapes and dtypes of tensors, and that codes, scales and schemes belong together. If another
+    process saves into the folder at the same time, either the earlier model or the new one is read.
     Raises ValueError that names the file and the fault, OSError, and NotImplementedError for a kind
-    of weight that no linear holds yet.
+    of weight that is not supported yet.
     """
     skeleton = uncompiled_module(skeleton)
     foreign = foreign_of(folder_or_file, skeleton)
@@ -134,7 +137,8 @@ def _refuse_json(path: Path, at: str) -> None:
 
 
 def _described(folder: Path, files: ExitStack) -> Saved:
-    """Begins anew where another process replaced the model before all of its files were open."""
+    """Opens the files of a folder. Starts again if another process replaced the model before all
+    files were open."""
     while True:
         read = _description(folder)
         try:
@@ -187,7 +191,8 @@ def _whole(path: Path, file: File, files: ExitStack) -> tuple[BinaryIO, TensorIn
 def _read(
     tensors: Iterator[tuple[Path, str, Tensor]], plan: Fitted
 ) -> tuple[dict[str, StoredModule], dict[str, Tensor]]:
-    """The linears without float weights, each made when its parts are there; the other tensors."""
+    """Returns the linears without float weights, each created once all of its parts are read, and
+    the other tensors."""
     made: dict[str, StoredModule] = {}
     rest: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -205,7 +210,8 @@ def _read(
 
 
 def _tensors(saved: Saved, plan: Fitted) -> Iterator[tuple[Path, str, Tensor]]:
-    """Of all files; behind the last of each it is known whether its bytes are those saved."""
+    """Yields the tensors of all files. After the last tensor of a file, raises UserError if the
+    SHA-256 of the file differs from the saved one."""
     for table, handle in zip(saved.tables, saved.files, strict=True):
         digest = hashlib.sha256()
         for name, tensor in tensors_of(table, handle, digest.update, plan.is_part):

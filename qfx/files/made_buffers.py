@@ -1,4 +1,5 @@
-"""Buffers that no file has, of models on the meta device: who knows how to make them says so."""
+"""Buffers that are in no file, for models on the meta device; libraries register how to compute
+them."""
 
 from __future__ import annotations
 
@@ -10,5 +11,5 @@ MAKERS: list[Callable[[nn.Module], dict[str, Tensor]]] = []  # qfx.hf adds that 
 
 
 def buffers_of(skeleton: nn.Module) -> dict[str, Tensor]:
-    """Values, by name, for buffers of `skeleton` that are on the meta device."""
+    """Returns values, by name, for buffers of `skeleton` that are on the meta device."""
     return {name: tensor for make in MAKERS for name, tensor in make(skeleton).items()}

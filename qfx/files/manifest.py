@@ -1,4 +1,4 @@
-"""qfx.json, which says what a saved folder holds; docs/decisions/0027 and 0036 have the reasons."""
+"""qfx.json, which describes a saved folder; the reasons are in docs/decisions/0027 and 0036."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from qfx.io.safe_read import bytes_of
 
 NAME = MODEL
 MARK = "qfx_model"
-FORMAT = 2  # of what is written
-_FILES = {  # names of files of tensors, by the format: fixed in qfx 0.2, since then by content
+FORMAT = 2  # the format that is written
+_FILES = {  # names of tensor files in each format: fixed in qfx 0.2, since then by content
     1: re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors"),
     2: re.compile(r"model-[0-9a-f]{16}\.safetensors"),
 }
@@ -26,7 +26,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class File(NamedTuple):
-    """A file of tensors: its size in bytes, its SHA-256 in hexadecimal, the tensors in it."""
+    """A file of tensors: its size in bytes, its SHA-256 in hexadecimal, and the names of its
+    tensors."""
 
     size: int
     sha256: str
@@ -35,10 +36,12 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files`: by name. `linears`: those without float weights, the token of the scheme of each.
-    `same`: names of the model's state dict -> the name under which the very tensor is stored.
-    `derived`: stored buffers that are not part of the state dict. `recipe`: whether `recipe.json`
-    is there."""
+    """The description of a saved folder.
+
+    `files`: by name. `linears`: the linears without float weights, with the token of their schemes.
+    `same`: for names in the state dict, the name under which the same tensor is stored. `derived`:
+    stored buffers that are not part of the state dict. `recipe`: whether there is a `recipe.json`.
+    """
 
     files: Mapping[str, File]
     linears: Mapping[str, str]
@@ -52,23 +55,23 @@ class Manifest:
 
 
 def tensor_file_name(sha256: str) -> str:
-    """The name of a file of tensors with this digest."""
+    """Returns the name of a tensor file with this digest."""
     return f"model-{sha256[:16]}.safetensors"
 
 
 def is_tensor_file_name(name: str) -> bool:
-    """Whether `save` of this or an earlier version gives such names."""
+    """Whether `save` of this or an earlier version uses such a name."""
     return any(names.fullmatch(name) for names in _FILES.values())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """`manifest_of` the qfx.json of a folder. Raises OSError too."""
+    """Reads the qfx.json of a folder. Raises as `manifest_of` does, and OSError."""
     return manifest_of(bytes_of(folder / NAME, LARGEST), folder / NAME)
 
 
 def manifest_of(data: bytes, path: Path) -> Manifest:
-    """What the content of a qfx.json says. Raises UserError, which names the file and the fault,
-    for what `to_json` of this or an earlier format did not write."""
+    """Parses the content of a qfx.json. Raises UserError, which names the file and the fault, for
+    content that `to_json` of this or an earlier format did not write."""
     at = printable(str(path))
     try:
         text = data.decode("utf-8")

@@ -1,4 +1,5 @@
-"""What of a model is stored: its state dict, each tensor once, and the buffers outside of it."""
+"""The tensors of a model that are stored: its state dict, each tensor once, and buffers outside of
+it."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ from qfx.weights.change_detection import place_of
 
 
 class ModelState(NamedTuple):
-    """`tensors` by name, `same`: other names of theirs, `derived`: those that are buffers outside
-    the state dict, `linears`: those without float weights, by every name."""
+    """The tensors that are stored.
+
+    `tensors`: by name. `same`: other names of these tensors. `derived`: names of buffers outside
+    the state dict. `linears`: the modules without float weights, by all of their names.
+    """
 
     tensors: dict[str, Tensor]
     same: dict[str, str]
@@ -29,7 +33,8 @@ class ModelState(NamedTuple):
 
 
 def state_of(model: nn.Module) -> ModelState:
-    """Raises ValueError for what files cannot hold. The codes are copies, all else is not."""
+    """Returns the state of a model. Raises ValueError for values that files cannot store. The codes
+    are copies, all other tensors are not."""
     if not any(isinstance(module, Checked) for module in model.modules()):
         raise UserError(
             "save: the model has no module of qfx in it, so that nothing of it would be int8: "
@@ -40,7 +45,7 @@ def state_of(model: nn.Module) -> ModelState:
     if any(map(is_sharded, model.modules())):
         raise UserError("save: FSDP shards the model: gather its state dict first")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(value) or value.is_nested:  # a state dict of it cannot even be made
+        if is_lazy(value) or value.is_nested:  # state_dict() would fail
             raise UserError(f"save: {name} {_unstorable(value)}")
     state = model.state_dict()
     derived = derived_buffers(model, state)
@@ -54,8 +59,8 @@ def state_of(model: nn.Module) -> ModelState:
 
 
 def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The buffers that the model does not save: tables of positions, masks. A model on the meta
-    device cannot compute them."""
+    """Returns the buffers that the model does not save, such as tables of positions and masks. A
+    model on the meta device cannot compute them."""
     made = {f"{name}.{own}" for name, m in stored_linears(model) for own in m.UNSAVED}
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {n: b for n, b in buffers.items() if n not in state and n not in made}
@@ -78,7 +83,8 @@ def _unstorable(value: Any) -> str:
 
 
 def ties(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Names of very tensors that have another name before them, and that."""
+    """Returns the names of tensors that also have an earlier name in `tensors`, each with the
+    earlier name."""
     first: dict[Any, str] = {}
     parts = _parts_of_shared(model)
     same = {}
@@ -91,6 +97,7 @@ def ties(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _parts_of_shared(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """What a linear saves is made when it is asked for, so it tells not that the linear is one."""
+    """Returns for each saved part of a linear the identity of the linear. The tensors themselves
+    are new at each request, so they do not show which names belong to the same linear."""
     linears = stored_linears(model)
     return {f"{name}.{part}": (id(m), part) for name, m in linears for part in m.PARTS}

@@ -1,4 +1,4 @@
-"""save: a quantized model becomes a folder, and replaces the one that was there in one step."""
+"""save: writes a quantized model to a folder, and replaces an earlier model there in one step."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ def save(
     recipe: Recipe | None = None,
     shard_size: int = SHARD_SIZE,
 ) -> None:
-    """Writes a model that `quantize_` or `convert` made into `folder`, which is made
-    if it is not there.
+    """Writes a model that `quantize_` or `convert` made to `folder`, which is created if necessary.
 
-    Files: `model-<16 digits of its SHA-256>.safetensors`, several of at most `shard_size` bytes for
-    a larger model (a tensor that is larger has one of its own), and `qfx.json`, which says what
-    they hold. Stored are the codes and scales, in no layout of a processor, all other parameters
-    and buffers in their types, and buffers that the state dict leaves out; a tensor with several
-    names once. `recipe`: the one that the model was quantized by, for
-    `qfx.Recipe.load(folder / "recipe.json")`; codes of the int8 linears are left out of it, the
-    model has them. `qfx.load` reads the folder.
+        qfx.save(qfx.quantize_(model, "w8a8"), "folder")
 
-    An earlier model in the folder is replaced, with its recipe, by renaming `qfx.json`, last of all
-    and when everything else is on the disk: whatever stops the process, the folder holds the old
-    model or the new one. Only then are the files of the old one removed. Processes that save into
-    one folder wait for each other; `.qfx.lock` is their lock. Raises ValueError, before anything is
-    written, for a model of which files cannot hold something, and where the folder has a `qfx.json`
-    or would lose a `recipe.json` that qfx did not write; OSError, with the old model left.
+    Files: `model-<16 digits of its SHA-256>.safetensors`, for a larger model several of at most
+    `shard_size` bytes (a larger tensor has its own file), and `qfx.json`, which describes them.
+    They store the codes and scales, in a layout that does not depend on the processor, all other
+    parameters and buffers in their dtypes, and buffers that the state dict leaves out. A tensor
+    with several names is stored once. `recipe`: the recipe that the model was quantized with,
+    stored as "recipe.json", which `qfx.Recipe.load` reads; without the codes of the int8 linears,
+    which are in the model. `qfx.load` reads the folder.
+
+    An earlier model in the folder is replaced, together with its recipe, by renaming `qfx.json`
+    after everything else is on the disk. If the process is stopped at any time, the folder contains
+    either the old model or the new one. The files of the old model are removed last. Processes that
+    save to the same folder wait for each other; `.qfx.lock` is their lock.
+
+    Raises ValueError, before anything is written, for a model with values that files cannot store,
+    and if the folder has a `qfx.json`, or would lose a `recipe.json`, that qfx did not write.
+    Raises OSError if writing fails; the old model is kept.
     """
     safetensors()
     if type(shard_size) is not int or shard_size < 1:
@@ -69,7 +72,7 @@ def save(
 
 
 def _shards(state: ModelState, limit: int) -> list[dict[str, Tensor]]:
-    """The tensors in order, cut where a file would be too large; a linear is not cut."""
+    """Splits the tensors, in order, into files of at most `limit` bytes; a linear is not split."""
     shards: list[dict[str, Tensor]] = [{}]
     room = limit
     for unit in _units(state):
@@ -102,7 +105,8 @@ def _replace(
     state: ModelState,
     recipe: RecipeFiles | None,
 ) -> None:
-    """First all data, under names that nothing refers to; then the one rename that counts."""
+    """Writes all data, under names that nothing refers to, then does the one rename that replaces
+    the model."""
     old_recipe = _replaced_recipe(folder, recipe)
     with ExitStack() as partials:
         files = dict(_write_tensors(folder, tensors, partials) for tensors in shards)
@@ -124,8 +128,9 @@ def _replace(
 
 
 def _replaced_recipe(folder: Path, new: RecipeFiles | None) -> str | None:
-    """The JSON of the recipe that goes with the model that is replaced, or that `new` replaces.
-    Raises UserError where qfx.json or recipe.json cannot be read: it is not replaced then."""
+    """Returns the JSON of the recipe that belongs to the model being replaced, or that `new`
+    replaces. Raises UserError if qfx.json or recipe.json cannot be read; nothing is replaced
+    then."""
     belongs = (folder / NAME).exists() and read_manifest(folder).recipe
     return current_recipe(folder / RECIPE) if belongs or new is not None else None
 
@@ -133,7 +138,7 @@ def _replaced_recipe(folder: Path, new: RecipeFiles | None) -> str | None:
 def _write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], partials: ExitStack
 ) -> tuple[str, File]:
-    """Gives a file its name once it is on the disk and its digest is known."""
+    """Writes a file of tensors, and names it once it is on the disk and its digest is known."""
     digest, size = "", 0
 
     def write(file: BinaryIO) -> None:

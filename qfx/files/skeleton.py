@@ -1,4 +1,4 @@
-"""The float model that files are loaded into: whether they are its own, and filling it."""
+"""The float model that files are loaded into: checks that the files fit it, and fills it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ from qfx.nn.stored_modules import NAMES, STORED, kind_of, notify_listeners, repl
 
 @dataclass(frozen=True)
 class Fitted:
-    """What becomes of a skeleton. `linears`: those that are replaced, by every name; `kinds`: by
-    what; `parts`: how many tensors each has under the name it is stored by; `schemes`: the tokens
-    that were said; `same`: names -> the name their tensor is stored by; `left`: stored and not
-    wanted; `was`: the tensors that are replaced, by name."""
+    """The decisions for loading files into a skeleton.
+
+    `linears`: the modules that are replaced, by all of their names; `kinds`: the kind of module
+    that replaces each; `parts`: the number of tensors of each under the name that it is stored by;
+    `schemes`: the tokens in the manifest. `same`: names, with the name that their tensor is stored
+    by. `derived`: buffers outside the state dict that are loaded; `left`: stored buffers that are
+    not needed. `was`: the tensors that are replaced, by name.
+    """
 
     linears: Mapping[str, nn.Module]
     kinds: Mapping[str, type[StoredModule]]
@@ -40,12 +44,12 @@ class Fitted:
     was: Mapping[str, Any]
 
     def is_part(self, name: str) -> bool:
-        """Whether this tensor is one of those that a linear without float weight is made of."""
+        """Whether this tensor is a part of a linear without float weight."""
         owner, _, part = name.rpartition(".")
         return owner in self.kinds and part in self.kinds[owner].PARTS
 
     def device(self, name: str) -> torch.device:
-        """Of what takes the place of this tensor."""
+        """Returns the device for the replacement of this tensor."""
         tensor = self.was.get(name)
         known = isinstance(tensor, Tensor) and not tensor.is_meta
         return tensor.device if known and tensor is not None else torch.device("cpu")
@@ -60,9 +64,13 @@ def fitted(
     same: Mapping[str, str],
     derived: Sequence[str],
 ) -> Fitted:
-    """Raises ValueError, in the name of the file `at`, unless the tensors of files are those of
-    this model, those of `linears` as codes. Where nothing says which `linears` are int8, and which
-    names are the `same`, names tell, and the ties of the skeleton."""
+    """Checks that the tensors of files fit the skeleton, with `linears` as codes, and plans the
+    loading.
+
+    Raises ValueError, in the name of the file `at`. If there is no manifest, so that `linears` is
+    None, int8 linears are found by the names of their tensors, and `same` by the ties of the
+    skeleton.
+    """
     state = skeleton.state_dict()
     beside = derived_buffers(skeleton, state)
     _check_same(same, entries, at)
@@ -98,8 +106,9 @@ def _check_same(same: Mapping[str, str], entries: Mapping[str, TensorEntry], at:
 def _linear_names(
     skeleton: nn.Module, stored: Collection[str], said: Collection[str] | None
 ) -> list[str]:
-    """Of the linears that are made of files. Of those of one bit in files of earlier builds nothing
-    is said, and a skeleton may have them, made alike: they are loaded as modules load."""
+    """Returns the names of the linears that are created from files. Earlier versions do not list
+    1-bit linears, and the skeleton may already contain them: these are loaded with their state
+    dict."""
     modules = dict(skeleton.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(name.rpartition(".")[0] for name in stored)
     kinds = {name: kind_of(name, stored) for name in owners}
@@ -147,7 +156,8 @@ def _parts(
     entries: Collection[str],
     at: str,
 ) -> int:
-    """How many tensors make this linear; those of another where it is said to be the very same."""
+    """Returns the number of tensors of this linear, or those of another linear that is stored as
+    the same."""
     kind = kinds[name]
     other = _stored_by(name, kind, same)
     there = [part for part in kind.PARTS if f"{other}.{part}" in entries]
@@ -199,7 +209,8 @@ def _check_kinds(
 
 
 def _fits(entry: TensorEntry, tensor: Tensor) -> bool:
-    """Of one shape and one kind: a model in bfloat16 may be loaded into one that is float32."""
+    """Whether shape and kind are the same; a bfloat16 model may be loaded into a float32
+    skeleton."""
     a, b = entry.dtype, tensor.dtype
     floats = a.is_floating_point and b.is_floating_point
     return entry.shape == tuple(tensor.shape) and (a == b or floats)
@@ -208,7 +219,7 @@ def _fits(entry: TensorEntry, tensor: Tensor) -> bool:
 def _check_values(
     skeleton: nn.Module, beside: Mapping[str, Tensor], given: Collection[str], at: str
 ) -> None:
-    """That nothing is left without values of what no state dict has."""
+    """Raises UserError if a tensor outside of the state dict would be left without values."""
     for name, buffer in beside.items():
         if buffer.is_meta and name not in given:
             raise UserError(
@@ -232,7 +243,8 @@ def fill(
     rest: Mapping[str, Tensor],
     at: str,
 ) -> nn.Module:
-    """Puts everything in its place; what modules of qfx train is checked by them before."""
+    """Puts all modules and tensors in their places. Modules of qfx that train check their tensors
+    before."""
     whole = {**rest, **{n: rest[f] for n, f in plan.same.items() if f in rest}}
     state = {n: t for n, t in whole.items() if n not in plan.derived and n not in plan.left}
     for name, module in skeleton.named_modules(remove_duplicate=False):

@@ -1,8 +1,8 @@
-"""One file of tensors in the format safetensors: its table; its bytes, read and written in order.
+"""Reads and writes the format safetensors: the table of a file, and its bytes in order.
 
-The package safetensors says whether a table is sound (sizes, offsets, overflows, that the file is
-whole); what it lets through is checked here. Tensors are read one after another into memory of
-their own: a mapped file would count as resident, beside what is made of it.
+The package safetensors checks the table (sizes, offsets, overflows, completeness of the file);
+other faults are checked here. Tensors are read one after another into their own memory: the pages
+of a mapped file would count as resident memory, in addition to the model made from it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA = "__metadata__"
-_LENGTH = 8  # bytes of the number that a file begins with
+_LENGTH = 8  # bytes of the length at the beginning of a file
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a file: what it is, and how many bytes it takes there."""
+    """A tensor of a file: its dtype and shape, and its size in bytes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class TensorEntry(NamedTuple):
 
 
 class TensorIndex(NamedTuple):
-    """What a file holds, in the order of its bytes, which begin behind `head` others."""
+    """The content of a file, in the order of its bytes, which follow `head` bytes of header."""
 
     path: Path
     entries: Mapping[str, TensorEntry]
@@ -58,15 +58,16 @@ class TensorIndex(NamedTuple):
 
 
 def table_of(path: Path) -> TensorIndex:
-    """Raises UserError, which names the file and the fault, and OSError."""
+    """Reads the table of a file. Raises UserError, which names the file and the fault, or
+    OSError."""
     with open_table(path) as (_, table):
         return table
 
 
 @contextmanager
 def open_table(path: Path) -> Iterator[tuple[BinaryIO, TensorIndex]]:
-    """The open file and its table. Begins anew where another file takes its place while it is
-    checked. Raises as `table_of`."""
+    """Yields the open file and its table. Starts again if the file is replaced while it is checked.
+    Raises as `table_of` does."""
     library = safetensors()
     at = printable(str(path))
     while True:
@@ -98,7 +99,7 @@ def _table(file: BinaryIO, path: Path, metadata: Mapping[str, str]) -> TensorInd
 
 
 def _kind(magic: bytes) -> str:
-    """What a file of another kind is, and what reads it."""
+    """Describes a file of another kind and how to read it; '' if the kind is not known."""
     if magic[:2] == b"PK":
         return (
             "a file of torch.save, which qfx.load does not read: quantize_ the model, "
@@ -113,14 +114,14 @@ def _entry(raw: dict[str, Any], at: str) -> TensorEntry:
         raise UserError(f"{at} is of type {raw['dtype']}, which this qfx does not read")
     begin, end = raw["data_offsets"]
     shape = tuple(raw["shape"])
-    if any(size >= 2**63 for size in shape):  # of no elements: safetensors has multiplied the rest
+    if any(size >= 2**63 for size in shape):  # possible without elements: safetensors checks others
         raise UserError(f"{at} has a shape of {list(shape)}")
     return TensorEntry(DTYPES[raw["dtype"]], shape, end - begin)
 
 
 def tensors_together(table: TensorIndex) -> dict[str, Tensor]:
-    """All tensors of a file by name, one behind the other in memory, in its order. Raises as
-    tensors_of."""
+    """Reads all tensors of a file, by name, into one block of memory in the order of the file.
+    Raises as `tensors_of` does."""
     room = Room.of(entry.size for entry in table.entries.values())
     with table.path.open("rb") as file:
         file.seek(table.head)
@@ -137,9 +138,12 @@ def tensors_of(
     told: Callable[[bytes | memoryview], None],
     passing: Callable[[str], bool],
 ) -> Iterator[tuple[str, Tensor]]:
-    """The names and tensors of an open file, in its order, each with memory of its own; the pages
-    of those that are only `passing` are given back when they go. `told` sees every byte. Raises
-    UserError where there are fewer bytes than there were, or a byte is no bool."""
+    """Yields names and tensors of an open file, in its order, each with its own memory.
+
+    `passing`: whether a tensor is only needed for a short time; its pages are then freed with it.
+    `told` is called with every byte. Raises UserError if the file has become shorter, or if a byte
+    of a bool tensor is neither 0 nor 1.
+    """
     file.seek(0)
     told(file.read(table.head))
     for name, entry in table.entries.items():
@@ -163,7 +167,7 @@ def _read_into(tensor: Tensor, file: BinaryIO, path: Path, name: str) -> memoryv
 
 
 def tensor_of(table: TensorIndex, name: str) -> Tensor:
-    """One tensor of a file, on pages of its own. Raises UserError where the file has changed."""
+    """Reads one tensor of a file, on its own pages. Raises UserError if the file has changed."""
     entry, at = table.entries[name], table.head
     for before, each in table.entries.items():
         if before == name:
@@ -177,7 +181,8 @@ def tensor_of(table: TensorIndex, name: str) -> Tensor:
 
 
 def on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """malloc keeps pages that are freed, as many as a third of a model's."""
+    """Returns a tensor on its own pages. malloc would keep freed pages, up to a third of a model's
+    memory."""
     size = prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -186,22 +191,26 @@ def on_own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a dense tensor on the CPU, which must outlive them."""
+    """Returns the bytes of a dense CPU tensor, which must outlive them."""
     assert tensor.is_contiguous() and tensor.device.type == "cpu" and sys.byteorder == "little"
     size = tensor.numel() * tensor.element_size()
     return memoryview((c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 
 def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Wide elements first, so that each tensor is aligned; then large tensors, so that those that
-    are read last need little beside what was made of the others."""
+    """Returns the names of the tensors in the order in which they are written.
+
+    Wide elements come first, so that each tensor is aligned. Then come large tensors, so that when
+    a file is read, the last tensors need little memory in addition to the modules that are already
+    loaded.
+    """
     return sorted(tensors, key=lambda n: (-tensors[n].element_size(), -tensors[n].numel(), n))
 
 
 def write_tensors(
     file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> str:
-    """Writes a whole file; the SHA-256 of its bytes."""
+    """Writes a whole file; returns the SHA-256 of its bytes."""
     found = hashlib.sha256()
     for part in _parts(tensors, metadata):
         found.update(part)

@@ -1,4 +1,4 @@
-"""Decoding with a language model of transformers as one path, and its programs as a file."""
+"""Decoding with int8 programs for language models of transformers, and files of these programs."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # what only reads a file needs no transformers
+def __getattr__(name: str) -> Any:  # lazy, so that reading a file does not import transformers
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""Scores of an attention, read out of a graph: what they add up, and which keys they show."""
+"""Reads the scores of an attention from a graph: the terms of the sum, and the masks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qfx.host.operators import OpOverload, schema
 from qfx.host.tensors import storage_key
 
 aten, ops = torch.ops.aten, torch.ops.qfx
-_MOST = 1 << 24  # elements of a constant that is computed
-_NEVER = -1e30  # what is added to the scores of keys that no query sees, or less
+_MOST = 1 << 24  # largest number of elements of a constant that is computed
+_NEVER = -1e30  # a term of this value or less hides a key
 _PASS = {
     aten.view.default, aten.reshape.default, aten.contiguous.default, aten.clone.default,
     aten.alias.default, aten.detach.default, aten.to.dtype, aten.lift_fresh_copy.default,
@@ -24,18 +24,21 @@ _VIEWS = _PASS | {aten.transpose.int, aten.permute.default, aten.unsqueeze.defau
 
 
 class UnknownScores(Exception):
-    """The graph computes something else."""
+    """Raised if the graph computes the scores in an unknown way."""
 
 
 class Cached(NamedTuple):
-    """Keys or values as floats, that an attention reads: `call` makes them, [B, H, L, D]."""
+    """Float keys or values [B, H, L, D] that an attention reads; `call` is the node that computes
+    them."""
 
     call: fx.Node
     sizes: tuple[int, ...]
 
     @staticmethod
     def of(node: Any, target: Any, transposed: bool) -> Cached:
-        """From an operand [B, H, L, D] or [B * H, L, D] of a product, or with L and D exchanged."""
+        """Returns the keys or values that an operand of a product is a view of. The operand is [B,
+        H, L, D] or [B * H, L, D], or, if `transposed`, has L and D exchanged. Raises UnknownScores
+        for other operands."""
         call: Any = node
         steps: list[Any] = []
         while isinstance(call, fx.Node) and call.target in _VIEWS:
@@ -69,7 +72,7 @@ def _strided(tensor: Tensor, strides: Any) -> bool:
 
 
 class Term(NamedTuple):
-    """`factor` times `held`: a constant, or what a node gives."""
+    """`factor` times `held`, which is a constant tensor or a node."""
 
     held: Any
     factor: float
@@ -77,7 +80,8 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """scale q k^T + terms, of keys that `seen`, bool nodes, all show. `product`: q and keys."""
+    """scale q k^T + terms, for the keys that all bool masks in `seen` show. `product`: the nodes of
+    q and of the keys."""
 
     product: tuple[fx.Node, Cached] | None = None
     scale: float = 0.0
@@ -99,13 +103,13 @@ class Scores:
 
 
 class ScoreReader:
-    """Reads scores out of one graph, whose constants it computes once."""
+    """Reads scores from one graph; computes each constant of the graph once."""
 
     def __init__(self) -> None:
         self._known: dict[fx.Node, Tensor | None] = {}
 
     def scores(self, node: Any) -> Scores:
-        """Raises UnknownScores for what is no such sum."""
+        """Returns the scores that `node` computes. Raises UnknownScores if it is not such a sum."""
         if not isinstance(node, fx.Node):
             raise UnknownScores
         held = self.constant(node)
@@ -115,7 +119,8 @@ class ScoreReader:
         return Scores(terms=(Term(node, 1.0),)) if read is None else read(self, node)
 
     def seen(self, node: Any, where: bool) -> tuple[fx.Node, ...]:
-        """The masks that show what is `where` in a tensor of conditions."""
+        """Returns the masks that are True where a tensor of conditions equals `where`. Raises
+        UnknownScores."""
         held = self.constant(node)
         if held is not None:
             if bool((held.bool() != where).any()):
@@ -132,13 +137,14 @@ class ScoreReader:
             return self.seen(node.args[0], where)
         below = node.target is aten.lt.Scalar and _NEVER < node.args[1] <= 0
         if not where and (below or (node.target in _PASS and value(node).dtype == torch.bool)):
-            found = self.scores(node.args[0])  # zeros, and -inf where no query sees
+            found = self.scores(node.args[0])  # zeros, and -inf for hidden keys
             if found.product is None and not found.terms:
                 return found.seen
         raise UnknownScores
 
     def constant(self, node: Any) -> Tensor | None:
-        """What a node gives that reads no input and no parameter."""
+        """Returns the value of a node that depends on no input and no parameter; None for other
+        nodes."""
         if node not in self._known:
             self._known[node] = self._computed(node)
         return self._known[node]
@@ -172,7 +178,7 @@ class ScoreReader:
         return float(held)
 
     def never(self, what: Any) -> None:
-        """Raises UnknownScores for a number that leaves a key its weight."""
+        """Raises UnknownScores unless a number is so negative that a key with it gets no weight."""
         if not self.number(what) <= _NEVER:
             raise UnknownScores
 
@@ -219,7 +225,7 @@ def _bounded(reader: ScoreReader, node: fx.Node) -> Scores:
 
 
 def _same(reader: ScoreReader, node: fx.Node) -> Scores:
-    """In the type that it has, where views merge or part batch and heads alone."""
+    """Reads through a node that keeps the dtype and the last two dimensions."""
     x: Any = node.args[0]
     found, given = value(node), value(x)
     if found.dtype != given.dtype or found.shape[-2:] != given.shape[-2:]:

@@ -1,4 +1,4 @@
-"""How many texts and tokens a step has, and how fewer are filled up."""
+"""Buckets of batch sizes and token counts of a step, and padding to them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from torch import Tensor
 
 from qfx.ops.kv_blocks import LARGEST_STEP
 
-ROWS = (1, 4, 16, LARGEST_STEP)  # tokens of a step, to which fewer are filled up
-SIZES = (1, 2, 4, 8, 16)  # texts of a step, where none were asked for that are enough
-INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # types of tokens
-MOST_ROWS = 16  # whose logits a program gives; of more only those of one
+ROWS = (1, 4, 16, LARGEST_STEP)  # buckets: tokens of a step; shorter inputs are padded
+SIZES = (1, 2, 4, 8, 16)  # batch sizes of a step, if no requested batch size is large enough
+INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # dtypes of token ids
+MOST_ROWS = 16  # programs for up to 16 tokens return all logits, longer ones those of one token
 
 
 def bucket_for(count: int, room: int, among: Sequence[int] = ROWS) -> int:
-    """The rows of the step that reads the first of `count` tokens: all, if few are filled up."""
+    """Returns the number of tokens, one of `among` and at most `room`, of the step that reads the
+    first of `count` tokens. Chooses a step for all of them if at most half of it is padding;
+    otherwise the largest step without padding."""
     fitting = [rows for rows in among if rows <= room]
     enough = [rows for rows in fitting if count <= rows <= 2 * count]
     return enough[0] if enough else max(rows for rows in fitting if rows <= count)
 
 
 def batch_size_for(texts: int, among: Sequence[int]) -> int:
-    """The texts of the step that serves `texts`: the fewest of `among` that are enough, else the
-    fewest of SIZES, else as many."""
+    """Returns the batch size of the step for `texts` sequences: the smallest of `among` that is
+    large enough, otherwise the smallest of SIZES, otherwise `texts`."""
     for sizes in (among, SIZES):
         if enough := [size for size in sizes if size >= texts]:
             return min(enough)
@@ -32,7 +34,8 @@ def batch_size_for(texts: int, among: Sequence[int]) -> int:
 
 
 def padded(values: Tensor, texts: int, rows: int, by: int = 0) -> Tensor:
-    """[.., B, T] -> [.., texts, rows], contiguous, filled up by a number."""
+    """Pads values [.., B, T] to [.., texts, rows] with the number `by`; the result is
+    contiguous."""
     if values.shape[-2:] == (texts, rows):
         return values.contiguous()
     missing = (0, rows - values.shape[-1], 0, texts - values.shape[-2])

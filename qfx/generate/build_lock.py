@@ -1,7 +1,7 @@
-"""Making programs: one at a time in the process, while other threads run those that are there.
+"""A lock for building programs: one thread builds at a time, while others run existing programs.
 
-torch.export marks the whole process as compiling while it traces, so two traces at once could leave
-it marked, and a thread that only runs a program has to know that the mark is not of its own.
+torch.export marks the whole process as compiling while it traces. Two traces at once could leave
+the mark set, and a thread that only runs a program must know that the mark is not its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _maker: int | None = None  # the thread that traces
 
 @contextmanager
 def building_alone() -> Iterator[None]:
-    """Waits for its turn; in it this thread may trace a model."""
+    """Waits until no other thread is building; inside the `with` block this thread may trace a
+    model."""
     global _maker
     with _turn:
         before, _maker = _maker, threading.get_ident()

@@ -1,4 +1,4 @@
-"""Room in a cache of fixed length: memory for texts, and checks that tokens fit."""
+"""Memory of caches with a fixed capacity, and checks that the tokens fit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 def make_room(
     layers: Sequence[Any], shapes: Sequence[tuple[int, int]], texts: int, size: int
 ) -> None:
-    """Gives layers of a cache, which may have none yet, memory for `texts`, filled up to `size`.
-    `shapes`: (heads, features) of each."""
+    """Gives the layers of a cache memory for `texts` sequences, padded to a batch size of `size`.
+
+    Layers that are not initialized are initialized. `shapes`: (heads, features) of each layer.
+    """
     for layer, (heads, features) in zip(layers, shapes, strict=True):
         if not layer.is_initialized:
             empty = torch.empty(size, heads, 0, features, dtype=torch.float32, device="cpu")
@@ -22,7 +24,7 @@ def make_room(
 
 
 def check_request(length: int, capacity: int) -> None:
-    """ValueError where a prompt and its answer of `length` tokens exceed the capacity."""
+    """Raises ValueError if prompt and generated tokens together, `length`, exceed the capacity."""
     if length > capacity:
         raise ValueError(
             f"the prompt and its answer are {length} tokens, which are more than the {capacity} "
@@ -32,7 +34,7 @@ def check_request(length: int, capacity: int) -> None:
 
 
 def check_step(count: int, first: int, capacity: int) -> None:
-    """ValueError where `count` tokens after `first` others exceed the capacity."""
+    """Raises ValueError if `count` tokens after `first` others exceed the capacity."""
     if first + count > capacity:
         raise ValueError(
             f"{count} tokens behind {first} are more than the {capacity} that there is room for: "
@@ -41,8 +43,8 @@ def check_step(count: int, first: int, capacity: int) -> None:
 
 
 def check_alike(layers: Sequence[Any]) -> None:
-    """ValueError where layers of a cache hold different numbers of tokens, or one does not hold
-    what its next query sees."""
+    """Raises ValueError if the layers of a cache hold different numbers of tokens, or if one has
+    lost tokens that its next query sees."""
     for layer in layers:
         if layer.seen != layers[0].seen:
             raise ValueError(
@@ -53,7 +55,7 @@ def check_alike(layers: Sequence[Any]) -> None:
 
 
 def check_texts(layer: object, texts: int) -> None:
-    """ValueError where a layer of a cache holds another number of texts."""
+    """Raises ValueError if a layer of a cache holds another number of sequences than `texts`."""
     held = getattr(layer, "texts", texts) if getattr(layer, "is_initialized", False) else texts
     if held != texts:
         raise ValueError(f"the cache holds {held} texts, and these tokens are of {texts}")

@@ -1,8 +1,9 @@
-"""CacheSlots: where the tokens of a call are written in a cache, whose texts may have padding.
+"""CacheSlots: the places in a cache at which the tokens of a call are written, with padding
+considered.
 
-A column is one token of each text, as transformers counts them. A cache holds the tokens of each
-text without padding, at the places 0, 1, ..., so that a text has the same places, and the same
-results, whatever the lengths of the texts beside it.
+A column is one token of each sequence, as transformers counts them. A cache stores the tokens of
+each sequence without padding, at places 0, 1, ..., so the places and results of a sequence do not
+depend on the lengths of the other sequences.
 """
 
 from __future__ import annotations
@@ -16,29 +17,33 @@ from qfx.hf.kv_layer import KVLayer
 
 
 class CacheSlots(NamedTuple):
-    """`places`: int64 [B, T], -1 for padding. `kept`: bool [B, n + T], which columns the cache
-    holds once they are written; None for all. `hidden`: bool [B, L], places that the call's mask
-    hides although they are held, or None."""
+    """The places of the tokens of a call.
+
+    `places`: int64 [B, T], -1 for padding. `kept`: bool [B, n + T], the columns that the cache
+    holds after they are written; None for all. `hidden`: bool [B, L], places that hold a token but
+    are hidden by the mask of the call, or None.
+    """
 
     places: Tensor
     kept: Tensor | None
     hidden: Tensor | None
 
     def positions(self, given: Tensor | None, numbers: Tensor) -> Tensor:
-        """The positions [.., B, T] of the tokens: those that a call gives, or the `numbers` [T] of
-        their columns."""
+        """Returns the positions [.., B, T] of the tokens: those passed to the call, or the
+        `numbers` [T] of their columns."""
         found = numbers[None] if given is None else given
         found = found.expand(*found.shape[:-2], *self.places.shape)
         if self.kept is None:
             return found
-        return found.masked_fill(self.places < 0, 0)  # those of padding may be any number
+        return found.masked_fill(self.places < 0, 0)  # the positions of padding are arbitrary
 
 
 def cache_slots(layer: KVLayer, numbers: Tensor, seen: Tensor | None, length: int) -> CacheSlots:
-    """Finds the places of the T columns after those that `layer` has seen.
+    """Returns the places of the T columns after those that `layer` has seen.
 
-    `numbers`: the numbers of these columns, int64 [T].
-    `seen`: bool [B, n + T], the call's mask, or None. `length`: L, the places of the cache."""
+    `numbers`: the numbers of these columns, int64 [T]. `seen`: bool [B, n + T], the mask of the
+    call, or None. `length`: L, the number of places of the cache.
+    """
     texts, count, before = layer.texts, len(numbers), layer.kept
     shared = numbers.expand(texts, count)
     if before is None and (seen is None or bool(seen.all())):

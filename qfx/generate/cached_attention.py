@@ -1,8 +1,8 @@
-"""What stands in the copy of a model that is captured, in the place of functions of transformers.
+"""Replacements of functions of transformers in the copy of a model that is captured.
 
-An attention that reads the int8 cache itself, with a softcap of scores, takes the place of the
-eager one, whose sums over the whole cache in float a step would otherwise hold. A mask that a step
-is given takes the place of the one that a model makes itself, as those with slopes (alibi) do.
+An attention that reads the int8 cache directly, with a softcap of scores, replaces the eager one,
+which would read the whole cache as floats at each step. A mask that the step gets as an input
+replaces the mask that a model computes itself, such as one with slopes (alibi).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from qfx.hf.kv_layer import KVLayer
 
 _NAME, _GIVEN = "qfx_cached", "qfx_given"
 _KNOWN = {"sliding_window", "use_cache", "position_ids", "cache_position", "output_attentions"}
-_here = threading.local()  # of the step that this thread captures
+_here = threading.local()  # layers and masks of the step that this thread captures
 
 
 @contextmanager
 def stepping(layers: list[Any], masks: dict[str, Tensor]) -> Iterator[None]:
-    """A context in which modules of this thread attend to the caches of these layers, each to that
-    of its `layer_idx`, and are given these masks, bool [B, 1, T, L], where they make one."""
+    """Makes modules of this thread attend to the caches of these layers inside the `with` block,
+    each to that of its `layer_idx`. Modules that compute a mask get one of `masks`, bool [B, 1, T,
+    L], instead."""
     _here.layers, _here.masks = layers, masks
     try:
         yield
@@ -38,13 +39,13 @@ def stepping(layers: list[Any], masks: dict[str, Tensor]) -> Iterator[None]:
 
 
 def by_cached_attention(model: nn.Module) -> None:
-    """Lets the modules of `model`, a copy that is captured, attend by this module's function."""
+    """Makes the modules of `model`, a copy that is captured, use the attention of this file."""
     _look_up(model, _NAME, nn.Module)
 
 
 def by_given_masks(model: nn.Module) -> None:
-    """Lets `model`, a copy that is captured, see what it is given in the place of masks that it
-    makes: float32, 0 where a key is seen and -inf elsewhere."""
+    """Makes `model`, a copy that is captured, use the masks that it is given instead of those that
+    it computes: float32, 0 for visible keys and -inf otherwise."""
     _look_up(model, _GIVEN, PreTrainedModel)
     for module in model.modules():
         table = module._buffers.get("bias")
@@ -54,7 +55,7 @@ def by_given_masks(model: nn.Module) -> None:
 
 
 class _Rows:
-    """Takes the place of GPT-Neo's table of which keys each query sees, of a kind of layers."""
+    """Replaces the table of GPT-Neo that says which keys each query sees in a kind of layers."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -65,7 +66,8 @@ class _Rows:
 
 
 def _look_up(model: nn.Module, name: str, kind: type[nn.Module]) -> None:
-    """Gives the modules of a kind a configuration of their own, with this name of what attends."""
+    """Gives the modules of a kind a copy of their config that names another attention
+    implementation."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         config = vars(module).get("config")
@@ -78,7 +80,7 @@ def _look_up(model: nn.Module, name: str, kind: type[nn.Module]) -> None:
 
 def _given(*args: Any, **kwargs: Any) -> Tensor:
     seen, *others = _here.masks.values()
-    if others:  # modules look at the one of their kind
+    if others:  # modules use the mask of their kind of layers instead
         return torch.zeros(*seen.shape[:3], 1, dtype=torch.float32, device=seen.device)
     zeros = torch.zeros(seen.shape, dtype=torch.float32, device=seen.device)
     return zeros.masked_fill(seen.logical_not(), -torch.inf)
@@ -95,7 +97,8 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' eager attention of Gemma 2; `key` and `value`, in float, are not read."""
+    """Computes transformers' eager attention of Gemma 2. Does not read `key` and `value`, which are
+    floats."""
     if unknown := sorted(name for name in others.keys() - _KNOWN if others[name] is not None):
         raise ValueError(f"its attention takes {', '.join(unknown)}, which programs do not know")
     layer: KVLayer = _here.layers[module.layer_idx]

@@ -1,6 +1,6 @@
-"""Code: what the functions and classes do that a model's modules may call, as it is in memory now.
+"""Fingerprints of the code that a model's modules may call, as it is in memory now.
 
-Files are not asked: a function that was put in another's place counts, and so does a notebook's.
+Files are not read, so that functions that were replaced at run time, and those of notebooks, count.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from qfx.generate.distributions import identity
 from qfx.generate.fingerprint import Fingerprinter, NoFingerprint, code_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_PATCHED = (torch, F, torch.Tensor, torch.nn)  # where people put functions of their own
-_RANDOM = {"transformers.utils.hub.SESSION_ID"}  # another one in each process
-_DEPTH = 4  # of containers, and of functions in closures
+_PATCHED = (torch, F, torch.Tensor, torch.nn)  # places where users replace functions
+_RANDOM = {"transformers.utils.hub.SESSION_ID"}  # differs in each process
+_DEPTH = 4  # nesting depth of containers, and of functions in closures
 _TORCH = str(Path(torch.__file__).parent)
 
 
 def told_code(tell: Fingerprinter, homes: Iterable[str], classes: Iterable[type]) -> Iterator[str]:
-    """Of the classes, and of the Python modules `homes` and those that they lead to, of the same
-    packages or of no installed one: functions, classes, numbers and tables. Of installed packages
-    that they lead to, the distributions.
+    """Yields fingerprints of the classes, of the Python modules `homes`, and of modules that these
+    refer to in the same packages or outside of installed packages: their functions, classes,
+    numbers and tables.
+
+    For installed packages that they refer to, yields name and version of the distributions.
     """
     scan = _Scan(tell, {name.partition(".")[0] for name in homes})
     for kind in dict.fromkeys(base for each in classes for base in each.__mro__):
@@ -54,26 +56,28 @@ class _Scan:
     def __init__(self, tell: Fingerprinter, packages: set[str]) -> None:
         self.tell, self.packages = tell, packages - sys.stdlib_module_names
         self.met: set[str] = set()
-        self.strict = False  # what is told is of no installed package
+        self.strict = False  # whether the current module is outside of installed packages
 
     def follows(self, name: str) -> bool:
-        """Whether its code is looked at: qfx has a digest of its own, torch a version."""
+        """Whether the code of a module is read. qfx has its own digest, and torch a version."""
         module, package = sys.modules.get(name), name.partition(".")[0]
         if name == "__main__":
             raise NoFingerprint("functions of __main__ are called")
         if type(module) is not ModuleType or package in ("torch", "qfx", "builtins"):
-            return False  # a lazy one has what was asked of it so far
+            return False  # the content of a lazy module depends on its use
         return package in self.packages or not identity(module)
 
     def module(self, module: ModuleType) -> str:
-        """Its functions, classes, numbers, names and tables."""
+        """Returns a fingerprint of the functions, classes, numbers, names and tables of a
+        module."""
         self.strict = not identity(module)
         held = {n: v for n, v in vars(module).items() if not n.startswith("__")}
         told = ((n, v) for n, v in sorted(held.items()) if not _varies(module.__name__, n, v))
         return "; ".join(f"{name} {self.value(value)}" for name, value in told)
 
     def value(self, value: Any, depth: int = 0) -> str:
-        """What is not looked into is told by its class."""
+        """Returns a fingerprint of a value. Values that are not inspected are represented by their
+        class."""
         kind = type(value)
         if kind in _PLAIN:
             return f"{kind.__name__} {value!r}"
@@ -119,12 +123,12 @@ class _Scan:
         return f"{name} {self.members(value)}" if depth == 0 and self.follows(name) else name
 
     def members(self, value: type) -> str:
-        """What the class itself has."""
+        """Returns a fingerprint of the attributes that the class itself defines."""
         held = [(n, v) for n, v in vars(value).items() if n not in ("__dict__", "__weakref__")]
         return str([(name, self.value(v, 1)) for name, v in sorted(held)])
 
     def foreign(self, place: Any) -> Iterator[str]:
-        """Functions of Python that torch does not have by itself."""
+        """Yields fingerprints of Python functions in `place` that do not come from torch."""
         for name, value in sorted(vars(place).items()):
             value = getattr(value, "__func__", value)
             if isinstance(value, FunctionType) and not _is_torchs(value.__code__.co_filename):
@@ -132,15 +136,17 @@ class _Scan:
 
 
 def _distribution(name: str) -> str:
-    """Tells the distributions that a Python module comes from; '' for torch, whose version the key
-    has, for qfx, which has a digest of its own, and for what is not installed."""
+    """Returns the distributions that a Python module comes from. Returns '' for torch, whose
+    version is in the key, for qfx, which has its own digest, and for modules that are not
+    installed."""
     module = sys.modules.get(name)
     known = name.partition(".")[0] in ("torch", "qfx")
     return "" if module is None or known else identity(module)
 
 
 def _varies(module: str, name: str, value: Any) -> bool:
-    """From process to process; a package has those of its modules that were imported."""
+    """Whether a value differs from process to process. A package contains the submodules that were
+    imported."""
     own = isinstance(value, ModuleType) and value.__name__ == f"{module}.{name}"
     return own or f"{module}.{name}" in _RANDOM
 

@@ -1,4 +1,5 @@
-"""compile_for_generate: the steps of `generate` as programs, one for each number of rows."""
+"""compile_for_generate: compiles the steps of `generate` into programs, one for each bucket of
+tokens."""
 
 from __future__ import annotations
 
@@ -37,27 +38,34 @@ def compile_for_generate(
     logits_dtype: torch.dtype | None = None,
     max_source_length: int | None = None,
 ) -> Any:
-    """Makes the model decode as one path; returns it, changed in place.
+    """Makes the model decode with int8 programs; returns the model, changed in place.
+
+        model = compile_for_generate(model, "w4a8", max_length=1024)
+        model.generate(**inputs)
 
     `model`: a decoder or encoder-decoder of transformers with float32, bfloat16, float16 or
-    quantized weights, in eval mode, on the CPU, or what PEFT or torch.compile wrapped around one.
+    quantized weights, in eval mode, on the CPU, or a wrapper of PEFT or torch.compile around one.
     With 16-bit weights a step computes in float32.
-    `config`: how its weights are quantized (`qfx.quantize_`), as a scheme's name or a Config; None
-    where that is done, or for "w8a8". `max_length`: tokens of prompt and answer together that there
-    is room for. `batch_sizes`: numbers of texts for which programs are made now; fewer texts are
-    filled up to one of them, and for more programs are made at their first use.
-    `max_source_length`: positions of the encoder's output that an encoder-decoder has room for; by
-    default as many as its configuration allows, or 512 where that says nothing. Its
-    modules encode and read the first tokens of the decoder, and programs run the steps after that.
-    `logits_dtype`: of the logits that programs give, that of the model by default; they compute
-    them in float32.
 
-    `model.generate(...)` then keeps keys and values in int8 and runs each step as a program of
-    `qfx.programs`, and reads the prompt by others, some tokens at a time. Its modules serve calls
-    for more than logits (hidden states, attentions, labels), caches of another kind, gradients and
-    autocast. Where no program can be made of the model, they do it all and a warning says why.
-    ValueError, before anything is changed, for a model that cannot have an int8 cache or that holds
-    sparse or nested tensors.
+    `config`: how its weights are quantized (`qfx.quantize_`), the name of a scheme or a Config.
+    None means "w8a8" for a float model, and does not change a model that is already quantized.
+    `max_length`: the largest number of tokens of prompt and output together. `batch_sizes`: the
+    batch sizes for which programs are built now. Smaller batches are padded to one of them;
+    programs for larger batches are built at their first use. `max_source_length`: for an
+    encoder-decoder, the largest number of positions of the encoder's output; by default as many as
+    its configuration allows, or `max_length` but at least 512 if the configuration does not say.
+    The modules compute the encoder and the first tokens of the decoder, programs the later steps.
+    `logits_dtype`: the dtype of the logits that programs return, by default that of the model; they
+    are computed in float32.
+
+    After this, `model.generate(...)` stores keys and values in int8 and runs each step as a program
+    of `qfx.programs`. Other programs read the prompt, several tokens at a time. The modules are
+    used for calls that need more than logits (hidden states, attentions, labels), for other kinds
+    of caches, for gradients and under autocast. If no program can be built for the model, the
+    modules are always used, and a warning says why.
+
+    Raises ValueError, before anything is changed, for a model that cannot have an int8 cache or
+    that contains sparse or nested tensors, for a model in training mode, and for invalid arguments.
     """
     inner = _inside(model)
     _check(inner, max_length, batch_sizes, logits_dtype)
@@ -96,7 +104,7 @@ def compile_for_generate(
 def _written_layers(
     model: Any, forward: Callable[..., Any], layout: CacheLayout, bits: tuple[int, int]
 ) -> list[KVLayer]:
-    """Layers of a cache that the model has written one token to."""
+    """Returns the layers of a cache into which the model has written one token."""
     cache = Cache(layers=[KVLayer(layout.length, *bits) for _ in layout.layers])  # type: ignore[arg-type]
     with torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
@@ -110,7 +118,7 @@ def _written_layers(
 
 
 def _inside(model: Any) -> Any:
-    """What generates: wrappers hand `generate` on to it."""
+    """Returns the model inside of wrappers; their `generate` calls that of the model."""
     for name in ("_orig_mod", "get_base_model"):
         found = getattr(model, name, None)
         if found is not None:

@@ -1,7 +1,8 @@
 """CrossSteps: the forward of an encoder-decoder.
 
-Its modules encode the source and read the first tokens of the decoder, which writes what cross
-attention reads; programs run the steps after that."""
+The modules of the model encode the source and read the first tokens of the decoder, which writes
+the cache that cross attention reads. Programs run the later steps.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from qfx.io.errors import UserError
 from qfx.programs import Runner
 
 _log = logging.getLogger("qfx.generate.steps")
-_NAMES = {  # of a decoder's arguments, by those of the whole model
+_NAMES = {  # the names of the decoder's arguments for those of the whole model
     "decoder_input_ids": "input_ids",
     "decoder_attention_mask": "attention_mask",
     "decoder_position_ids": "position_ids",
@@ -38,7 +39,8 @@ _NAMES = {  # of a decoder's arguments, by those of the whole model
 
 
 class CrossSteps(Steps):
-    """`source_length`: positions of the encoder's output that there is room for."""
+    """The forward of an encoder-decoder. `source_length`: the largest number of positions of the
+    encoder's output."""
 
     def __init__(
         self,
@@ -51,7 +53,8 @@ class CrossSteps(Steps):
         *,
         source_length: int,
     ) -> None:
-        """As Steps. ValueError for a model whose decoder is no module of its own."""
+        """Creates it like Steps. Raises ValueError if the decoder of the model is not a separate
+        module."""
         self.source_length = source_length
         self.positions = positions_of(model.config, "target")
         self.source = source_length, _hidden_size(model)
@@ -68,7 +71,7 @@ class CrossSteps(Steps):
         return {name: value for name, value in super().__getstate__().items() if name != "_seen"}
 
     def prepare(self) -> None:
-        """Makes the programs of one token, behind a source that the encoder might give."""
+        """Builds the programs of one token, with a source as the encoder might return it."""
         length = min(self.source_length, 16) if self.masks_source else self.source_length
         for texts in self.sizes:
             token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
@@ -77,7 +80,7 @@ class CrossSteps(Steps):
             )
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
             with torch.no_grad():
-                for _ in range(2):  # by modules, then by a program
+                for _ in range(2):  # first the modules, then a program
                     self(
                         decoder_input_ids=token,
                         encoder_outputs=EncoderOutput(last_hidden_state=hidden),  # type: ignore[arg-type]
@@ -98,7 +101,7 @@ class CrossSteps(Steps):
         encoded = given.get("encoder_outputs")
         hidden = None if encoded is None else encoded[0]
         of_encoder = {"encoder_outputs", "past_key_values", "attention_mask"}
-        if hidden is not None:  # what the encoder would read
+        if hidden is not None:  # the inputs of the encoder are no longer needed
             of_encoder |= {"input_ids", "inputs_embeds", self.model.main_input_name}
         own = {_NAMES.get(n, n): v for n, v in given.items() if n not in of_encoder}
         asked = request_of(own | {"past_key_values": cache.self_attention_cache}, self.of_text)
@@ -123,8 +126,9 @@ class CrossSteps(Steps):
         return [*asked.cache.layers, *asked.source.cache.cross_attention_cache.layers]
 
     def _serve(self, asked: Request, first: int) -> bool:
-        """Programs serve a call whose cross attention is written and of whose tokens none is
-        padding: each has one place, and the position that the model gives it itself."""
+        """Whether programs serve the call: its cross attention was written and none of its tokens
+        is padding, so that each token has one place and the position that the model assigns to
+        it."""
         cross = self._all(asked)[len(self.shapes) :]
         source = asked.source
         if source is None or not all(type(layer) is CrossKVLayer for layer in cross):
@@ -141,7 +145,7 @@ class CrossSteps(Steps):
         return whole and self._counted(asked, first) and super()._serve(asked, first)
 
     def _name_length(self, found: int) -> None:
-        """Says once that programs cannot read so many positions."""
+        """Logs once that programs cannot read this number of positions."""
         if "source" not in self.named:
             self.named.add("source")
             _log.warning(
@@ -151,17 +155,18 @@ class CrossSteps(Steps):
             )  # fmt: skip
 
     def _counted(self, asked: Request, first: int) -> bool:
-        """Whether the call gives no other positions than first, first + 1, ..."""
+        """Whether the positions of the call are first, first + 1, ..."""
         numbers = self.places.numbers(first, asked.length)
         return asked.positions is None or bool((asked.positions == numbers).all())
 
     def _room(self, first: int) -> int:
         if self.positions is None:
             return self.length
-        return min(self.length, max(self.positions - first, 1))  # of padding it counts them too
+        return min(self.length, max(self.positions - first, 1))  # padding takes positions, too
 
     def _inputs(self, asked: Request, at: CacheSlots, first: int, rows: int) -> tuple[Tensor, ...]:
-        """As `CrossStep` of step_graph.py takes them, before the caches' tensors."""
+        """Returns the inputs of `_CrossStep` in step_graph.py that precede the tensors of the
+        caches."""
         layer = self._all(asked)[-1]
         inputs = super()._inputs(asked._replace(positions=None), at, first, rows)
         more = (self._seen_of(asked, len(inputs[0])), self._table_of_source(layer))
@@ -176,7 +181,7 @@ class CrossSteps(Steps):
         return self.source_tables[size]
 
     def _seen_of(self, asked: Request, size: int) -> Tensor:
-        """Which positions of the source a text sees: bool [size, 1, 1, S]."""
+        """Returns the positions of the source that each sequence sees: bool [size, 1, 1, S]."""
         assert asked.source is not None
         layer = self._all(asked)[-1]
         mask = asked.source.mask if self.masks_source else None
@@ -186,7 +191,7 @@ class CrossSteps(Steps):
         if known is not None and len(known[1]) == size and torch.equal(known[0], mask):
             return known[1]
         seen = padded(mask.bool(), size, self.source_length)
-        seen[len(mask) :, 0] = True  # of no text
+        seen[len(mask) :, 0] = True  # padding sequences see one position
         found = seen[:, None, None].contiguous()
         self._seen[asked.cache] = mask.clone(), found
         return found
@@ -197,8 +202,8 @@ class CrossSteps(Steps):
 
 
 def positions_of(config: Any, side: str) -> int | None:
-    """The positions that the decoder has embeddings for, or that the encoder's output may have.
-    `side`: "target" or "source". None where any number is possible."""
+    """Returns the number of positions that the decoder has embeddings for (`side` "target"), or
+    that the encoder's output may have ("source"). None if any number is possible."""
     for name in (f"max_{side}_positions", "max_position_embeddings"):
         found = getattr(config, name, None)
         if isinstance(found, int):
@@ -207,8 +212,8 @@ def positions_of(config: Any, side: str) -> int | None:
 
 
 def masks_source(model: Any) -> bool:
-    """Whether the model takes a mask of the encoder's output. A mask of sound, or of another input
-    than tokens, has no element for each position of this output."""
+    """Whether the model takes a mask of the encoder's output. A mask of audio, or of another input
+    than tokens, does not have one element for each position of this output."""
     names = inspect.signature(type(model).forward).parameters
     of_decoder = inspect.signature(model.get_decoder().forward).parameters
     takes = "attention_mask" in names and "encoder_attention_mask" in of_decoder
@@ -218,8 +223,8 @@ def masks_source(model: Any) -> bool:
 def written_layers(
     model: Any, forward: Callable[..., Any], length: int, bits: tuple[int, int]
 ) -> list[KVLayer]:
-    """Layers of a cache to which the model's decoder has written a token, behind a source of one
-    position. ValueError for a model that writes no such cache."""
+    """Returns the layers of a cache to which the model's decoder has written one token, for a
+    source of one position. Raises UserError for a model that does not write such a cache."""
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     hidden = torch.zeros(1, 1, _hidden_size(model), dtype=model.dtype, device="cpu")
@@ -244,7 +249,7 @@ def written_layers(
 
 
 def _hidden_size(model: Any) -> int:
-    """The features of the encoder's output."""
+    """Returns the number of features of the encoder's output."""
     for config in (model.config, getattr(model.get_encoder(), "config", None)):
         for name in ("d_model", "hidden_size"):
             found = getattr(config, name, None)

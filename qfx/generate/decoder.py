@@ -1,4 +1,4 @@
-"""A decoder of programs from a file: neither the model's code nor transformers is needed."""
+"""Decoder: runs programs from a file, without the model's code and without transformers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ from qfx.programs import Runner
 from qfx.programs.inputs import Bound
 from qfx.programs.serialization import restored
 
-KEY = "qfx_programs"  # metadata of the file
+KEY = "qfx_programs"  # the key in the metadata of the file
 
 
 def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder:
-    """Reads a file that `save_programs` wrote, which may come from a stranger: it holds no code.
+    """Reads a file that `save_programs` wrote. The file may come from an untrusted source: it
+    contains no code.
 
-    `max_memory`: bytes that its weights, cache and steps may take, by default as many as the
-    machine has. Raises ValueError, with the numbers, for another file and for one that asks for
-    more memory, or for more work, than its weights and cache explain; OSError.
+        decoder = load_programs("model.safetensors")
+
+    `max_memory`: the largest number of bytes that its weights, cache and steps may take, by default
+    the memory of the machine. Raises ValueError, with the numbers, for another file and for one
+    that needs more memory or work than its weights and cache explain; OSError if it cannot be read.
     """
     safetensors()
     table = table_of(Path(path))
     if KEY not in table.metadata:
         raise UserError(f"{path} holds no programs: save_programs writes them")
     told = parsed(table.metadata[KEY], f"{path} holds no programs")
-    _C.read_packed_again()  # the file's may lie where others were that are gone
+    _C.read_packed_again()  # the weights may be at the address of others that were freed
     try:
         return Decoder(told, tensors_together(table), max_memory)
     except UserError as why:
@@ -46,8 +49,13 @@ def load_programs(path: str | Path, *, max_memory: int | None = None) -> Decoder
 
 
 class Decoder:
-    """Reads and continues `batch` texts at a time, with an int8 cache of `length` tokens. One text
-    after another: `reset` begins anew."""
+    """Reads and continues `batch` sequences at a time, with an int8 cache of `length` tokens.
+
+        decoder = load_programs("model.safetensors")
+        new_tokens = decoder.generate(tokens, 20)
+
+    `reset` starts new sequences.
+    """
 
     def __init__(
         self, told: Any, tensors: Mapping[str, Tensor], max_memory: int | None = None
@@ -71,31 +79,32 @@ class Decoder:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was read."""
+        """Discards all tokens that were read."""
         self._held = torch.zeros(self.batch, 1, dtype=torch.int64, device="cpu")
-        self._written = self._held.clone()  # tokens, those of reads that failed too
+        self._written = self._held.clone()  # written tokens, including those of failed reads
 
     def __reduce__(self) -> Any:
         return _continued, (*self._file, self._held, self._written, self._cache.tensors)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Decoder:
-        """Goes on from what was read, with a cache of its own; the weights are shared."""
+        """Returns a decoder with the same tokens read and its own cache; the weights are shared."""
         return _continued(*self._file, self._held, self._written, self._cache.tensors)
 
     def __copy__(self) -> Decoder:
-        """As a deep copy: two decoders cannot write to one cache."""
+        """Returns a deep copy, because two decoders cannot write to one cache."""
         return self.__deepcopy__({})
 
     @property
     def seen(self) -> int:
-        """How many tokens of the longest text were read, without padding."""
+        """The number of tokens of the longest sequence that were read, without padding."""
         return int(self._held.max())
 
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Tokens [batch, T], integers, after those before -> logits [batch, V] of the next one.
+        """Reads tokens [batch, T], integers, after those read before; returns logits [batch, V] for
+        the next token.
 
-        `attention_mask` [batch, T]: 0 where a text has padding, which stands before its tokens.
-        ValueError for another number of texts, and where there is no room.
+        `attention_mask` [batch, T]: 0 for padding, which must precede the tokens of a sequence.
+        Raises ValueError for another batch size, and if the tokens do not fit.
         """
         count = self._checked(tokens, attention_mask)
         tokens, held, begin = tokens.long(), self._held, 0
@@ -112,13 +121,16 @@ class Decoder:
             self._written = torch.maximum(self._written, until)
             logits = self._step(tokens[:, begin:end], places[:, begin:end], rows)
             begin = end
-        # behind all steps: of an error, or Ctrl-C, none of these tokens counts as read
+        # after all steps: if an error or Ctrl-C ends them, none of these tokens counts as read
         self._held = torch.maximum(held, places.amax(1, keepdim=True) + 1)
         return logits
 
     def generate(self, tokens: Tensor, new: int, *, eos: int | None = None) -> Tensor:
-        """Greedily: up to `new` tokens [batch, N] behind `tokens`; a text ends with `eos`, and is
-        filled up by it until all have ended. ValueError for `new` below 1."""
+        """Generates greedily; returns up to `new` tokens [batch, N] that follow `tokens`.
+
+        A sequence ends with `eos` and is padded with it until all have ended. Raises ValueError for
+        `new` below 1 and where `read` does.
+        """
         if new < 1:
             raise UserError(f"new={new}: expected at least 1")
         logits, found = self.read(tokens), []
@@ -146,7 +158,8 @@ class Decoder:
         return logits[:, -1 if rows > MOST_ROWS else count - 1]
 
     def _checked(self, tokens: Tensor, mask: Tensor | None) -> int:
-        """How many tokens of each text there are."""
+        """Returns the number of tokens of each sequence. Raises UserError for tokens that do not
+        fit."""
         if tokens.ndim != 2 or len(tokens) != self.batch or tokens.shape[1] < 1:
             raise UserError(
                 f"tokens have shape {tuple(tokens.shape)}, expected [{self.batch}, T], T at least 1"
@@ -168,7 +181,8 @@ class Decoder:
         return count
 
     def _check_held(self) -> None:
-        """Raises UserError where a read that failed has overwritten what the next one would see."""
+        """Raises UserError if a read that failed has overwritten tokens that the next one would
+        see."""
         lost = int((self._written - self._held).max())
         for window, slots in self.layout.kinds.values():
             if window is not None and lost > max(slots - window + 1, 0) and slots < self.length:
@@ -186,7 +200,7 @@ def _continued(
     written: Tensor,
     cache: Sequence[Tensor],
 ) -> Decoder:
-    """A decoder that has read what the tensors of another's cache hold."""
+    """Returns a decoder with the given state and with a copy of another decoder's `cache`."""
     decoder = Decoder(told, weights, max_memory)
     decoder._held, decoder._written = held.clone(), written.clone()
     for own, read in zip(decoder._cache.tensors, cache, strict=True):

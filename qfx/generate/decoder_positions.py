@@ -1,9 +1,9 @@
-"""Positions of the tokens of an encoder-decoder's step, which its decoder counts itself.
+"""Positions of the tokens in a step of an encoder-decoder whose decoder counts them itself.
 
 T5 learns biases of attention for ranges of distances from query to key, and computes the range of
-each distance at each step. The copy of a model that is captured looks ranges up in a table instead,
-by distances that the step is given. BART adds how many tokens were before to 0, 1, ...: in the
-graph these sums become the positions that the step is given.
+each distance at each step. The copy of a model that is captured looks up the ranges in a table, by
+distances that are an input of the step. BART adds the number of earlier tokens to 0, 1, ...; in the
+graph such sums become the positions that are an input of the step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor, fx, nn
 from qfx.graph.capture import value
 
 aten = torch.ops.aten
-_here = threading.local()  # of the step that this thread captures
+_here = threading.local()  # distances of the step that this thread captures
 
 
 class Distances:
-    """The distances from queries to the keys of a cache that has `length` places."""
+    """The distances from queries to the keys of a cache with `length` places."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -32,8 +32,8 @@ class Distances:
         )
 
     def of(self, first: int, rows: int) -> Tensor:
-        """Gives those of queries at first, first + 1, ... : int64 [rows, L], key - query + L - 1.
-        Queries beyond the last place have the distances of the last."""
+        """Returns the distances for queries at first, first + 1, ...: int64 [rows, L], key - query
+        + L - 1. Queries beyond the last place have the distances of the last one."""
         begin = (
             self._length - 1 - torch.arange(first, first + rows, dtype=torch.int64, device="cpu")
         )
@@ -41,26 +41,26 @@ class Distances:
 
 
 def learns_distances(model: nn.Module) -> bool:
-    """Whether attention of its decoder has such biases."""
+    """Whether attention of the decoder has learned biases for distances."""
     return any(True for _ in _learning(model))
 
 
 def by_distances(model: nn.Module, length: int) -> None:
-    """Lets the decoder of `model`, a copy that is captured, use the distances of `measured`, to the
-    keys of a cache of `length` places."""
+    """Makes the decoder of `model`, a copy that is captured, use the distances of `measured`, to
+    the keys of a cache with `length` places."""
     for module in _learning(model):
         noted = _Noted(module.relative_attention_bias)
         module._modules["relative_attention_bias"] = noted
-        module.compute_bias(1, length, past_seen_tokens=length - 1)  # of the last query
+        module.compute_bias(1, length, past_seen_tokens=length - 1)  # for the last query
         module._modules["relative_attention_bias"] = noted.learned
-        later = torch.zeros(length - 1, dtype=torch.int64, device="cpu")  # which masks hide
+        later = torch.zeros(length - 1, dtype=torch.int64, device="cpu")  # hidden by masks
         ranges = torch.cat([noted.ranges.flatten(), later])[:, None]
         vars(module)["compute_bias"] = _Bias(noted.learned, ranges)
 
 
 def given_positions(gm: fx.GraphModule) -> None:
-    """Edits the graph of a step: positions[0, 0] + arange(T) becomes positions[0], of the second
-    input `positions` [B, T], which counts up by one."""
+    """Replaces positions[0, 0] + arange(T) by positions[0] in the graph of a step. `positions` [B,
+    T] is the second input and counts up by one."""
     _, positions, *_ = gm.graph.find_nodes(op="placeholder")
     for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         counted = {_is_count(a, value(positions).shape[1]): a for a in node.args}
@@ -76,7 +76,7 @@ def given_positions(gm: fx.GraphModule) -> None:
 
 
 def _is_count(node: Any, rows: int) -> bool:
-    """Whether it gives 0, 1, ..., rows - 1."""
+    """Whether the node returns 0, 1, ..., rows - 1."""
     return (
         isinstance(node, fx.Node)
         and node.target is aten.arange.default
@@ -86,7 +86,7 @@ def _is_count(node: Any, rows: int) -> bool:
 
 
 def _is_first(node: Any, positions: fx.Node) -> bool:
-    """Whether it gives positions[0, 0]."""
+    """Whether the node returns positions[0, 0]."""
     for _ in range(2):
         if not isinstance(node, fx.Node) or node.target is not aten.select.int:
             return False
@@ -98,7 +98,7 @@ def _is_first(node: Any, positions: fx.Node) -> bool:
 
 @contextmanager
 def measured(distances: Tensor) -> Iterator[None]:
-    """A context in which modules of this thread attend to keys at these distances."""
+    """Makes modules of this thread attend to keys at these distances inside the `with` block."""
     _here.distances = distances
     try:
         yield
@@ -107,7 +107,7 @@ def measured(distances: Tensor) -> Iterator[None]:
 
 
 class _Noted(nn.Module):
-    """Stands in the place of what learned biases, and notes the ranges that are looked up."""
+    """Replaces the embedding of learned biases and records the ranges that are looked up."""
 
     def __init__(self, learned: nn.Embedding) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Noted(nn.Module):
 
 
 class _Bias:
-    """Stands in the place of a method that gives biases [1, heads, T, L]."""
+    """Replaces a method that returns biases [1, heads, T, L]."""
 
     def __init__(self, learned: nn.Embedding, ranges: Tensor) -> None:
         self._learned, self._ranges = learned, ranges

@@ -1,9 +1,9 @@
-"""Installed packages: which distribution a Python module belongs to, and what identifies it.
+"""Installed packages: the distribution that a Python module belongs to, and its fingerprint.
 
-A distribution is found beside the module's file, in whatever folder that is: a virtual environment
-on top of another one, `pip install --target` and the user's own folder of packages are alike. Its
-RECORD lists the installed files with their checksums. What no RECORD lists (a project, an editable
-install, a file that was put into site-packages by hand) may change at any time.
+A distribution is found next to the module's file, whichever folder that is: a virtual environment
+on top of another one, `pip install --target` and the user's own folder of packages all work. Its
+RECORD lists the installed files with their checksums. Files that no RECORD lists (a project, an
+editable install, a file that was copied into site-packages) may change at any time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def identity(module: ModuleType) -> str:
-    """What identifies the installed code of a module; '' for one that is not installed.
+    """Returns a text that identifies the installed code of a module; '' for one that is not
+    installed.
 
-    For the standard library this is the version of Python, for others the names and versions of the
-    distributions of its top-level package and digests of their RECORDs. A module without a file
-    belongs to its top-level package; one that a program made itself is not installed.
+    For the standard library this is the version of Python. For others it contains the names and
+    versions of the distributions of the top-level package and digests of their RECORDs. A module
+    without a file belongs to its top-level package. A module that a program created is not
+    installed.
     """
     top = sys.modules.get(module.__name__.partition(".")[0])
     file = getattr(module, "__file__", None) or getattr(top, "__file__", None)
@@ -38,7 +40,7 @@ def identity(module: ModuleType) -> str:
 
 @lru_cache
 def _is_standard(file: str) -> bool:
-    """The folders of the standard library may hold those of packages."""
+    """Whether a file belongs to the standard library; its folders may contain those of packages."""
     places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     below = any(Path(file).is_relative_to(place) for place in places if place)
     return below and not any(part in _PACKAGES for part in Path(file).parts)
@@ -54,12 +56,12 @@ def _of_file(file: str) -> str:
 
 @lru_cache
 def _installed(folder: str) -> dict[str, str]:
-    """Top-level package -> the distributions of this folder that hold it."""
+    """Returns for each top-level package the distributions of this folder that contain it."""
     found = defaultdict(list)
     for distribution in distributions(path=[folder]):
         record = distribution.read_text("RECORD")
         if record is None and Path(folder).name not in _PACKAGES:
-            continue  # an egg-info beside the sources of a project
+            continue  # an egg-info next to the sources of a project
         digest = hashlib.sha256("\n".join(_files(record)).encode()).hexdigest()[:32]
         for top in {*_tops(distribution, record)}:
             found[top].append(f"{distribution.name} {distribution.version} {digest}")
@@ -67,7 +69,8 @@ def _installed(folder: str) -> dict[str, str]:
 
 
 def _tops(distribution: Distribution, record: str | None) -> Iterator[str]:
-    """Its top-level packages. Packages of Linux distributors may have no RECORD."""
+    """Yields the top-level packages of a distribution. Packages of Linux distributions may have no
+    RECORD."""
     if record is None:
         names = distribution.read_text("top_level.txt") or distribution.name.replace("-", "_")
         yield from names.split()
@@ -76,5 +79,6 @@ def _tops(distribution: Distribution, record: str | None) -> Iterator[str]:
 
 
 def _files(record: str | None) -> list[str]:
-    """Lines `path,checksum,size` of files in the folder: scripts elsewhere hold its path."""
+    """Returns the lines `path,checksum,size` of files in the folder. Scripts outside of it contain
+    its path."""
     return sorted(line for line in (record or "").splitlines() if not line.startswith(".."))

@@ -1,11 +1,11 @@
-"""Attention that a model writes out, as calls that read the int8 cache.
+"""Replaces attention that a model writes out by calls that read the int8 cache.
 
-BLOOM, MPT, GPT-J, CodeGen and XGLM multiply queries by all keys, add masks and slopes, and multiply
-what a softmax makes of it by all values. In the graph of a step that becomes
+BLOOM, MPT, GPT-J, CodeGen and XGLM multiply queries by all keys, add masks and slopes, apply a
+softmax and multiply the result by all values. In the graph of a step this is rewritten:
 
     softmax(scale q k^T + bias) v   ->   kv_attention(q, cache, bias, scale)
 
-Scores that the graph adds up in another way stay as they are.
+Scores that the graph computes in another way are not changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qfx.host.operators import SOFTMAX
 
 aten, ops = torch.ops.aten, torch.ops.qfx
 _PRODUCTS = (aten.matmul.default, aten.bmm.default)
-# Of one tensor they give the same numbers, in some shape.
+# Operators that return the elements of one tensor, possibly in another shape.
 _SAME = (
     aten.view.default, aten.reshape.default, aten.to.dtype, aten.contiguous.default,
     aten.clone.default, aten.alias.default, aten.detach.default, aten.expand.default,
@@ -30,8 +30,8 @@ _SAME = (
 
 
 def read_codes(gm: fx.GraphModule) -> None:
-    """Edits the graph of a step: as this module's docstring says. Masks that an attention adds up
-    by itself are made once for all layers that share them."""
+    """Rewrites attention in the graph of a step as described above. A mask that several layers
+    compute is computed once."""
     for node in reversed(list(gm.graph.nodes)):
         if node.target is aten.dropout.default and node.args[2] is False:
             node.replace_all_uses_with(node.args[0])
@@ -48,7 +48,7 @@ def read_codes(gm: fx.GraphModule) -> None:
             continue
     gm.graph.eliminate_dead_code()
     for node in gm.graph.find_nodes(op="call_function", target=aten.detach_.default):
-        if not node.users:  # of a number that a mask had
+        if not node.users:  # left over from a number in a mask
             gm.graph.erase_node(node)
     gm.graph.eliminate_dead_code()
     gm.graph.lint()
@@ -65,7 +65,7 @@ class _Writing:
         self._made: dict[Any, fx.Node | None] = {}
 
     def attention(self, softmax: fx.Node) -> None:
-        """Of this softmax: puts one call in its place."""
+        """Replaces the attention around this softmax by one call."""
         scores, last = self._reader.scores(softmax.args[0]), _product_of(softmax)
         if scores.product is None or scores.scale <= 0:
             raise UnknownScores
@@ -84,7 +84,8 @@ class _Writing:
             last.replace_all_uses_with(self._shaped(y, tuple(value(last).shape)))
 
     def mask(self, node: fx.Node) -> None:
-        """Of an attention of transformers, where it is more than a step is given."""
+        """Replaces the mask of an attention of transformers, if the graph computes it from an
+        input."""
         mask = node.args[3] if len(node.args) > 3 else None
         if not isinstance(mask, fx.Node) or value(mask).dtype != torch.float32:
             return
@@ -95,8 +96,8 @@ class _Writing:
             node.update_arg(3, self._bias(scores, tuple(value(node).shape[:2]), node))
 
     def _bias(self, scores: Scores, heads: tuple[int, ...], at: fx.Node) -> fx.Node | None:
-        """What is added to the scores, [B or 1, H or 1, T or 1, L]: float32, or bool where it is a
-        mask alone."""
+        """Returns the term that is added to the scores, [B or 1, H or 1, T or 1, L]: float32, or
+        bool if it is only a mask."""
         if len(scores.seen) > 1:
             raise UnknownScores
         key = (scores.seen, tuple((id(t.held), t.factor) for t in scores.terms))
@@ -120,7 +121,7 @@ class _Writing:
             parts[-1].meta["val"] = value(at).new_empty(constant.shape)
         if not parts:
             return scores.seen[0] if scores.seen else None
-        if scores.seen:  # 0 where a key is seen, and -inf elsewhere
+        if scores.seen:  # 0 for visible keys and -inf for hidden ones
             seen = self._call(aten.to.dtype, scores.seen[0], torch.float32)
             inverse = self._call(aten.reciprocal.default, seen)
             parts.append(self._call(aten.rsub.Scalar, inverse, 1))
@@ -141,7 +142,8 @@ class _Writing:
 
 
 def _product_of(softmax: fx.Node) -> fx.Node:
-    """The product of what the softmax makes and values, where nobody else reads it."""
+    """Returns the product of the softmax and the values. Raises UnknownScores if other nodes read
+    the softmax."""
     node = softmax
     while True:
         if len(node.users) != 1:
@@ -159,7 +161,7 @@ def _product_of(softmax: fx.Node) -> fx.Node:
 
 
 def _check_unwritten(read: fx.Node, last: fx.Node) -> None:
-    """Raises UnknownScores if the cache is written between these."""
+    """Raises UnknownScores if the cache is written between the nodes `read` and `last`."""
     node = read
     while node is not last:
         node = node.next
@@ -168,8 +170,8 @@ def _check_unwritten(read: fx.Node, last: fx.Node) -> None:
 
 
 def _of_heads(term: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """Of scores [B * H, T, L] or [B, H, T, L], with axes of size 1 where all are alike, as one that
-    broadcasts to the latter."""
+    """Reshapes a term of scores [B * H, T, L] or [B, H, T, L], with axes of size 1 allowed, so that
+    it broadcasts to the latter."""
     batch, count = heads
     if term.ndim == 3 and term.shape[0] == batch * count:
         return term.reshape(batch, count, *term.shape[1:])

@@ -1,4 +1,4 @@
-"""save_programs: the programs of a model as a file."""
+"""save_programs: writes the programs of a model to a file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from qfx.programs.serialization import Storing
 
 
 def save_programs(model: Any, path: str | Path, *, batch_size: int = 1) -> None:
-    """Writes the programs of a model that `compile_for_generate` made, for so many texts, and the
-    weights that they read, as one file of safetensors; those that are not there are made.
+    """Writes the programs of a model for this batch size, and the weights that they read, to one
+    safetensors file. Programs that do not exist yet are built.
 
-    `load_programs` reads it, with the same version of qfx, on any processor; it decodes without
-    the model, its code and transformers. ValueError for another model, and where PyTorch runs
-    a part of a program.
+        save_programs(compile_for_generate(model), "model.safetensors")
+
+    `model`: a model from `compile_for_generate`. `load_programs` of the same version of qfx reads
+    the file on any processor, without the model, its code and transformers. Raises ValueError for
+    another model, and if PyTorch runs a part of a program.
     """
     safetensors()
     steps = getattr(model, "forward", None)

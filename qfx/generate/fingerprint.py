@@ -1,7 +1,7 @@
 """Fingerprints of Python values: text that is the same in every process for equal values.
 
-Locks, files, objects of C and large tensors have no fingerprint and raise `NoFingerprint`: nothing
-is guessed.
+Locks, files, objects of C extensions and large tensors have no fingerprint and raise
+`NoFingerprint`: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -37,29 +37,34 @@ _TORCH = (
 )  # fmt: skip
 _SEQUENCES = (list, tuple, set, frozenset)
 _DICTS = (dict, OrderedDict, defaultdict)
-_MOST_BYTES = 1 << 16  # of a tensor that is no parameter and no buffer
-_MADE_IN_PYTHON = 1 << 9  # of a class's flags: a "heap type"
-# Decides nothing: another one in each process; set once hidden states were asked for.
+_MOST_BYTES = 1 << 16  # largest tensor that is not a parameter or buffer
+_MADE_IN_PYTHON = 1 << 9  # flag of a class: "heap type"
+# Without influence on results: the first differs in each process, the second is set once hidden
+# states were requested.
 _SKIPPED = {"_original_object_hash", "_output_capturing_hooks_installed"}
 
 
 class NoFingerprint(Exception):
-    """Nobody can be sure what this value does."""
+    """Raised if the effect of a value cannot be determined."""
 
 
 class Fingerprinter:
-    """Tells several values, of which one that is told twice is named the second time. `homes`: the
-    Python modules whose functions and classes were met."""
+    """Computes fingerprints of several values; a value that occurs again gets a reference to the
+    first.
+
+    `homes`: the Python modules whose functions and classes occurred.
+    """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        """`names`: of objects that are told by name, by their id."""
+        """Creates it with the `names` of objects, by their id, that are represented by their
+        name."""
         self.names = names
         self.homes: set[str] = set()
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # so that nothing else gets its id
 
     def __call__(self, value: Any) -> str:
-        """Raises NoFingerprint, with what it could not tell."""
+        """Returns the fingerprint of `value`. Raises NoFingerprint, with the part that has none."""
         if type(value) in _PLAIN:
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, _TORCH):
@@ -86,12 +91,13 @@ class Fingerprinter:
         return self._object(value)
 
     def items(self, values: Mapping[Any, Any]) -> str:
-        """In their order."""
+        """Returns the fingerprint of a dict, in its order."""
         told = (f"{self(k)}: {self(v)}" for k, v in values.items() if k not in _SKIPPED)
         return "{" + ", ".join(told) + "}"
 
     def named(self, kind: type) -> str:
-        """A class by its name, which must lead to it."""
+        """Returns the name of a class. Raises NoFingerprint if that name does not refer to the
+        class."""
         found: Any = _home(kind.__module__, kind)
         for name in kind.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -171,7 +177,7 @@ _codes: dict[CodeType, str] = {}
 
 
 def code_digest(code: CodeType) -> str:
-    """Of what it does, without where it stands."""
+    """Returns a digest of a code object that does not depend on its location."""
     if code not in _codes:
         _codes[code] = hashlib.sha256("\n".join(_parts(code)).encode()).hexdigest()[:32]
     return _codes[code]

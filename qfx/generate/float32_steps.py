@@ -1,10 +1,10 @@
-"""Steps of a 16-bit model: computed in float32, while its parameters keep their 16 bits.
+"""Steps of a 16-bit model, computed in float32 while its parameters stay 16-bit.
 
-A step is captured with every bfloat16 and float16 parameter and buffer converted to float32. The
-conversions are then moved to where they cost least: behind lookups and views, so that only the
-rows of an embedding that a step reads are converted; vectors, as the weights of norms, are
-converted once; and a matmul that stays float multiplies in the type of its weight, as the model
-itself does.
+A step is captured with every bfloat16 and float16 parameter and buffer converted to float32. Then
+the conversions are moved to where they cost least: after lookups and views, so that only the rows
+of an embedding that a step reads are converted. Vectors, such as the weights of norms, are
+converted once. A matmul that stays float multiplies in the dtype of its weight, as the model itself
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qfx.host.tensors import tree_map
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
 _CONVERT = (aten.to.dtype, TO_COPY)
-# Of their first argument they give elements, and compute nothing.
+# Operators that only move elements of their first argument.
 _MOVES = {
     aten.embedding.default, aten.view.default, aten.reshape.default, aten.transpose.int,
     aten.t.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim,
@@ -38,7 +38,8 @@ _OF_EXPERTS = {"aten._grouped_mm.default", "transformers.grouped_mm_fallback.def
 
 
 def float32_vectors(model: nn.Module) -> dict[str, Tensor]:
-    """Float32 copies of the 16-bit parameters and buffers of at most one axis, by name."""
+    """Returns float32 copies of the 16-bit parameters and buffers with at most one axis, by
+    name."""
     return {name: t.detach().float() for name, t in _halves(model).items() if t.ndim <= 1}
 
 
@@ -48,7 +49,7 @@ def _halves(model: nn.Module) -> dict[str, Tensor]:
 
 
 class InFloat32(nn.Module):
-    """`run`, the forward of `model`, with its 16-bit parameters and buffers as float32."""
+    """The forward `run` of `model`, with its 16-bit parameters and buffers converted to float32."""
 
     def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -63,9 +64,10 @@ class InFloat32(nn.Module):
 
 
 def keep_halves(gm: fx.GraphModule, vectors: Mapping[str, Tensor], prefix: str) -> None:
-    """Edits the graph of a step that `InFloat32.call` gave: as this module's docstring says.
+    """Moves the conversions in the graph of a step that `InFloat32.call` computes, as described
+    above.
 
-    `vectors`: of `float32_vectors`; `prefix`: of the model's names in `gm`.
+    `vectors`: the result of `float32_vectors`. `prefix`: the prefix of the model's names in `gm`.
     """
     for node in list(gm.graph.nodes):
         held = _held(gm, node)
@@ -88,7 +90,7 @@ def _held(gm: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def is_check(node: fx.Node) -> bool:
-    """It asserts the type of a tensor and gives nothing."""
+    """Whether the node only asserts the dtype of a tensor."""
     return str(node.target).startswith("aten._assert")
 
 
@@ -97,7 +99,7 @@ def _is_float32(node: fx.Node) -> bool:
 
 
 def _sink(convert: fx.Node, dtype: torch.dtype) -> None:
-    """Moves a conversion to float32 behind what reads it, as far as that goes."""
+    """Moves a conversion to float32 after the nodes that read it, as far as possible."""
     for user in list(convert.users):
         if is_check(user):
             user.graph.erase_node(user)
@@ -113,7 +115,7 @@ def _sink(convert: fx.Node, dtype: torch.dtype) -> None:
 
 
 def _move(user: fx.Node, convert: fx.Node, dtype: torch.dtype) -> None:
-    """move(convert(x)) -> convert(move(x)), or a conversion of each part that it gives."""
+    """Rewrites move(convert(x)) to convert(move(x)), with one conversion for each result."""
     user.replace_input_with(convert, convert.args[0])  # type: ignore[arg-type]
     several = user.target in _SEVERAL
     for made in [user, *user.users] if several else [user]:
@@ -121,12 +123,12 @@ def _move(user: fx.Node, convert: fx.Node, dtype: torch.dtype) -> None:
         if several and made is user:
             continue
         later = _converted(made, torch.float32)
-        if user.target is not aten.embedding.default:  # whose rows are activations
+        if user.target is not aten.embedding.default:  # rows of an embedding are activations
             _sink(later, dtype)
 
 
 def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """`node` in another type, which all that read it read from then on."""
+    """Converts `node` to another dtype for all of its readers; returns the conversion."""
     with node.graph.inserting_after(node):
         later = node.graph.call_function(aten.to.dtype, (node, dtype))
     later.meta["val"] = node.meta["val"].to(dtype)
@@ -137,7 +139,7 @@ def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _multiply_in(matmul: fx.Node, dtype: torch.dtype) -> None:
-    """The product of operands of 16 bits, as the modules compute it."""
+    """Multiplies 16-bit operands, as the modules do."""
     for operand in matmul.all_input_nodes:
         value = operand.meta["val"]
         if value.dtype != torch.float32:
@@ -153,7 +155,7 @@ def _multiply_in(matmul: fx.Node, dtype: torch.dtype) -> None:
 
 
 def _fold(gm: fx.GraphModule, node: fx.Node, vector: Tensor | None) -> None:
-    """Conversions of a vector that are left become a constant."""
+    """Replaces the remaining conversions of a vector by a constant."""
     left = [n for n in node.users if n.target in _CONVERT and _is_float32(n)]
     if vector is None or not left:
         return

@@ -1,4 +1,4 @@
-"""OwnForward: the forward of a model's class, for an object that takes its place in the model."""
+"""OwnForward: keeps the forward of a model for an object that replaces it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Any
 
 
 class OwnForward:
-    """Refers to the model weakly, so that `del model` frees it at once. A copy or a pickle of the
-    model takes a copy of this along, which refers to the copy.
+    """Calls a model's own forward. It refers to the model weakly, so that `del model` frees it at
+    once.
+
+    A copy or a pickle of the model includes a copy of this object, which refers to the copied
+    model.
     """
 
     def __init__(self, model: Any, inner: Callable[..., Any]) -> None:
-        """`inner`: the model's own forward, a method of it or any other function."""
+        """Stores the model and its forward `inner`, a method of the model or any other function."""
         self._model, self._inner = weakref.ref(model), _unbound(model, inner)
 
     @property
     def model(self) -> Any:
-        """The model. ReferenceError when it is gone."""
+        """The model. Raises ReferenceError if it was freed."""
         model = self._model()
         if model is None:
             raise ReferenceError("the model of these steps is gone: keep it while you call it")
@@ -53,7 +56,7 @@ class OwnForward:
 
 
 def _unbound(model: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a method of the model, anything else as it is."""
+    """Returns the function of a method of the model; anything else unchanged."""
     if isinstance(inner, MethodType) and inner.__self__ is model:
         return inner.__func__  # type: ignore[return-value]
     return inner

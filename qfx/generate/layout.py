@@ -1,4 +1,5 @@
-"""CacheLayout: which layers of a cache hold all tokens, and which are rings of the last ones."""
+"""CacheLayout: the layers of a cache that hold all tokens, and those that are rings of the last
+ones."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from qfx.ops.kv_blocks import ring_slots
 
 
 class LayerKind(NamedTuple):
-    """`window`: keys that a query sees, None of all. `slots`: tokens that a layer holds; token n of
-    a text lies at slot n % slots."""
+    """The size of a kind of layers.
+
+    `window`: the number of keys that a query sees, None for all. `slots`: the number of tokens that
+    a layer holds; token n of a sequence is in slot n % slots.
+    """
 
     window: int | None
     slots: int
@@ -19,8 +23,11 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """`length`: tokens of a text that there is room for. `kinds`: of layers, by name. `layers`: the
-    name of each layer's kind."""
+    """The kinds of layers of a cache.
+
+    `length`: the largest number of tokens of a sequence. `kinds`: the kinds of layers, by name.
+    `layers`: the name of the kind of each layer.
+    """
 
     length: int
     kinds: dict[str, LayerKind]
@@ -28,13 +35,13 @@ class CacheLayout:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The numbers of slots that layers have, each once. Layers with equal numbers are written
-        at the same slots and have the same block table."""
+        """The distinct numbers of slots of the layers. Layers with the same number are written at
+        the same slots and have the same block table."""
         return tuple(dict.fromkeys(kind.slots for kind in self.kinds.values()))
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """For each of `slots` the first layer that has so many; 0 where no layer has."""
+        """The first layer with each number of slots in `slots`; 0 if there is none."""
         found = [self.slots_of(i) for i in range(len(self.layers))]
         return tuple(found.index(slots) if slots in found else 0 for slots in self.slots)
 
@@ -45,7 +52,8 @@ class CacheLayout:
 def with_rings(
     length: int, windows: Mapping[str, int | None], layers: Sequence[str]
 ) -> CacheLayout:
-    """The layout in which layers with a window are rings, where these are smaller than `length`."""
+    """Returns the layout in which layers with a window are rings, if these are smaller than
+    `length`."""
     kinds = {
         name: LayerKind(window, length if window is None else min(length, ring_slots(window)))
         for name, window in windows.items()
@@ -54,6 +62,7 @@ def with_rings(
 
 
 def without_rings(length: int, windows: Mapping[str, int | None], layers: int) -> CacheLayout:
-    """The layout of a model of which the kinds of its layers do not matter: all hold all tokens."""
+    """Returns the layout in which all layers hold all tokens, for models that do not say which
+    layer is of which kind."""
     kinds = {name: LayerKind(window, length) for name, window in windows.items()}
     return CacheLayout(length, kinds, (next(iter(kinds)),) * layers)

@@ -1,4 +1,4 @@
-"""Masks: which slots of a cache each query of a step sees, as the model's layers want them."""
+"""Masks: the slots of a cache that each query of a step sees, in the form that the layers use."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from qfx.ops.kv_blocks import TOKENS
 
 
 class Places:
-    """Gives slots, block tables and masks for the places of a text's tokens, mostly as parts of
-    larger tables: to compute so little each time takes as long as a layer does."""
+    """Slots, block tables and masks for places of tokens, mostly as views of larger tables, because
+    computing such small tensors at each step would take as long as a layer."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self._numbers = torch.arange(layout.length, dtype=torch.int64, device="cpu")
@@ -23,24 +23,28 @@ class Places:
         self._visible = [(kind.slots, _visible(kind)) for kind in layout.kinds.values()]
 
     def numbers(self, first: int, count: int) -> Tensor:
-        """first, first + 1, ...: int64 [T], not to be written to."""
+        """Returns first, first + 1, ...: int64 [T], which must not be written to."""
         return self._numbers[first : first + count]
 
     def table(self, texts: int, slots: int) -> Tensor:
-        """A block table in which each text has its own blocks, not to be written to."""
+        """Returns a block table in which each sequence has its own blocks; it must not be written
+        to."""
         if (texts, slots) not in self._tables:
             self._tables[texts, slots] = own_blocks(texts, slots)
         return self._tables[texts, slots]
 
     def slots(self, places: Tensor) -> list[Tensor]:
-        """The slots of `places`, int64 [B, T] with -1 for none, for each number of slots that
-        layers have."""
+        """Returns the slots of `places`, int64 [B, T] with -1 for none, for each number of slots
+        that layers have."""
         return [slots.of(places) for slots in self._slots.values()]
 
     def masks(self, places: Tensor, hidden: Tensor | None = None) -> list[Tensor]:
-        """One for each kind, bool [B, 1, T, slots], of queries at `places` int64 [B, T]; those of
-        the place -1 see what the first place does. `hidden`: bool [B, L], places that no query
-        sees, or None. Not to be written to."""
+        """Returns a mask for each kind of layers, bool [B, 1, T, slots], for queries at `places`
+        int64 [B, T].
+
+        Queries with place -1 see what the first place sees. `hidden`: bool [B, L], places that no
+        query sees, or None. The masks must not be written to.
+        """
         found, shown = [], {}
         if hidden is not None:
             shown = {size: ~s.held(hidden, places) for size, s in self._slots.items()}
@@ -51,8 +55,11 @@ class Places:
 
 
 class _Slots:
-    """Token n of a text of up to `length` tokens lies at slot n % `size`. `rows`: int64 [L + 1],
-    the row of `_visible` for a query at each place; the last is that of no place."""
+    """The slots of sequences of up to `length` tokens: token n is in slot n % `size`.
+
+    `rows`: int64 [L + 1], the row of `_visible` for a query at each place; the last one is for the
+    place -1.
+    """
 
     def __init__(self, size: int, length: int) -> None:
         self._size, self._length = size, length
@@ -69,21 +76,23 @@ class _Slots:
         return places if self._size == self._length else self._of[places]
 
     def held(self, what: Tensor, places: Tensor) -> Tensor:
-        """Gathers values of all places, bool [B, L], for the places that lie in the slots,
-        [B, slots], when the tokens of `places` have been written."""
+        """Gathers values of all places, bool [B, L], for the places that are in the slots, [B,
+        slots], after the tokens of `places` were written."""
         if self._size == self._length:
             return what
         last = places.amax(1, keepdim=True).clamp(min=0)
         slot = torch.arange(self._size, dtype=torch.int64, device="cpu")
-        place = last - (last - slot) % self._size  # below 0: nothing, which no query sees
+        place = last - (last - slot) % self._size  # below 0: an empty slot, which no query sees
         return what.gather(1, place.clamp(min=0))
 
 
 def _visible(kind: LayerKind) -> Tensor:
-    """bool [3 slots - 1, slots], a view of few: which slots a query sees. Row i, below `slots`, is
-    of a query at the place slots - 1 - i, before any slot is taken again. Row 2 slots - 1 + i is of
-    one at a later place p, with i = slots - 1 - p % slots: it sees the slots of the last `window`
-    tokens, at whichever end of the ring they lie."""
+    """Returns the slots that a query sees, bool [3 slots - 1, slots], a view of a small tensor.
+
+    Row i, for i < slots, is for a query at place slots - 1 - i, before any slot is reused. Row 2
+    slots - 1 + i is for a query at a later place p, with i = slots - 1 - p % slots: it sees the
+    slots of the last `window` tokens, at either end of the ring.
+    """
     size = kind.slots
     window = min(kind.window or size, size)
     ones = torch.zeros(2, 2 * size - 1, dtype=torch.bool, device="cpu")
@@ -93,11 +102,12 @@ def _visible(kind: LayerKind) -> Tensor:
 
 
 def own_blocks(texts: int, length: int) -> Tensor:
-    """A block table in which each text has its own blocks: int32 [texts, length / 16]."""
+    """Returns a block table in which each sequence has its own blocks: int32 [texts, length /
+    16]."""
     own = torch.arange(texts, dtype=torch.int32, device="cpu")[:, None]
     return own.expand(texts, -(-length // TOKENS)).contiguous()
 
 
 def named(kinds: Iterable[str], masks: list[Tensor]) -> Any:
-    """As the model's forward takes them."""
+    """Returns the masks as the model's forward takes them: one tensor, or a dict by kind."""
     return masks[0] if [*kinds] == [""] else dict(zip(kinds, masks, strict=True))

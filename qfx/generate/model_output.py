@@ -1,4 +1,4 @@
-"""The answers of steps: logits and a cache in the class that transformers' models return."""
+"""The outputs of steps: logits and a cache in the classes that models of transformers return."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 
 
 class EncoderOutput(BaseModelOutput):
-    """The output of an encoder of any model, without what some give beside it."""
+    """The output of an encoder. Fields that only some models return, and read, are None."""
 
     attention_mask = router_logits = None
 
 
 def decoder_only_output(logits: Tensor, cache: Cache) -> CausalLMOutputWithPast:
-    """As its class makes it, which looks at all of its fields several times: as long as a layer."""
+    """Returns the output of a decoder. Bypasses the constructor of its class, which reads all
+    fields several times and takes as long as a layer."""
     found = CausalLMOutputWithPast.__new__(CausalLMOutputWithPast)
     found["logits"], found["past_key_values"] = logits, cache
     return found
 
 
 def encoder_decoder_output(logits: Tensor, cache: Cache, source: Tensor) -> Seq2SeqLMOutput:
-    """The answer of an encoder-decoder. `source`: the encoder's output."""
+    """Returns the output of an encoder-decoder. `source`: the encoder's output."""
     found = Seq2SeqLMOutput.__new__(Seq2SeqLMOutput)
     found["logits"], found["past_key_values"] = logits, cache
     found["encoder_last_hidden_state"] = source
@@ -29,7 +30,7 @@ def encoder_decoder_output(logits: Tensor, cache: Cache, source: Tensor) -> Seq2
 
 
 def selected_logits(logits: Tensor, keep: int | Tensor) -> Tensor:
-    """As transformers' logits_to_keep says."""
+    """Returns the logits that `keep`, which is transformers' logits_to_keep, selects."""
     if isinstance(keep, int) and (keep == 0 or keep >= logits.shape[1]):
         return logits
     return logits[:, slice(-keep, None) if isinstance(keep, int) else keep]

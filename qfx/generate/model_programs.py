@@ -1,4 +1,4 @@
-"""The programs of a model, made of its weights and settings as they are, and made anew as they
+"""The programs of a model, built from its current weights and settings, and again when these
 change."""
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from qfx.nn.contiguous_weights import make_contiguous
 from qfx.programs import Runner, build
 from qfx.programs.inputs import Bound
 
-# Texts, tokens of a step, axes of positions before these.
+# Batch size, tokens of a step, and the sizes of the leading axes of positions.
 Sizes = tuple[int, int, tuple[int, ...]]
-# And the default type, as models read it.
+# In addition, the default dtype, which models read.
 Key = tuple[int, int, tuple[int, ...], torch.dtype]
 _log = logging.getLogger("qfx.generate.steps")
 
 
 class ModelPrograms:
-    """`runners`: those that there are. `why_none`: why the model can have none, or None.
+    """The programs of a model.
 
-    `steps`, which the methods are given, is what stands in the place of the model's forward: kept
-    here, it would keep the weights of a model that is gone.
+    `runners`: the programs that were built. `why_none`: why the model can have no programs, or
+    None. The methods take `steps`, the object that replaces the model's forward; storing it here
+    would keep the weights of a model that was deleted.
     """
 
     def __init__(self) -> None:
@@ -42,12 +43,12 @@ class ModelPrograms:
         self.state: Any = None
         self.tensors: tuple[Tensor, ...] = ()
         self.vectors: dict[str, Tensor] = {}
-        self.dtype = torch.float32  # of the model
+        self.dtype = torch.float32  # the dtype of the model
         self.told: set[str] = set()
         self.lock = threading.RLock()
 
     def look(self, model: Any) -> None:
-        """Forgets programs of a model that was changed since they were made."""
+        """Discards the programs if the model was changed since they were built."""
         with self.lock:
             tensors = tensors_of(model)
             state = (values_of(tensors), settings_of(model))
@@ -71,14 +72,16 @@ class ModelPrograms:
     def runner(
         self, steps: Any, sizes: Sizes, inputs: tuple[Tensor, ...], bound: Bound
     ) -> Runner | None:
-        """Returns the program of `sizes`, which it makes where there is none; None where the model
-        can have none. `inputs`: those of a step, before the tensors of the cache, `bound`."""
+        """Returns the program of `sizes`, built if necessary; None if the model can have none.
+
+        `inputs`: the inputs of a step that precede the tensors of the cache, `bound`.
+        """
         key = (*sizes, torch.get_default_dtype())
         found = self.runners.get(key)
         if found is not None or self.why_none is not None:
             return found
-        alone = [t.clone() for t in inputs]  # not views of what a caller has
-        with building_alone():  # threads whose programs are there do not wait
+        alone = [t.clone() for t in inputs]  # not views of the caller's tensors
+        with building_alone():  # threads whose programs exist do not wait
             found = self.runners.get(key)
             if found is None and self.why_none is None:
                 found = self._build(steps, key, (*alone, *bound.tensors))
@@ -89,11 +92,11 @@ class ModelPrograms:
         state = self.state
         try:
             runner = self._made(steps, inputs, key[1] > MOST_ROWS)
-        except Exception as why:  # of a model's code that cannot be exported, of any kind
+        except Exception as why:  # the model's code may fail to export with any exception
             self._without_programs(steps.model, f"{type(why).__name__}: {why}".split("\n\n")[0])
             return None
         with self.lock:
-            if self.state is state:  # the model is as it was
+            if self.state is state:  # the model has not changed meanwhile
                 self.runners[key] = runner
         if runner.outside:
             _log.info("PyTorch runs %s of it", ", ".join(sorted({*runner.outside})))

@@ -1,4 +1,5 @@
-"""What programs are made of: whether a model is another than it was, and why it can have none."""
+"""The state of a model that programs depend on, and the reasons why a model can have no
+programs."""
 
 from __future__ import annotations
 
@@ -14,26 +15,29 @@ from qfx.generate.step_modules import named_tensors
 from qfx.host.modules import backward_hooks, forward_hooks, unsaved_buffers
 from qfx.weights.change_detection import Stamp, stamp_of
 
-PROGRAMS = {torch.float32, torch.bfloat16, torch.float16}  # types of parameters
+PROGRAMS = {torch.float32, torch.bfloat16, torch.float16}  # supported dtypes of parameters
 _PLAIN = (bool, int, float, str)
 _CAPTURES = "transformers.utils.output_capturing"
 NOT_OWN = frozenset(vars(nn.Module()))
 
 
 def tensors_of(model: nn.Module) -> tuple[Tensor, ...]:
-    """Those that a state dict has: others a model may write as it runs, as tables of positions."""
+    """Returns the tensors that a state dict contains. A model may write others when it runs, such
+    as tables of positions."""
     unsaved = {id(b) for module in model.modules() for b in unsaved_buffers(module)}
     tensors = {id(tensor): tensor for _, tensor in named_tensors(model)}
     return tuple(t for at, t in tensors.items() if at not in unsaved)
 
 
 def values_of(tensors: tuple[Tensor, ...]) -> list[Stamp]:
-    """Changes with the values that tensors hold, as far as PyTorch counts writes."""
+    """Returns version stamps that change when the values of the tensors change, as far as PyTorch
+    counts writes."""
     return [stamp_of(tensor) for tensor in tensors]
 
 
 def settings_of(model: Any) -> list[Any]:
-    """Changes with what its modules are and how they are set, as which adapters are active."""
+    """Returns values that change with the modules of a model and their settings, such as active
+    adapters."""
     found: list[Any] = [attention_of(model)]
     for module in model.modules():
         own = [(n, _plain(v)) for n, v in vars(module).items() if n not in NOT_OWN]
@@ -43,7 +47,7 @@ def settings_of(model: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and names, in lists and dicts too; None in the place of anything else."""
+    """Returns numbers and strings, also in lists and dicts; None in place of anything else."""
     if isinstance(value, _PLAIN):
         return value
     if type(value) in (list, tuple):
@@ -52,7 +56,7 @@ def _plain(value: Any) -> Any:
 
 
 def why_none(model: Any) -> str | None:
-    """Why a model can have no programs; None if nothing is known that prevents it."""
+    """Returns why a model can have no programs; None if no reason is known."""
     kinds = {t.dtype for t in model.parameters() if t.is_floating_point()} - PROGRAMS
     devices = {t.device.type for t in tensors_of(model)} - {"cpu"}
     if model.training:
@@ -76,16 +80,16 @@ def why_none(model: Any) -> str | None:
 
 
 def is_capped(model: Any) -> bool:
-    """Whether it attends as `cached_attention.py` does: by the attention functions of transformers,
-    with a softcap of scores, for which these have no sdpa."""
+    """Whether the model attends as `cached_attention.py` does: by the attention functions of
+    transformers, with a softcap of scores, for which these have no sdpa."""
     text = model.config.get_text_config(decoder=True)
     capped = getattr(text, "attn_logit_softcapping", None) is not None
     return capped and bool(getattr(model, "_supports_attention_backend", False))
 
 
 def makes_masks(model: Any) -> bool:
-    """Whether it takes a mask of the tokens [B, L] alone and makes the rest of it: attention is
-    written out in its modules (BLOOM, MPT, GPT-J), or scores have slopes (Falcon with alibi)."""
+    """Whether the model takes only a mask of the tokens [B, L] and computes the rest of it: its
+    modules write out attention (BLOOM, MPT, GPT-J), or scores have slopes (Falcon with alibi)."""
     text = model.config.get_text_config(decoder=True)
     written_out = not getattr(model, "_supports_attention_backend", False)
     sloped = bool(getattr(text, "alibi", False))
@@ -97,17 +101,17 @@ def _hooks(module: nn.Module) -> int:
 
 
 def hooks_on(module: nn.Module) -> int:
-    """Of any kind on its calls, backward too."""
+    """Returns the number of hooks on the calls of a module, including backward hooks."""
     return _count(chain(forward_hooks(module), backward_hooks(module)))
 
 
 def _count(hooks: Iterable[Any]) -> int:
-    """Without those that transformers leaves once hidden states or attentions were asked for: they
-    do nothing where these are not."""
+    """Counts hooks, without those that transformers leaves once hidden states or attentions were
+    requested: these do nothing otherwise."""
     return sum(getattr(hook, "__module__", None) != _CAPTURES for hook in hooks)
 
 
 def attention_of(model: Any) -> str:
-    """The name under which transformers looks up what attends."""
+    """Returns the name of the attention implementation in transformers."""
     kind: str = getattr(model.config.get_text_config(decoder=True), ATTENTION)
     return kind

@@ -1,6 +1,6 @@
-"""Names of transformers that have no public way to them. Tests fail where one is gone."""
+"""Private names of transformers that have no public equivalent. Tests fail if one is removed."""
 
 from __future__ import annotations
 
-ATTENTION = "_attn_implementation"  # of a config: the name under which what attends is looked up
-PREPARES_CACHE = "_prepare_cache_for_generation"  # of a model: is told how long a text may become
+ATTENTION = "_attn_implementation"  # attribute of a config: the name of its attention function
+PREPARES_CACHE = "_prepare_cache_for_generation"  # method of a model: gets the largest length

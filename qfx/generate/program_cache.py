@@ -1,7 +1,8 @@
-"""Programs on disk: what another process made of the same model, with the weights of this one.
+"""Programs on disk: reuses what another process built for the same model, with this model's
+weights.
 
-`<user's cache>/qfx/programs/<key>`, kept as `qfx/io/disk_memo.py` says. A file holds the
-instructions, and constants by the names that the model has for them. docs/generate.md
+They are stored as `<user's cache>/qfx/programs/<key>` by `qfx/io/disk_memo.py`. A file contains the
+instructions, and constants by the names that the model has for them. See docs/generate.md.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _KEYS = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 PROGRAMS = DiskMemo(
     "program", "the programs", "programs", _KEYS, 64, _log
-)  # of 300 kB for 30 layers
-_MOST_BYTES = 1 << 20  # of constants that are none of the model's
+)  # a program of 30 layers takes 300 kB
+_MOST_BYTES = 1 << 20  # largest total size of constants that do not belong to the model
 
 
 def read_or_build(
@@ -37,15 +38,18 @@ def read_or_build(
     vectors: Mapping[str, Tensor],
     **others: Any,
 ) -> Runner:
-    """The runner for these inputs from disk, or made now and kept there. `steps`, `others`: see
-    `key_of`. `vectors`: float32 copies of parameters and buffers, which programs read too."""
+    """Returns the program for these inputs, read from disk, or built now and stored there.
+
+    `steps`, `others`: see `key_of`. `vectors`: float32 copies of parameters and buffers, which
+    programs also read.
+    """
     return PROGRAMS.get(
         _ProgramEntry(lambda: key_of(model, steps, inputs, **others), make, vectors)
     )
 
 
 class _ProgramEntry:
-    """A program. `held`, once the key is known: the model's tensors and the vectors, by name."""
+    """A program. `held`: the model's tensors and the vectors, by name, once the key is known."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class _ProgramEntry:
     def key(self) -> str:
         try:
             key, held = self._key()
-        except Exception as why:  # Unknown, and what objects of a model raise when looked at
+        except Exception as why:  # NoFingerprint, or any exception of the model's objects
             raise NotCached(str(why)) from why
         vectors = {f"{name} as float32": tensor for name, tensor in self._vectors.items()}
         self.held = held | vectors
@@ -76,7 +80,8 @@ class _ProgramEntry:
 
 
 def _runner(data: bytes, held: Mapping[str, Tensor]) -> Runner | None:
-    """None where it is of other weights. ValueError for what `written` did not write."""
+    """Returns the program in `data`; None if it belongs to other weights. Raises ValueError for
+    data that `written` did not write."""
     head, _, body = data.partition(b"\n")
     told = json.loads(head)
     if told["values"] is not None and told["values"] != values_digest(held):
@@ -92,7 +97,7 @@ def _runner(data: bytes, held: Mapping[str, Tensor]) -> Runner | None:
 
 
 def written(runner: Runner, held: Mapping[str, Tensor]) -> bytes:
-    """A whole file. Raises NotCached."""
+    """Returns the whole content of a file. Raises NotCached."""
     storing = Storing({f"model {name}": tensor for name, tensor in held.items()})
     try:
         program = storing.described(runner)

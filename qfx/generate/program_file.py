@@ -1,8 +1,9 @@
-"""ProgramFile: the description in a file of `save_programs`, checked before memory is made of it.
+"""ProgramFile: the description in a file of `save_programs`, checked before memory is allocated for
+it.
 
-A file is data from anywhere, so nothing of it is used as it stands: numbers are integers in their
-range, the inputs of every program are those that its cache, masks and tokens have, and memory and
-work are bounded by what the file itself brings, its weights and its cache.
+The file may come from an untrusted source, so everything in it is checked: numbers are integers in
+their range, the inputs of every program match its cache, masks and tokens, and memory and work are
+limited by the size of the weights and the cache in the file.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from qfx.ops.kv_cache import kv_shapes
 from qfx.programs import Runner
 
 FORMAT = 5
-_MOST = 1 << 40  # a size
-_SMALL = 1 << 26  # bytes that any file may work in
-_TABLES = 24  # bytes of tables for each token of a text: its number, its slots of each number
-# Operations a token, for each byte of weights, which layers may share, and for each byte of its
-# cache, which heads share; and of any file.
+_MOST = 1 << 40  # the largest size
+_SMALL = 1 << 26  # bytes of working memory that any file may use
+_TABLES = 24  # bytes of tables for each token of a sequence: its number, and its slots
+# Operations per token: for each byte of weights, which several layers may share; for each byte of
+# the cache, which several heads share; and those that any file may use.
 _WEIGHTS_WORK, _CACHE_WORK, _SMALL_WORK = 16, 128, 1 << 18
 
 Kind = list[Any]  # [type, sizes]
@@ -37,8 +38,12 @@ Kind = list[Any]  # [type, sizes]
 
 @dataclass(frozen=True)
 class ProgramFile:
-    """`batch` texts in a cache of this `layout`; `shapes`: (heads, features) of each layer's cache
-    in `bits` of keys and of values; `programs`: tokens of a step -> its description."""
+    """The checked description of programs.
+
+    `batch`: the batch size. `layout`: that of the cache. `shapes`: (heads, features) of each
+    layer's cache. `bits`: those of keys and of values. `programs`: the description of the program
+    for each number of tokens of a step.
+    """
 
     layout: CacheLayout
     batch: int
@@ -48,7 +53,7 @@ class ProgramFile:
 
     @property
     def cache(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and types of the tensors of the cache, four of each layer."""
+        """Shapes and dtypes of the tensors of the cache, four for each layer."""
         return [
             each
             for i, (heads, features) in enumerate(self.shapes)
@@ -56,7 +61,8 @@ class ProgramFile:
         ]
 
     def inputs(self, rows: int) -> list[Kind]:
-        """The inputs that the program of `rows` tokens must declare, each as [type, sizes]."""
+        """Returns the inputs that the program of `rows` tokens must declare, each as [type,
+        sizes]."""
         tokens: Kind = ["int64", [self.batch, rows]]
         last: list[Kind] = [["int64", [1]]] if rows > MOST_ROWS else []
         where: list[Kind] = []
@@ -68,8 +74,11 @@ class ProgramFile:
 
 
 def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | None) -> ProgramFile:
-    """`told`: the description, as JSON. `tensors`: those of the file. `max_memory`: bytes that all
-    of it may take, those of the machine by default. Raises UserError, with the numbers."""
+    """Checks the description `told`, parsed from JSON, and returns it.
+
+    `tensors`: those of the file. `max_memory`: the largest number of bytes in total, by default the
+    memory of the machine. Raises UserError, with the numbers.
+    """
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         form = told.get("format") if isinstance(told, dict) else told
         raise UserError(
@@ -101,7 +110,7 @@ def program_file(told: Any, tensors: Mapping[str, Tensor], max_memory: int | Non
 def check_steps(
     file: ProgramFile, tensors: Mapping[str, Tensor], runners: Mapping[int, Runner]
 ) -> None:
-    """Raises UserError where a step would take longer than its weights and cache can explain, or
+    """Raises UserError if a step would do more work than its weights and cache explain, or would
     write to its tokens, places or masks."""
     weights, cache = _bytes(tensors), _cache_bytes(file)
     for rows, runner in runners.items():
@@ -118,7 +127,7 @@ def check_steps(
 
 def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: int | None) -> None:
     weights, cache = _bytes(tensors), _cache_bytes(file)
-    # as they are made: the rows of a table, then the mask of them
+    # while a mask is computed, the rows of a table and the mask exist
     layout = file.layout
     seen = sum(kind.slots for kind in layout.kinds.values())
     masks = 2 * file.batch * max(file.programs) * seen
@@ -145,7 +154,8 @@ def _check_memory(file: ProgramFile, tensors: Mapping[str, Tensor], max_memory: 
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
-    """The bytes of the constants; instructions are int64 tensors and explain no work."""
+    """Returns the bytes of the constants. Instructions, which are int64 tensors, do not explain
+    work."""
     return sum(t.numel() for t in tensors.values() if t.dtype == torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The key of a program: a digest of all that it is made of, besides the values of weights."""
+"""The key of a program: a digest of everything that it depends on, except the values of weights."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from qfx.host.tensors import storage_id, watched
 from qfx.io.digest import digest_of, own_digest
 from qfx.io.disk_memo import is_switch
 
-_ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")  # what libraries read
+# Prefixes of environment variables that the libraries read.
+_ENVIRONMENT = ("ATEN_", "PYTORCH_", "QFX_", "TORCH_", "TRANSFORMERS_")
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 
 def key_of(
     model: nn.Module, steps: Any, inputs: tuple[Tensor, ...], **others: Any
 ) -> tuple[str, dict[str, Tensor]]:
-    """The key, and the model's parameters and buffers by the names that programs know them by.
+    """Returns the key, and the model's parameters and buffers by the names that programs use for
+    them.
 
-    `steps`: what is in the place of the model's forward. `inputs`: those of a step, whose sizes and
-    types count. Raises NoFingerprint, with the reason, where a value that may count has none.
+    `steps`: the object that replaces the model's forward. `inputs`: those of a step; their sizes
+    and dtypes are part of the key. Raises NoFingerprint, with the reason, if a value that may
+    matter has none.
     """
     held = _held(model)
     total = hashlib.sha256()
@@ -45,7 +48,7 @@ def key_of(
 
 
 def values_digest(held: Mapping[str, Tensor]) -> str:
-    """A digest of the names and values of parameters and buffers."""
+    """Returns a digest of the names and values of parameters and buffers."""
     parts: list[str | Tensor] = []
     for name, tensor in held.items():
         parts += f"{name}\0", tensor
@@ -53,7 +56,8 @@ def values_digest(held: Mapping[str, Tensor]) -> str:
 
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
-    """By every name, those that no state dict has too."""
+    """Returns parameters and buffers by all of their names, including those that no state dict
+    contains."""
     return dict(sorted(named_tensors(model), key=itemgetter(0)))
 
 
@@ -103,7 +107,7 @@ def _surroundings() -> Iterator[str]:
 
 
 def _tensors(held: Mapping[str, Tensor]) -> Iterator[str]:
-    """Which lie where in which memory."""
+    """Yields the dtype, shape and place in memory of each tensor."""
     numbers: dict[int | None, int] = {}
     for name, t in held.items():
         if type(t) not in _TENSORS or t.layout != torch.strided or t.device.type != "cpu":
@@ -114,7 +118,7 @@ def _tensors(held: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def _class(kind: type) -> str:
-    """Its code is told with that of all classes."""
+    """Returns the name of a class; its code is part of the fingerprint of all classes."""
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
         raise NoFingerprint(f"the class {kind.__qualname__} of {kind.__module__}")
     return f"{kind.__module__}.{kind.__qualname__}"

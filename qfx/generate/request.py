@@ -1,4 +1,4 @@
-"""Request: what a call of a model says, where a step or the reading of a prompt can answer it."""
+"""Request: the arguments of a model call that programs can serve."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
 class EncoderSource(NamedTuple):
-    """`cache`: of both attentions. `mask` [B, S]: 0 where the encoder's output has padding, None
-    where it has none. `hidden` [B, S, D]: this output, None where the modules have to compute it.
+    """The input of the decoder from the encoder.
+
+    `cache`: the caches of both attentions. `mask` [B, S]: 0 for padding of the encoder's output,
+    None if there is none. `hidden` [B, S, D]: the encoder's output, None if the modules must
+    compute it.
     """
 
     cache: EncoderDecoderCache
@@ -27,10 +30,14 @@ class EncoderSource(NamedTuple):
 
 
 class Request(NamedTuple):
-    """`tokens` [B, T], None where the modules have to read them: where embeddings take their place,
-    and where `others` are passed, as images are. `seen`: bool [B, n], which columns are no padding.
-    `positions` [B, T], or [A, B, T] of models whose positions have several axes. `source`: what
-    the decoder of an encoder-decoder reads beside its tokens, None of other models."""
+    """The arguments of a call.
+
+    `tokens` [B, T]: the token ids, None if the modules must read them, because embeddings or
+    `others` (such as images) are passed. `seen`: bool [B, n], the columns that are not padding.
+    `positions` [B, T], or [A, B, T] for models whose positions have several axes. `keep`:
+    logits_to_keep. `length`: T. `others`: names of arguments that programs do not take. `source`:
+    the further input of the decoder of an encoder-decoder, None for other models.
+    """
 
     tokens: Tensor | None
     cache: Cache
@@ -38,11 +45,11 @@ class Request(NamedTuple):
     positions: Tensor | None
     keep: int | Tensor
     length: int
-    others: tuple[str, ...] = ()  # names of arguments
+    others: tuple[str, ...] = ()
     source: EncoderSource | None = None
 
     def part(self, begin: int, end: int) -> Request:
-        """Some of its tokens, the last ones that are looked at."""
+        """Returns the request for the tokens `begin` to `end`. Its mask is not cut."""
         assert self.tokens is not None
         if (begin, end) == (0, self.length):
             return self
@@ -53,12 +60,13 @@ class Request(NamedTuple):
 
     @property
     def last_alone(self) -> bool:
-        """Only the logits of its last token are asked for."""
+        """Whether only the logits of the last token are requested."""
         return isinstance(self.keep, int) and self.keep == 1
 
     def plain(self, first: int, positioned: bool) -> bool:
-        """Its mask is of all tokens behind `first` that were seen, and tells no positions that the
-        model would have to find. `positioned`: whether the model has any."""
+        """Whether the mask covers all columns seen and the new tokens after `first` others, and the
+        model need not compute positions from it. `positioned`: whether the model takes
+        positions."""
         if self.seen is None:
             return True
         whole = self.seen.shape[1] == first + self.length
@@ -67,15 +75,16 @@ class Request(NamedTuple):
 
 
 def zeros_mean_text(config: Any) -> frozenset[str]:
-    """The names of arguments that say of each token what it is, and of a text say nothing by zeros.
-    Of other models zeros may count: GPT-2 adds the embedding of such a number to its token."""
+    """Returns the names of arguments that state the kind of each token and, if all are zero, have
+    no effect on text. In other models zeros may matter: GPT-2 adds the embedding of such a number
+    to its token."""
     of_gemma3 = {"token_type_ids"} if config.model_type == "gemma3" else set()
     return frozenset({"mm_token_type_ids"} | of_gemma3)
 
 
 def request_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Request | None:
-    """Reads the arguments of a call, by their names. None for a call that the modules alone serve.
-    `of_text`: names of arguments whose zeros say nothing."""
+    """Reads the arguments of a call, by their names. Returns None for a call that only the modules
+    can serve. `of_text`: names of arguments that have no effect if they are zero."""
     given = {n: value for n, value in given.items() if not _says_nothing(n, value, of_text)}
     tokens, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
     cache = given.pop("past_key_values", None)
@@ -100,7 +109,7 @@ def request_of(given: dict[str, Any], of_text: Collection[str] = ()) -> Request 
 
 
 def _says_nothing(name: str, value: Any, of_text: Collection[str]) -> bool:
-    """Whether a call means the same without this argument."""
+    """Whether the call has the same meaning without this argument."""
     if name in of_text and isinstance(value, Tensor):
         return not bool(value.any())
     empty = isinstance(value, dict | list | tuple) and not value
@@ -108,8 +117,8 @@ def _says_nothing(name: str, value: Any, of_text: Collection[str]) -> bool:
 
 
 def _are_numbers(given: Any, sizes: torch.Size, most_axes: int = 2) -> bool:
-    """Integers [B, T], or [1, T] for all texts, with axes before them up to `most_axes`; nothing is
-    well-formed too. Of other inputs the modules say what is wrong with them."""
+    """Whether `given` is None, or integers [B, T], or [1, T] for all sequences, with up to
+    `most_axes` axes in total. Other inputs are left to the modules, which report what is wrong."""
     if given is None:
         return True
     if not _on_cpu(given) or given.dtype not in INTEGERS or 0 in sizes:
@@ -122,18 +131,19 @@ def _on_cpu(given: Any) -> bool:
 
 
 def as_modules_would() -> bool:
-    """Whether somebody follows what the modules do: autograd, autocast or a compiler."""
+    """Whether autograd, autocast or a compiler follows the computation, so that the modules must be
+    used."""
     autocast = torch.is_autocast_enabled("cpu")
     return torch.is_grad_enabled() or autocast or is_compiling()
 
 
 def hold_codes(cache: Cache, layers: list[Any]) -> None:
-    """Turns an empty DynamicCache into one of these layers; leaves any other as it is."""
+    """Gives an empty DynamicCache these layers; does nothing for any other cache."""
     if is_empty(cache):
         cache.layers = layers
         cache.layer_class_to_replicate = None
 
 
 def is_empty(cache: Cache) -> bool:
-    """Whether it is a DynamicCache that nothing was written to."""
+    """Whether the cache is a DynamicCache that nothing was written to."""
     return type(cache) is DynamicCache and cache.get_seq_length() == 0 and not cache.offloading

@@ -1,8 +1,8 @@
-"""Rotary embeddings that need more than a position of each token.
+"""Rotary embeddings that depend on more than one position of each token.
 
-With dynamic scaling, frequencies change once a text is longer than the model was trained for; up to
-there they are constants, as a program needs them. With sections (`mrope_section`, of models that
-see images), a position has axes of its own for time, height and width.
+With dynamic scaling, the frequencies change once a sequence is longer than the model was trained
+for. Up to that length they are constants, which programs require. With sections (`mrope_section`,
+of models that read images), a position has separate axes for time, height and width.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from torch import nn
 
 
 def constant_up_to(model: nn.Module) -> int | None:
-    """The tokens of a text up to which no frequency changes; None where none ever does."""
+    """Returns the number of tokens of a sequence up to which the frequencies are constant; None if
+    they always are."""
     return min((module.original_max_seq_len for module in _dynamic(model)), default=None)
 
 
 def axes_of_positions(config: Any) -> int | None:
-    """The A of position_ids [A, B, T] that generate passes; None where it passes [B, T]."""
+    """Returns A for position_ids [A, B, T] that generate passes; None if it passes [B, T]."""
     rotary = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    return 4 if "mrope_section" in rotary else None  # of text, and the three axes
+    return 4 if "mrope_section" in rotary else None  # for text, and three axes of images
 
 
 def keep_frequencies(model: nn.Module) -> None:
-    """Lets all modules of `model` compute with the frequencies of short texts, whatever they read
-    before. The model is a copy that is captured."""
+    """Makes all modules of `model`, a copy that is captured, use the frequencies of short
+    sequences, whatever they have read before."""
     for module in _dynamic(model):
         module.rope_type = "default"
         if module.max_seq_len_cached != module.original_max_seq_len:
@@ -34,7 +35,8 @@ def keep_frequencies(model: nn.Module) -> None:
 
 
 def _dynamic(model: nn.Module) -> Iterator[Any]:
-    """As dynamic_rope_update of transformers knows them, without those of a kind for each layer."""
+    """Yields the modules that dynamic_rope_update of transformers changes, without those that have
+    frequencies for each kind of layers."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, str) and "dynamic" in kind and hasattr(module, "original_inv_freq"):

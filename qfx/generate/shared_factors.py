@@ -1,5 +1,8 @@
-"""Smoothing factors of linears that read one input, as one tensor: each module keeps a copy of its
-own, by which rewriting could not tell that q, k and v quantize the same floats in the same way."""
+"""Shares the smoothing factors of linears that read one input.
+
+Each module has its own copy of the factor. With separate tensors, rewriting could not detect that
+q, k and v quantize the same floats in the same way.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from qfx.host.tensors import has_values
 
 
 def equal_factors(model: nn.Module) -> dict[str, str]:
-    """The linears that have the factor of an earlier one, each with the name of that one.
+    """Returns, for each linear whose factor equals that of an earlier linear, the name of the
+    earlier one.
 
-    A program reads one tensor for all of them, so this is part of what it is made of."""
+    A program reads one tensor for all of them, so this is part of the key of a program.
+    """
     first: dict[tuple[str, bytes], str] = {}
     same: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -27,7 +32,7 @@ def equal_factors(model: nn.Module) -> dict[str, str]:
 
 
 def share_factors(twin: nn.Module, same: Mapping[str, str]) -> None:
-    """Gives linears the very factors of those that `equal_factors` found. `twin`: modules of those
-    names whose dictionaries of buffers are not those of a user's model."""
+    """Gives linears the factor tensor of the linear that `equal_factors` found. `twin`: a copy of
+    the model whose dictionaries of buffers are not those of the user's model."""
     for name, other in same.items():
         twin.get_submodule(name)._buffers["factor"] = twin.get_submodule(other)._buffers["factor"]

@@ -1,4 +1,5 @@
-"""The graph of a step: a model of transformers on a few tokens behind a cache, rewritten."""
+"""The graph of a step: a transformers model applied to a few tokens with a cache, rewritten to
+int8."""
 
 from __future__ import annotations
 
@@ -34,14 +35,15 @@ from qfx.pipeline import rewrite
 from qfx.values.config import Config
 
 _READS = (torch.ops.qfx.kv_keys.default, torch.ops.qfx.kv_values.default)
-_KEEP = Config(skip=("*",))  # weights are what quantize_ made of them
+_KEEP = Config(skip=("*",))  # quantize_ has already quantized the weights
 
 
 class _GivenLayer(KVLayer):
-    """Its tensors are inputs of the graph, and where it writes too."""
+    """A layer of the cache whose tensors, and the places that it writes to, are inputs of the
+    graph."""
 
     first: Tensor | int = (
-        0  # how many tokens are behind those of the step, where modules count them
+        0  # number of tokens before those of the step, for modules that count them
     )
 
     def __init__(self, tensors: tuple[Tensor, ...], places: Tensor, table: Tensor) -> None:
@@ -66,7 +68,8 @@ class _GivenLayer(KVLayer):
 
 
 class _WrittenLayer(CrossKVLayer):
-    """Its tensors are inputs of the graph, and hold `source_length` positions."""
+    """A layer of cross attention whose tensors are inputs of the graph and hold `source_length`
+    positions."""
 
     def __init__(self, tensors: tuple[Tensor, ...], source_length: int, table: Tensor) -> None:
         super().__init__(source_length)
@@ -77,10 +80,13 @@ class _WrittenLayer(CrossKVLayer):
 
 
 class _StepModule(nn.Module):
-    """Tokens and their positions [B, T]; for each number of slots that layers have, the slots where
-    the cache is written [B, T] and the block table [B, slots / 16]; with `one` the number [1] of
-    the token whose logits are asked for; a mask [B, 1, T, slots] for each kind of layer; four
-    tensors of each layer's cache -> logits [B, T, V], or [B, 1, V]."""
+    """The module that is exported for a step of a decoder. Returns logits [B, T, V], or [B, 1, V].
+
+    Inputs: tokens and their positions [B, T]; for each number of slots that layers have, the slots
+    that are written [B, T] and the block table [B, slots / 16]; with `one`, the index [1] of the
+    token whose logits are requested; a mask [B, 1, T, slots] for each kind of layers; four tensors
+    for each layer's cache.
+    """
 
     def __init__(
         self,
@@ -110,7 +116,7 @@ class _StepModule(nn.Module):
         ]
         given = dict(zip(kinds, masks, strict=True))
         mask = named(kinds, list(masks))
-        if self.makes_masks:  # of as many tokens as there are places
+        if self.makes_masks:  # a mask of as many tokens as there are places
             shape = len(tokens), masks[0].shape[-1]
             mask = torch.ones(shape, dtype=torch.int64, device=tokens.device)
         if self.takes_positions:
@@ -128,10 +134,13 @@ class _StepModule(nn.Module):
 
 
 class _CrossStep(nn.Module):
-    """The step of an encoder-decoder: as `_StepModule`, but after the mask follow bool
-    [B, 1, 1, S], the positions of the source that a text sees, and the block table [B, S / 16] of
-    the blocks that it reads there; then, for models that learn them, the distances of keys [T, L];
-    and after the tensors of each layer's cache those of each cross attention."""
+    """The module that is exported for a step of an encoder-decoder.
+
+    Inputs are those of `_StepModule`, with the following differences. The mask is followed by bool
+    [B, 1, 1, S], the positions of the source that a sequence sees, by the block table [B, S / 16]
+    of the blocks of the source that it reads, and, for models that learn them, by the distances of
+    keys [T, L]. The tensors of each layer's cache are followed by those of each cross attention.
+    """
 
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], source_length: int, hidden: int
@@ -187,14 +196,16 @@ def step_graph(
     factors: Mapping[str, str],
     source: tuple[int, int] | None = None,
 ) -> fx.GraphModule:
-    """The graph of a step, which computes in float32.
+    """Returns the graph of a step, which computes in float32.
 
-    `forward`: of the model, as its class has it. `layout`: of the cache's layers. `one`: logits of
-    one token are asked for.
-    `vectors`: of `float32_vectors`. `inputs`: those of a step, whose sizes count. `factors`: of
-    `equal_factors`. `source`: positions and features of the output of an encoder-decoder's encoder,
-    None of other models.
-    ValueError where an attention would make floats of all that the cache has room for."""
+    `forward`: the forward of the model, as its class defines it. `layout`: that of the cache's
+    layers. `one`: return the logits of only one token. `vectors`: the result of `float32_vectors`.
+    `inputs`: the inputs of a step, whose sizes matter. `factors`: the result of `equal_factors`.
+    `source`: the number of positions and features of the encoder's output, None for models without
+    an encoder.
+
+    Raises ValueError if an attention would convert the whole capacity of the cache to floats.
+    """
     known: dict[Any, Any] = {}
     twin = _twin(model, known)
     keep_frequencies(twin)
@@ -210,7 +221,7 @@ def step_graph(
         plain = tuple(t.clone() if t.is_inference() else t for t in inputs)
         step: nn.Module = _StepModule(twin, forward, layout, one, makes)
         if source is not None:
-            by_distances(twin, inputs[4].shape[-1])  # of the mask
+            by_distances(twin, inputs[4].shape[-1])  # the last axis of the mask
             step = _CrossStep(twin, forward, *source)
         exported = torch.export.export(step, plain)
         graph: Any = exported.module()
@@ -225,8 +236,8 @@ def step_graph(
 
 
 def _twin(module: Any, known: dict[Any, Any]) -> Any:
-    """Modules of its own with the same tensors: export puts others into them as long as it runs,
-    and threads may be in the model's."""
+    """Copies the modules of a model, with the same tensors. Export replaces attributes of the
+    modules while it runs, and other threads may be using the original."""
     if module is None or module in known:
         return known.get(module)
     source = ServedLinear.of(module) if is_served(module) else module

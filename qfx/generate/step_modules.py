@@ -1,5 +1,7 @@
-"""Modules in the place of int8 linears, of which a step is captured: their packed weight is a
-buffer, which programs read, and no tensor stands for floats."""
+"""Replacements of int8 linears in the copy of a model that is captured.
+
+Their packed weight is a buffer, which programs read; there is no float tensor for it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from qfx.nn.linear import Linear
 
 
 class ServedLinear(Linear):
-    """An int8 linear with the tensors of its weight as buffers, and its very bias."""
+    """An int8 linear with the tensors of its weight as buffers, and with the same bias."""
 
     how: Prepared
 
     @classmethod
     def of(cls, module: Linear) -> ServedLinear:
-        """It has the tensors of `module`, and is called as that is."""
+        """Returns a linear with the tensors and attributes of `module`."""
         served = cls.__new__(cls)
         vars(served).update(vars(module))
         vars(served)["_parameters"] = {
@@ -31,12 +33,12 @@ class ServedLinear(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The floats, for a model that looks at them."""
+        """The weight as floats, for a model that reads it."""
         shape = self.out_features, self.in_features
         return float_weight(self._frozen(), self.how.scheme, *shape)
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
-        """x [..., K] -> [..., N]."""
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
+        """Maps x [..., K] to [..., N]."""
         return linear(input, self.bias, self._frozen(), self.how)
 
     def _frozen(self) -> Frozen:
@@ -44,13 +46,13 @@ class ServedLinear(Linear):
 
 
 def is_served(module: nn.Module) -> bool:
-    """Whether a `ServedLinear` can take its place."""
+    """Whether a `ServedLinear` can replace the module."""
     return type(module) is Linear and module.is_quantized
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Its parameters and buffers by every name, and in the place of the weights of int8 linears
-    the tensors of `ServedLinear`."""
+    """Yields the parameters and buffers of a model by all of their names; for int8 linears, the
+    tensors of `ServedLinear` instead of the weight."""
     for at, module in model.named_modules(remove_duplicate=False):
         own: dict[str, Any] = {**module._parameters, **module._buffers}
         if is_served(module):

@@ -1,4 +1,4 @@
-"""Steps: the forward of a model, which runs programs where it can, and its modules elsewhere."""
+"""Steps: the forward of a model, which runs programs if possible, and otherwise its modules."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ _log = logging.getLogger(__name__)
 
 
 class Steps(OwnForward):
-    """Called as `inner`, the model's own forward, whose signature it has. `source`: positions and
-    features of the encoder's output of an encoder-decoder, None of other models."""
+    """Replaces `inner`, the model's own forward, and has the same signature.
+
+    `source`: the number of positions and features of the encoder's output, None for models without
+    an encoder.
+    """
 
     source: tuple[int, int] | None = None
 
@@ -60,9 +63,9 @@ class Steps(OwnForward):
         sizes: Sequence[int],
         logits_dtype: torch.dtype | None = None,
     ) -> None:
-        """`layers`: of a cache that the model has written to. `layout`: of those that programs
-        write to. `sizes`: numbers of texts, to which fewer are filled up. `logits_dtype`: that of
-        the model by default."""
+        """Prepares a model for programs. `layers`: layers of a cache that the model has written to.
+        `layout`: that of the layers that programs write to. `sizes`: batch sizes, to which smaller
+        batches are padded. `logits_dtype`: by default that of the model."""
         super().__init__(model, inner)
         self.layout, self.length, self.bits = layout, layout.length, layers[0].bits
         self.shapes = [layer.shape for layer in layers]
@@ -71,31 +74,32 @@ class Steps(OwnForward):
         self.firsts = layout.firsts
         self.own = [(type(layer), layer.window) for layer in self._layers()]
         self.logits_dtype = logits_dtype
-        self.most = constant_up_to(model) or self.length  # tokens of a text that programs serve
+        self.most = constant_up_to(model) or self.length  # longest sequence that programs serve
         names = self.__signature__.parameters
         self.keeps, self.positioned = "logits_to_keep" in names, "position_ids" in names
         self.axes = axes_of_positions(model.config)
         self.of_text = zeros_mean_text(model.config)
-        self.named: set[str] = set()  # arguments that a warning has named
+        self.named: set[str] = set()  # arguments that a warning was logged for
         self._forget()
 
     def _forget(self) -> None:
-        """As if no prompt had been read."""
+        """Discards all programs and bound caches."""
         self.programs = ModelPrograms()
         self.bound: WeakKeyDictionary[Cache, tuple[int, list[Any], Bound]] = WeakKeyDictionary()
 
     @property
     def runners(self) -> dict[Key, Runner]:
-        """The programs that there are."""
+        """The programs that were built."""
         return self.programs.runners
 
     @property
     def why_none(self) -> str | None:
-        """Why the model can have no programs; None where it can, as far as is known."""
+        """Why the model can have no programs; None if no reason is known."""
         return self.programs.why_none
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy of the model has: programs are made of its own weights."""
+        """Returns the state for a copy of the model, without programs, since these use the model's
+        weights."""
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name not in ("programs", "bound")}
 
@@ -104,7 +108,7 @@ class Steps(OwnForward):
         self._forget()
 
     def prepare(self) -> None:
-        """Makes the programs of one token."""
+        """Builds the programs of one token."""
         for texts in self.sizes:
             token = torch.zeros(texts, 1, dtype=torch.int64, device=self.model.device)
             how: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
@@ -114,7 +118,8 @@ class Steps(OwnForward):
                 self(input_ids=token, **how)
 
     def all_runners(self, batch: int) -> dict[int, Runner]:
-        """Of each number of rows. ValueError where no program can be made."""
+        """Returns the program for each bucket of tokens. Raises ValueError if a program cannot be
+        built."""
         self.programs.look(self.model)
         found = {}
         for rows in (r for r in ROWS if r <= self.length):
@@ -152,13 +157,14 @@ class Steps(OwnForward):
         return self.by_modules(*args, **kwargs) if found is None else found
 
     def _asked(self, given: dict[str, Any]) -> Request | None:
-        """Reads the arguments of a call by their names; None where the modules serve it."""
+        """Reads the arguments of a call by their names; returns None if the modules must serve
+        it."""
         return request_of(given, self.of_text)
 
     # --- caches ---
 
     def _hold(self, asked: Request) -> None:
-        """Lets an empty cache hold codes."""
+        """Gives an empty cache layers that store codes."""
         hold_codes(asked.cache, self._layers())
 
     def _layers(self) -> list[Any]:
@@ -166,7 +172,7 @@ class Steps(OwnForward):
         return [made_layer(*kind, self.length, self.bits) for kind in kinds]
 
     def _is_ours(self, cache: Cache) -> bool:
-        """It holds tokens in tensors that programs take, or will."""
+        """Whether the cache has layers that programs can read and write."""
         layers: list[Any] = cache.layers
         own = (self.length, self.bits)
         return len(layers) == len(self.own) and all(
@@ -175,15 +181,15 @@ class Steps(OwnForward):
         )
 
     def _begin(self, asked: Request, texts: int, size: int) -> None:
-        """Memory for `texts`, of which the cache may know nothing yet, filled up to `size`."""
+        """Allocates memory for `texts` sequences, padded to a batch size of `size`."""
         make_room(asked.cache.layers, self.shapes, texts, size)
 
     def prepare_cache(
         self, config: Any, arguments: dict[str, Any], *rest: Any, **others: Any
     ) -> Any:
-        """Prepares the cache of `generate` as the model's own method, whose arguments it takes; the
-        last is the number of tokens of prompt and answer. Raises ValueError, before the first
-        token, where a cache of programs has no room for so many."""
+        """Prepares the cache of `generate` like the model's own method, and takes the same
+        arguments. The last one is the number of tokens of prompt and output. Raises ValueError,
+        before the first token, if these do not fit into a cache of programs."""
         model: Any = self.model
         own = getattr(type(model), PREPARES_CACHE)
         found = own(model, config, arguments, *rest, **others)
@@ -199,12 +205,12 @@ class Steps(OwnForward):
     # --- steps ---
 
     def _read(self, asked: Request) -> Any:
-        """Some tokens at a time. None where the modules serve it."""
+        """Reads the tokens of a call in steps; returns None if the modules must serve it."""
         layer: Any = asked.cache.layers[0]
         first: int = layer.seen
         count = asked.length
         check_step(count, first, self.length)
-        known = first > 0 and self.programs.state is not None  # a copy of the model knows nothing
+        known = first > 0 and self.programs.state is not None  # None in a copy of the model
         if not known or (count > 1 and values_of(self.programs.tensors) != self.programs.state[0]):
             self.programs.look(self.model)
         if self.programs.why_none or asked.tokens is None or not self._serve(asked, first):
@@ -230,23 +236,23 @@ class Steps(OwnForward):
         return self._answer(selected_logits(whole, asked.keep), asked)
 
     def _serve(self, asked: Request, first: int) -> bool:
-        """Whether programs can read these tokens behind `first` others."""
+        """Whether programs can read these tokens after `first` others."""
         count = asked.length
         if not asked.plain(first, self.positioned) or first + count > self.most:
             return False
         if self.axes is not None and asked.positions is None and first > 0:
-            return False  # the model knows how far images have moved them
+            return False  # images shift positions; the model computes by how much
         return count <= MOST_ROWS or (self.keeps and asked.last_alone)
 
     def _room(self, first: int) -> int:
-        """The tokens that a step behind `first` others may have."""
+        """Returns the number of tokens that a step after `first` others may have."""
         return self.length
 
     def _answer(self, logits: Tensor, asked: Request) -> Any:
         return decoder_only_output(logits, asked.cache)
 
     def _step(self, asked: Request, at: CacheSlots, first: int, rows: int) -> Tensor | None:
-        """Logits [B, T, V], or of the last token alone."""
+        """Returns logits [B, T, V], or only those of the last token."""
         inputs = self._inputs(asked, at, first, rows)
         bound = self._bound(asked)
         axes = inputs[1].shape[:-2]
@@ -262,7 +268,8 @@ class Steps(OwnForward):
         return logits[:texts, : asked.length]
 
     def _bound(self, asked: Request) -> Bound:
-        """Tensors of the cache, looked at again when one of any cache became another."""
+        """Returns the tensors of the cache, looked up again when a tensor of any cache was
+        replaced."""
         changes, known, layers = KVLayer.changes, self.bound.get(asked.cache), self._all(asked)
         if known is not None and known[0] == changes and known[1] == layers:
             return known[2]
@@ -271,11 +278,12 @@ class Steps(OwnForward):
         return bound
 
     def _all(self, asked: Request) -> list[Any]:
-        """The layers of the cache that a program reads."""
+        """Returns the layers of the cache that a program reads."""
         return list(asked.cache.layers)
 
     def _inputs(self, asked: Request, at: CacheSlots, first: int, rows: int) -> tuple[Tensor, ...]:
-        """As `_Step` of step_graph.py takes them, before the cache's tensors."""
+        """Returns the inputs of `_StepModule` in step_graph.py that precede the tensors of the
+        cache."""
         assert asked.tokens is not None
         layer: Any = asked.cache.layers[0]
         size, count = len(layer.key_scale), at.places.shape[1]

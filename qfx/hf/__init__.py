@@ -1,5 +1,8 @@
-"""qfx as a quantization method of transformers: `QfxConfig` for `from_pretrained`. Importing this
-registers it; of the rest of qfx `qfx.generate` alone imports transformers."""
+"""qfx as a quantization method of transformers: `QfxConfig` for `from_pretrained`.
+
+Importing this package registers the method. Apart from it, only `qfx.generate` imports
+transformers.
+"""
 
 try:
     import transformers.core_model_loading  # noqa: F401

@@ -1,4 +1,4 @@
-"""attach: a model that `quantize_` made int8 is saved by save_pretrained as what it is."""
+"""attach: lets save_pretrained save a model that `quantize_` made int8."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from qfx.nn.stored_modules import stored_linears
 
 
 def attach(model: nn.Module) -> None:
-    """Gives the models of transformers in `model` that have int8 linears a quantizer, which writes
-    them, and their config.json its part; unless they have one."""
-    known: dict[StoredModule, list[int]] = {}  # each is unpacked for them
-    for module in reversed([*model.modules()]):  # a configuration is that of the outermost at last
+    """Gives each transformers model in `model` that has int8 linears a quantizer, unless it has
+    one.
+
+    The quantizer writes the int8 linears and their part of config.json.
+    """
+    known: dict[StoredModule, list[int]] = {}  # computing them unpacks a module, so only once
+    for module in reversed([*model.modules()]):  # the outermost last, as configs may be shared
         free = isinstance(module, PreTrainedModel) and getattr(module, "hf_quantizer", None) is None
         if free and (linears := scheme_numbers(module, known)):
             said: Any = QfxConfig(linears=linears)

@@ -1,4 +1,4 @@
-"""Beams: texts of a cache that read the blocks which they have in common."""
+"""Beam search: sequences of a cache that share the blocks which they have in common."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from qfx.ops.kv_blocks import TOKENS
 
 
 def read_by(layer: Any, source: Tensor, held: Tensor) -> Tensor:
-    """The block table of a KVLayer in which text b reads what text `source[b]` did, and writes to
-    blocks of its own. The block that text b, which holds `held[b]` tokens, is filling is copied."""
+    """Returns the block table of a KVLayer in which sequence b reads what sequence `source[b]`
+    read.
+
+    Sequence b writes to its own blocks. It holds `held[b]` tokens; the block that it is filling is
+    copied.
+    """
     rows, blocks = len(source), layer.key_scale.shape[2] // TOKENS
     own = torch.arange(rows, dtype=torch.int64, device=source.device)[:, None]
     table = own.expand(rows, blocks) if layer.table is None else layer.table.long()

@@ -1,4 +1,5 @@
-"""QfxConfig: what a model of transformers is quantized by, and the part of its config.json."""
+"""QfxConfig: the quantization options for a model of transformers, and their part of its
+config.json."""
 
 from __future__ import annotations
 
@@ -25,15 +26,17 @@ FORMAT = 1
 
 @register_quantization_config(METHOD)
 class QfxConfig(QuantizationConfigMixin):
-    """For `from_pretrained(..., quantization_config=QfxConfig(...))`.
+    """Quantization options for `from_pretrained(..., quantization_config=QfxConfig(...))`.
 
     `scheme`, `skip`, `only`, `backward`, `embeddings` and `recipe` (or its path) are those of
-    `qfx.Config`. A
-    recipe that a config.json names is a file inside of the model's folder.
-    `smoothing` too, but here it is False: its factors need the whole float model, so that with it
-    nothing is quantized before all is loaded. `linears` is for saved models: the int8 linears and
-    embeddings, by the numbers of their scheme (`qfx/nn/scheme_tensor.py`). Raises ValueError or
-    TypeError.
+    `qfx.Config`. A recipe that a config.json names is a file inside the model's folder. `smoothing`
+    is that of `qfx.Config`, but False by default: its factors require the whole float model, so
+    with it quantization starts only after the whole model is loaded. `linears` is for saved models:
+    the int8 linears and embeddings, with the numbers of their scheme (`qfx/nn/scheme_tensor.py`).
+
+        AutoModelForCausalLM.from_pretrained(name, quantization_config=QfxConfig("w4a8"))
+
+    Raises ValueError or TypeError for invalid options, and for another `format` or `quant_method`.
     """
 
     def __init__(
@@ -70,8 +73,9 @@ class QfxConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Of a config.json, which anyone may have written: what it names is read only when its
-        folder is known. Raises ValueError for a recipe elsewhere."""
+        """Reads the dict of a config.json. The file may come from anyone, so a recipe that it names
+        is only read when the model's folder is known. Raises ValueError for a recipe outside of
+        it."""
         said = dict(config_dict)
         named = said.get("recipe")
         if not isinstance(named, str | Path):
@@ -83,21 +87,21 @@ class QfxConfig(QuantizationConfigMixin):
         return found
 
     def read_recipe(self, folder: Path) -> None:
-        """Reads the recipe that config.json of `folder` names. Raises ValueError and OSError."""
+        """Reads the recipe that config.json of `folder` names. Raises ValueError or OSError."""
         if self.recipe_name is not None:
             recipe = Recipe.load(inside(folder, self.recipe_name))
             self.config = replace(self.config, recipe=recipe)
 
     def to_dict(self) -> dict[str, Any]:
-        """For config.json. Of a model that is int8: which linears are, by which numbers; all else
-        is in its tensors."""
+        """Returns the dict for config.json. For an int8 model it names the int8 linears with the
+        numbers of their scheme; everything else is in the model's tensors."""
         said: dict[str, Any] = {"quant_method": METHOD, "format": FORMAT}
         if self.linears is not None:
             return said | {"linears": self.linears}
         c = self.config
         scheme = asdict(c.scheme) if isinstance(c.scheme, Scheme) else c.scheme
         how = {"scheme": scheme, "skip": [*c.skip], "only": [*c.only]}
-        how |= {"embeddings": c.embeddings} if c.embeddings else {}  # which earlier qfx do not know
+        how |= {"embeddings": c.embeddings} if c.embeddings else {}  # unknown to earlier versions
         return said | how | {"backward": c.backward, "smoothing": c.smoothing}
 
 

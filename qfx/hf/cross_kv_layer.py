@@ -1,4 +1,4 @@
-"""CrossKVLayer: the keys and values that a decoder reads of an encoder's output, written once."""
+"""CrossKVLayer: the keys and values that a decoder reads from an encoder's output, written once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ ops = torch.ops.qfx
 
 
 class CrossKVLayer(KVLayer):
-    """The keys and values of one cross attention as codes. `capacity`: positions of the source, the
-    encoder's output, that there is room for.
+    """The keys and values of one cross attention as codes.
 
-    Modules of transformers read `keys` and `values`, which are floats [texts, heads, source, D],
-    decoded at each read. Programs read the codes, `tensors`. Beams are reordered by `table` alone:
-    no code is copied.
+    `capacity`: the largest number of positions of the source, the encoder's output. Modules of
+    transformers read `keys` and `values`, floats [batch, heads, source, D] that are decoded at each
+    read. Programs read the codes, `tensors`. Beams are reordered with `table` only: no code is
+    copied.
     """
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Codes and scales of keys, then of values, as `torch.ops.qfx.kv_write` fills them."""
+        """Codes and scales of the keys, then of the values, as `torch.ops.qfx.kv_write` fills
+        them."""
         return tuple(getattr(KVLayer, name).fget(self) for name in NAMES)  # type: ignore[return-value]
 
     def _floats_of(self, op: Any, begin: int) -> Tensor | None:
@@ -45,7 +46,7 @@ class CrossKVLayer(KVLayer):
             )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Text b becomes what text `beam_idx[b]` was."""
+        """Makes sequence b continue what was sequence `beam_idx[b]`."""
         if not self.is_initialized:
             return
         if len(beam_idx) != self.texts:

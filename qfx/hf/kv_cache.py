@@ -1,4 +1,4 @@
-"""Keys and values in int8: caches of transformers whose layers hold codes. docs/generate.md"""
+"""KV caches of transformers whose layers store int8 or int4 codes. See docs/generate.md."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from qfx.ops.kv_blocks import TOKENS
 
 
 class StaticKVLayer(KVLayer):
-    """Of a fixed length that all masks and attentions see, so that graphs need not be compiled
-    again as it fills; what it has seen is a tensor."""
+    """A layer with a fixed number of tokens that all masks and attentions see.
+
+    Graphs need not be compiled again as it fills. The number of tokens that it has seen is a
+    tensor.
+    """
 
     is_compileable = True
     is_croppable = False
 
     def __init__(self, capacity: int, key_bits: int = 8, value_bits: int = 8) -> None:
         super().__init__(capacity, key_bits, value_bits)
-        self.capacity = -(-capacity // TOKENS) * TOKENS  # all of the tensors: no write goes beyond
+        self.capacity = -(-capacity // TOKENS) * TOKENS  # the size of the tensors
         self.cumulative_length = torch.tensor(0, dtype=torch.int64, device="cpu")  # type: ignore[assignment]
 
     def update(
@@ -52,14 +55,18 @@ class StaticKVLayer(KVLayer):
 
 
 class KVCache(Cache):
-    """int8 keys and values, passed as `past_key_values`.
+    """Keys and values in int8 or int4, passed as `past_key_values`.
 
-    `config`: the model's. `max_cache_len`: tokens that it has room for, rounded up to a multiple of
-    16 and known to compiled graphs; without it the cache grows as a DynamicCache, and layers with a
-    window hold the last tokens alone (docs/generate.md). `key_bits`,
-    `value_bits`: 8 or 4. Each token of each head is rotated, and has a scale of its own:
-    docs/numerics.md (K1). Memory a token and head: D + 4 bytes in 8 bits, D / 2 + 8 in 4, for keys
-    and for values. ValueError for other bits, no room, and layers without keys and values.
+        model.generate(ids, past_key_values=qfx.hf.KVCache(model.config))
+
+    `config`: the config of the model. `max_cache_len`: the number of tokens that fit, rounded up to
+    a multiple of 16 and known to compiled graphs. Without it the cache grows like a DynamicCache,
+    and layers with a sliding window keep only the last tokens (docs/generate.md). `key_bits`,
+    `value_bits`: 8 or 4. Each token of each head is rotated and has its own scale, see
+    docs/numerics.md (K1). Memory per token and head: D + 4 bytes for 8 bits and D / 2 + 8 for 4
+    bits, for keys and for values each.
+
+    Raises ValueError for other bits, for no room, and for layers without keys and values.
     """
 
     def __init__(

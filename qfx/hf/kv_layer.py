@@ -14,13 +14,13 @@ from qfx.ops.kv_blocks import TOKENS, found_by
 from qfx.ops.kv_cache import kv_empty
 
 ops = torch.ops.qfx
-FIRST = 256  # tokens that a growing cache begins with
+FIRST = 256  # initial capacity, in tokens, of a cache that grows
 NAMES = ("keys", "key_scale", "values", "value_scale")
 _changes = count(1)
 
 
 def _counted(name: str) -> Any:
-    """An attribute whose changes KVLayer.changes counts."""
+    """Returns a property whose assignments change KVLayer.changes."""
     own = f"_{name}"
 
     def change(layer: KVLayer, value: Tensor | None) -> None:
@@ -31,15 +31,18 @@ def _counted(name: str) -> Any:
 
 
 class KVLayer(CacheLayerMixin):
-    """One layer. `capacity`: tokens that it has room for, None for one that grows, which begins
-    with room for `begins_with`.
+    """The keys and values of one layer as codes.
 
-    `seen`: how many columns of tokens were passed to the model, padding included.
-    `kept`: bool [texts, seen], which of them are held; None where all are. A text's tokens lie at
-    the places 0, 1, ... in their order, so a text lies in the same way whatever its padding.
-    `texts`: how many there are; the tensors may have room for more.
-    `table`: the block table of `qfx.ops.kv_blocks`; None where each text has its own blocks.
-    `changes`: of all layers; another number when a tensor of one of them became another.
+    `capacity`: the number of tokens that fit; None for a layer that grows, whose initial capacity
+    is `begins_with`. `seen`: the number of token columns that were passed to the model, including
+    padding. `kept`: bool [batch, seen], the tokens that are stored; None if all are. The tokens of
+    a sequence are stored at places 0, 1, ... in order, so a sequence is stored the same way
+    whatever its padding is. `texts`: the batch size; the tensors may have room for more sequences.
+    `table`: the block table of `qfx.ops.kv_blocks`; None if each sequence has its own blocks.
+    `changes`: a number that all layers share, and that changes whenever a tensor of one of them is
+    replaced.
+
+    Raises ValueError for bits other than 4 and 8, and for a capacity below 1.
     """
 
     changes = 0
@@ -48,7 +51,7 @@ class KVLayer(CacheLayerMixin):
     is_compileable = False
     is_croppable = True
     is_sliding = False
-    window: int | None = None  # keys that a query sees
+    window: int | None = None  # number of keys that a query sees
 
     def __init__(self, capacity: int | None = None, key_bits: int = 8, value_bits: int = 8) -> None:
         super().__init__()
@@ -82,9 +85,9 @@ class KVLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes key_states and value_states [B, heads, T, D] after those seen. Returns the keys
-        and values of all columns as floats; columns that are not kept, which masks hide, have
-        those of some other column. ValueError beyond `capacity`."""
+        """Writes key_states and value_states [B, heads, T, D] after the tokens seen so far. Returns
+        the keys and values of all columns as floats. For columns that are not kept, which masks
+        hide, these are the values of some other column. Raises ValueError beyond `capacity`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[2]
@@ -98,7 +101,7 @@ class KVLayer(CacheLayerMixin):
         return self._floats(key_states.dtype, value_states.dtype)
 
     def _floats(self, *dtypes: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [texts, heads, seen, D] of all columns."""
+        """Returns keys and values [batch, heads, seen, D] of all columns."""
         table = self.table
         length = self.seen if self.kept is None else int(self.kept.sum(1).max())
         parts = (self.tensors[:2], self.tensors[2:])
@@ -118,7 +121,8 @@ class KVLayer(CacheLayerMixin):
     def write(
         self, keys: Tensor, values: Tensor, places: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Writes to the places [T] or [B, T]; returns the first `length` tokens as floats."""
+        """Writes tokens to the places [T] or [B, T]; returns the first `length` tokens as
+        floats."""
         ops.kv_write(*self.tensors, keys, values, places)
         return (
             ops.kv_keys(*self.tensors[:2], length, keys.dtype, self.table),
@@ -139,10 +143,11 @@ class KVLayer(CacheLayerMixin):
         self._grow(len(self.key_scale), max(2 * room, seen))
 
     def check_held(self) -> None:
-        """ValueError where tokens that the next query sees are overwritten, which none are here."""
+        """Raises ValueError if tokens that the next query sees were overwritten, which never
+        happens here."""
 
     def make_room(self, texts: int) -> None:
-        """For as many texts as a program takes; those that are held stay."""
+        """Resizes the tensors to a batch size of `texts`; stored tokens are kept."""
         assert self.key_scale is not None
         if len(self.key_scale) != texts:
             self._own_blocks()
@@ -169,13 +174,14 @@ class KVLayer(CacheLayerMixin):
         return self.capacity or -1
 
     def reset(self) -> None:
-        """Forgets all; the next tokens may be of another number of sequences."""
+        """Discards all tokens; the next call may have another batch size."""
         self._clear()
         self.is_initialized = False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last ones; a negative number, as transformers passes it. A layer that holds
-        nothing yet stays so."""
+        """Removes the last tokens; `tokens_to_remove` is negative, as transformers passes it. Does
+        nothing for an empty layer. Raises ValueError for a positive number and for more tokens than
+        were seen."""
         if not self.is_initialized:
             return
         if tokens_to_remove > 0 or -tokens_to_remove > self.seen:
@@ -183,16 +189,16 @@ class KVLayer(CacheLayerMixin):
                 f"crop({tokens_to_remove}) of a cache of {self.seen} tokens: give a negative "
                 "number of tokens to remove"
             )
-        self._own_blocks()  # what comes next is written to them
+        self._own_blocks()  # the next tokens are written to them
         self.seen += tokens_to_remove
         self.kept = None if self.kept is None else self.kept[:, : self.seen]
 
     def activate_past_recording(self) -> None:
-        """For what crops later, which needs nothing here."""
+        """Does nothing: cropping needs no preparation here."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Text b becomes what text `beam_idx[b]` was: full blocks are found by the table from now
-        on, and only the block that is being filled is copied."""
+        """Makes sequence b continue what was sequence `beam_idx[b]`. From then on full blocks are
+        found through the table; only the block that is being filled is copied."""
         if not self.is_initialized:
             return
         if len(beam_idx) != self.texts:
@@ -205,22 +211,22 @@ class KVLayer(CacheLayerMixin):
         held = torch.full_like(own, self.seen)
         if self.kept is not None:
             held[: self.texts] = self.kept.sum(1)
-            if not torch.equal(held[source], held):  # texts that share blocks go on in step
+            if not torch.equal(held[source], held):  # sharing needs equal numbers of tokens
                 return self.batch_select_indices(beam_idx)
             self.kept = self.kept[beam_idx]
         self.table = read_by(self, source, held)
 
     def block_of(self, place: Tensor) -> Tensor:
-        """The block in which the token at a place lies."""
+        """Returns the block that contains the token at a place."""
         return place // TOKENS
 
     def shared(self, blocks: Tensor, held: Tensor, filling: Tensor) -> Tensor:
-        """Which blocks several texts may read; of the others each has its own, to write to.
-        `filling`: the block that has room left, or -1."""
+        """Returns which blocks several sequences may read. Of the other blocks each sequence has
+        its own, which it writes to. `filling`: the block that is partly filled, or -1."""
         return blocks < held // TOKENS
 
     def _own_blocks(self) -> None:
-        """Copies what the table finds to where each text has its own."""
+        """Copies the blocks that the table refers to, so that each sequence has its own."""
         if self.table is not None:
             self._keep(tuple(found_by(self.table, t).contiguous() for t in self.tensors))
             self.table = None

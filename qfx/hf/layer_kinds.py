@@ -9,12 +9,12 @@ from qfx.hf.sliding_kv_layer import LocalKVLayer, SlidingKVLayer
 from qfx.ops.kv_blocks import ring_slots
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_GLOBAL, _LOCAL = "global", "local"  # of GPT-Neo
+_GLOBAL, _LOCAL = "global", "local"  # names that GPT-Neo uses
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """The kind of each layer that has keys and values of its own; "" of a model whose layers are
-    all alike. ValueError where some have other states."""
+    """Returns the kind of each layer that has its own keys and values; "" if all layers of the
+    model are the same. Raises ValueError if some layers have other states."""
     text = config.get_text_config(decoder=True)
     shared: int = getattr(text, "num_kv_shared_layers", 0) or 0
     count = int(text.num_hidden_layers) - shared
@@ -30,8 +30,8 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
 
 
 def window_of(config: Any, kind: str) -> int | None:
-    """The number of keys that a query in layers of this kind sees, its own included; None where
-    it sees all."""
+    """Returns the number of keys, including its own, that a query sees in layers of this kind; None
+    if it sees all."""
     text = config.get_text_config(decoder=True)
     if kind == _LOCAL:
         return int(text.window_size)
@@ -39,7 +39,8 @@ def window_of(config: Any, kind: str) -> int | None:
 
 
 def windows(config: Any) -> dict[str, int | None]:
-    """Each kind of layers with its window. ValueError for a kind that no mask is known of."""
+    """Returns the window of each kind of layers. Raises ValueError for a kind whose mask is not
+    known."""
     text = config.get_text_config(decoder=True)
     if getattr(text, "attention_chunk_size", None) is not None:
         raise ValueError(f"{text.model_type} attends in chunks, for which no mask is known")
@@ -55,8 +56,8 @@ def windows(config: Any) -> dict[str, int | None]:
 def made_layer(
     kind: str, window: int | None, capacity: int | None, bits: tuple[int, int]
 ) -> KVLayer:
-    """A layer of a cache with room for `capacity` tokens of a text, or one that grows: a ring where
-    that is smaller. `bits`: of keys and of values."""
+    """Creates a layer of a cache with a capacity of `capacity` tokens for each sequence, or one
+    that grows. It is a ring of slots if that is smaller. `bits`: those of keys and of values."""
     if window is None or (capacity is not None and ring_slots(window) >= capacity):
         return KVLayer(capacity, *bits)
     ring = LocalKVLayer if kind == _LOCAL else SlidingKVLayer

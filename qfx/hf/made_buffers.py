@@ -1,5 +1,5 @@
-"""Tables of positions and the like of a model of transformers on the meta device, made by the model
-itself, as from_pretrained has them made."""
+"""Computes buffers that are not in the state dict, such as tables of positions, for a transformers
+model on the meta device. The model itself computes them, as in from_pretrained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from qfx.files.model_state import derived_buffers
 
 
 def made_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers outside the state dict, by name: floats in float32, of whatever type the model is."""
+    """Returns the buffers outside the state dict, by name; floats in float32, whatever the dtype of
+    the model is."""
     found: dict[str, Tensor] = {}
     for at, owner in model.named_modules():
         if isinstance(owner, PreTrainedModel):
@@ -25,7 +26,8 @@ def made_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _made(owner: PreTrainedModel) -> dict[str, Tensor]:
-    """What comes out the same whatever was there before: the rest the model does not make."""
+    """Returns the buffers that the model computes. Buffers whose result depends on their previous
+    values are left out."""
     derived = derived_buffers(owner, owner.state_dict())
     lacking = [name for name, buffer in derived.items() if buffer.is_meta]
     makers = {name.rpartition(".")[0] for name in lacking}
@@ -34,7 +36,7 @@ def _made(owner: PreTrainedModel) -> dict[str, Tensor]:
     if not lacking:
         return {}
     parameters: dict[int, Any] = {id(parameter): parameter for parameter in owner.parameters()}
-    own = copy.deepcopy(owner, parameters)  # they stay where they are, and are not written
+    own = copy.deepcopy(owner, parameters)  # shares the parameters, which are not written
     first, second = (_initialised(own, lacking, makers, filling) for filling in (0, 1))
     return {name: first[name] for name in lacking if torch.equal(first[name], second[name])}
 
@@ -50,6 +52,6 @@ def _initialised(
         dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
         filled = torch.full(buffer.shape, filling, dtype=dtype, device="cpu")
         setattr(own.get_submodule(at), last, filled)
-    with torch.device("cpu"):  # whatever the default is: the values are what is asked for
+    with torch.device("cpu"):  # the values are needed, so not on a default device like meta
         own.initialize_weights()
     return {name: own.get_buffer(name) for name in lacking}

@@ -1,5 +1,4 @@
-"""Placeholder: stands for a linear or embedding without float weights while transformers loads its
-parts."""
+"""Placeholders for linears and embeddings whose int8 parts transformers has not loaded yet."""
 
 from __future__ import annotations
 
@@ -16,18 +15,20 @@ from qfx.nn.loading import StoredModule
 from qfx.nn.scheme_tensor import KEY, LENGTH
 from qfx.nn.stored_modules import NAMES, kind_that_saved, replaces
 
-MARK = "weight"  # in files beside the codes: see `qfx/hf/state_dict.py`
+MARK = "weight"  # saved next to the codes: see `qfx/hf/state_dict.py`
 
 
 class Placeholder(nn.Module):
-    """Buffers without values, of the types and shapes that the scheme asks for, and the bias of the
-    module in whose place it stands. Raises ValueError for numbers that are no scheme, or that of
-    another kind of module."""
+    """A module with buffers that have no values, but the dtypes and shapes that the scheme
+    requires, and with the bias of the module that it replaces.
+
+    Raises ValueError if `numbers` are not a scheme, or belong to another kind of module.
+    """
 
     def __init__(self, module: nn.Module, numbers: list[int], name: str) -> None:
         super().__init__()
         padded = [*numbers, *[0] * (LENGTH - len(numbers))]
-        said = torch.tensor(padded, dtype=torch.int32, device="cpu")  # whatever device is the usual
+        said = torch.tensor(padded, dtype=torch.int32, device="cpu")  # not on the default device
         self.kind = kind_that_saved(said, f"{name}.{KEY}")
         if not replaces(self.kind, module):
             raise UserError(
@@ -35,7 +36,7 @@ class Placeholder(nn.Module):
                 f"and it is a {type(module).__name__}"
             )
         linear = as_linear(module)
-        self.of = (linear,)  # no module of this one
+        self.of = (linear,)  # in a tuple, so that it is not registered as a submodule
         self.linear_sizes = tuple(linear.weight.shape)
         self.bias = getattr(linear, "bias", None)
         self.wanted = {
@@ -45,10 +46,11 @@ class Placeholder(nn.Module):
         }
         for part, (dtype, shape) in self.wanted.items():
             self.register_buffer(part, torch.empty(shape, dtype=dtype, device="meta"))
-        self._is_hf_initialized = True  # so transformers leaves it to us what is in it
+        self._is_hf_initialized = True  # so that transformers does not initialize it
 
     def taken(self, name: str) -> Any:
-        """What was loaded, checked. Raises ValueError where a part was in no file."""
+        """Returns the loaded parts, checked. Raises ValueError if a part was in none of the
+        files."""
         names = [part for part in self.wanted if part in self.kind.PARTS]
         parts = {f"{name}.{part}": self._buffers[part] for part in names}
         absent = [n for n, tensor in parts.items() if not _loaded(tensor)]
@@ -60,7 +62,8 @@ class Placeholder(nn.Module):
         return found
 
     def made(self, state: Any) -> StoredModule:
-        """The module; an embedding's rows are of the type that the model is loaded in."""
+        """Returns the int8 module. The rows of an embedding have the dtype that the model is loaded
+        in."""
         (linear,) = self.of
         module = self.kind.from_state(linear, state).train(self.training)
         if isinstance(module, Embedding):
@@ -70,6 +73,6 @@ class Placeholder(nn.Module):
 
 
 def _loaded(tensor: Any) -> bool:
-    """transformers makes empty tensors in the place of what files lack; what it has read from one
-    it marks."""
+    """Whether the tensor was loaded. transformers creates empty tensors for those that are in no
+    file, and marks those that it has read."""
     return isinstance(tensor, Tensor) and getattr(tensor, "_is_hf_initialized", False)

@@ -1,4 +1,4 @@
-"""QfxQuantizer: transformers asks it what becomes of each tensor that it loads."""
+"""QfxQuantizer: the interface that transformers calls for the tensors that it loads."""
 
 from __future__ import annotations
 
@@ -33,8 +33,13 @@ WHO = "from_pretrained"
 
 @register_quantizer(METHOD)
 class QfxQuantizer(HfQuantizer):
-    """Of a float checkpoint: each weight is quantized as it is read, those that are tied when all
-    is loaded. Of a saved one: the parts of int8 linears are loaded and put together."""
+    """Loads a model for `from_pretrained`, and saves it for `save_pretrained`.
+
+    From a float checkpoint, each weight is quantized when it is read, tied weights after everything
+    is loaded. From a saved int8 model, the parts of the int8 linears are loaded and put together.
+    transformers creates it for a `QfxConfig`; users do not. Raises UserError for a `device_map`
+    with several devices and for a config.json that does not fit the model.
+    """
 
     requires_calibration = False
     quantization_config: QfxConfig
@@ -43,7 +48,7 @@ class QfxQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.found: Selection | None = None
         self.hows: dict[nn.Module, Scheme | SiteRecipe] = {}
-        self.later: set[nn.Module] = set()  # tied: their weights come with those of others
+        self.later: set[nn.Module] = set()  # tied modules, which are quantized after loading
         self.made: dict[nn.Module, Linear | Embedding] = {}
         self.parallel: LaterPlan | None = None  # only while a model is loaded
 
@@ -73,7 +78,8 @@ class QfxQuantizer(HfQuantizer):
             self._divide(self.found.taken.values())
 
     def _divide(self, modules: Iterable[nn.Module]) -> None:
-        """Keeps what a `tp_plan` says of these modules for the int8 ones in their places."""
+        """Records what a `tp_plan` says about these modules, to apply it to the int8 modules that
+        replace them."""
         self.parallel = LaterPlan(modules)
         self.parallel.install()
 
@@ -107,9 +113,11 @@ class QfxQuantizer(HfQuantizer):
         return _Quantize(self)
 
     def quantize(self, name: str, weight: Tensor) -> bool:
-        """Takes the weight of the linear or embedding `name` as its module has it, [N, K] or
-        [K, N]; the module in its place gets a bias when all is loaded. False for a weight that
-        cannot be quantized, whose module stays float.
+        """Quantizes the weight of the linear or embedding `name`, given as the module has it, [N,
+        K] or [K, N].
+
+        The new module gets its bias after everything is loaded. Returns False if the weight cannot
+        be quantized; its module then stays float.
         """
         assert self.found is not None
         linear = self.found.taken[name]
@@ -167,7 +175,10 @@ class QfxQuantizer(HfQuantizer):
         return next(name for name, module in self.found.taken.items() if module is linear)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """For save_pretrained, which writes nothing before, and config.json first of all."""
+        """Returns the state dict and metadata for save_pretrained.
+
+        save_pretrained calls it before it writes any file, and writes config.json first.
+        """
         with gathered(model):
             state, linears = marked_state(model), scheme_numbers(model)
         self.quantization_config.linears = linears
@@ -183,7 +194,7 @@ class QfxQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        return True  # what is around the codes, and what reads their outputs
+        return True  # the other parameters, such as adapters
 
     @property
     def is_compileable(self) -> bool:
@@ -191,7 +202,7 @@ class QfxQuantizer(HfQuantizer):
 
 
 class _Quantize(ConversionOps):
-    """Takes the weights of linears out of what is loaded."""
+    """Takes the weights of linears to be quantized out of the tensors that are loaded."""
 
     def __init__(self, quantizer: QfxQuantizer) -> None:
         self.quantizer = quantizer
@@ -217,7 +228,7 @@ def _tied_names(model: Any) -> set[str]:
 
 
 def untie(model: Any, int8: Any) -> None:
-    """An int8 linear is tied to nothing: transformers would look for its weight."""
+    """Removes int8 linears from the tied weights; transformers would look for their weights."""
     for at, owner in model.named_modules():
         tied = getattr(owner, "all_tied_weights_keys", {})
         prefix = f"{at}." if at else ""
@@ -227,7 +238,7 @@ def untie(model: Any, int8: Any) -> None:
 
 
 def _in_model(model: Any, name: str) -> str | None:
-    """The name that a linear of the saved model has in one with or without a head."""
+    """Returns the name that a linear of the saved model has in a model with or without a head."""
     modules = dict(model.named_modules())
     prefix = f"{model.base_model_prefix}."
     spellings = (name, name.removeprefix(prefix), f"{prefix}{name}")
@@ -244,7 +255,7 @@ def _put_together(model: Any, parallel: LaterPlan) -> None:
             raise UserError(f"{WHO}: {printable(str(why))}") from None
     for name, module in awaited.items():
         for part in (*module.wanted, MARK):
-            module._buffers[part] = None  # the codes go when they are packed
+            module._buffers[part] = None  # frees the codes when they are packed
         made = module.made(states.pop(name))
         parallel.apply(module, made, name)
         model.set_submodule(name, made)

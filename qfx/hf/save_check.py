@@ -1,8 +1,8 @@
-"""Whether the files of a folder come from one call of save_pretrained.
+"""Checks whether the files of a folder come from one call of save_pretrained.
 
-transformers writes config.json, then the files of weights one after another, each in its place. A
-call that is cut off over an earlier model leaves files of both, which fit each other in all shapes.
-So each call writes a number of its own into config.json and into the head of each file.
+transformers writes config.json, then the files of weights, one after another, over the earlier
+files. If such a call is interrupted, files of two models remain, whose shapes all fit each other.
+Therefore each call writes a random number into config.json and into the header of each file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ KEY = "qfx_save"
 
 
 def mark_save(config: Any) -> dict[str, str]:
-    """Gives the configuration of a model the number of a new save; the metadata of its files."""
+    """Sets the number of a new save in the config of a model; returns the metadata for its
+    files."""
     setattr(config, KEY, secrets.token_hex(8))
     return {KEY: getattr(config, KEY)}
 
 
 def check_one_save(config: Any, files: Sequence[Path]) -> None:
-    """Raises UserError where a file has the number of another save. Files without one, of earlier
-    versions and other tools, are not told apart."""
+    """Raises UserError if a file has the number of another save. Files without a number, from
+    earlier versions and other tools, are accepted."""
     expected = getattr(config, KEY, None)
     if expected is None:
         return
@@ -39,7 +40,7 @@ def check_one_save(config: Any, files: Sequence[Path]) -> None:
             with library.safe_open(path, "pt") as file:
                 found = (file.metadata() or {}).get(KEY, expected)
         except library.SafetensorError:
-            return  # transformers says so when it reads it
+            return  # transformers reports it when it reads the file
         if found != expected:
             raise UserError(
                 f"{printable(str(path))} is of save {printable(found)}, and config.json of save "

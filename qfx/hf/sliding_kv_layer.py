@@ -1,5 +1,4 @@
-"""SlidingKVLayer: the keys and values of a layer that sees the last tokens alone, as a ring of
-slots."""
+"""SlidingKVLayer: the keys and values of a layer with a sliding window, in a ring of slots."""
 
 from __future__ import annotations
 
@@ -16,17 +15,19 @@ ops = torch.ops.qfx
 
 
 class SlidingKVLayer(KVLayer):
-    """A layer whose queries see `window` keys, their own included. Token n of a text lies at slot
-    n % `slots` of the tensors, whose length is `slots`, however long the text is.
+    """A layer whose queries see `window` keys, including their own.
 
-    `capacity`: tokens of a text that the whole cache has room for, None for one that grows.
-    `oldest`: the first column whose token is sure to be held; 0 where none was overwritten.
+    Token n of a sequence is stored in slot n % `slots`. The tensors have `slots` slots, however
+    long the sequence is. `capacity`: the largest number of tokens of a sequence in the whole cache,
+    None for one that grows. `oldest`: the first column whose token is certainly stored; 0 if none
+    was overwritten.
 
-    A step may write up to 128 tokens before it reads, and at a block's beginning a text may give up
-    the rest of the block: `ring_slots` has room for both beside the window.
+    A step may write up to 128 tokens before it reads, and when a block begins, a sequence may lose
+    the rest of the block. `ring_slots` has room for both in addition to the window. Raises
+    ValueError for a window below 1.
     """
 
-    is_sliding = True  # transformers makes its masks of the columns that `update` returns
+    is_sliding = True  # transformers makes masks for the columns that `update` returns
     window: int
 
     def __init__(
@@ -55,9 +56,10 @@ class SlidingKVLayer(KVLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes key_states and value_states [B, heads, T, D] after those seen. Returns, as floats,
-        the keys and values of the columns of `get_mask_sizes`; those of columns that no query sees
-        may be of some other column. ValueError beyond `capacity`."""
+        """Writes key_states and value_states [B, heads, T, D] after the tokens seen so far.
+        Returns, as floats, the keys and values of the columns of `get_mask_sizes`. For columns that
+        no query sees, these may be the values of some other column. Raises ValueError beyond
+        `capacity`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new, dtypes = key_states.shape[2], (key_states.dtype, value_states.dtype)
@@ -66,7 +68,7 @@ class SlidingKVLayer(KVLayer):
         first = self.first
         places = torch.arange(new, dtype=torch.int64, device=key_states.device)
         places = places + (self.seen if self.kept is None else self.kept.sum(1)[:, None])
-        many = self.window - 1 + new > self.slots  # would overwrite what the first of them sees
+        many = self.window - 1 + new > self.slots  # overwrites keys that the first of them sees
         past = self._columns(first, *dtypes) if many else ()
         self.enter(places.expand(self.texts, new), self.seen + new)
         tensors = map(self._of_texts, self.tensors)
@@ -81,7 +83,8 @@ class SlidingKVLayer(KVLayer):
         return keys, values
 
     def _columns(self, first: int, *dtypes: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [texts, heads, seen - first, D] of the columns from `first` on."""
+        """Returns keys and values [batch, heads, seen - first, D] of the columns from `first`
+        on."""
         if self.kept is None:
             slots = torch.arange(first, self.seen, dtype=torch.int64, device=self.device)[None]
         else:
@@ -98,11 +101,11 @@ class SlidingKVLayer(KVLayer):
         return keys, values
 
     def _used(self) -> int:
-        """Slots that may hold a token."""
+        """Returns the number of slots that may hold a token."""
         return min(self.seen, self.slots)
 
     def _coded(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Floats of the codes of these keys and values."""
+        """Returns these keys and values as floats, after quantization."""
         texts, heads, count, d = keys.shape
         cache = kv_empty(texts, heads, count, d, *self.bits)
         places = torch.arange(count, dtype=torch.int64, device=keys.device)
@@ -121,12 +124,16 @@ class SlidingKVLayer(KVLayer):
             self._own_blocks()
             self._grow(len(self.key_scale), min(max(2 * room, needed), self.slots))
 
-    # --- what is overwritten ---
+    # --- overwriting old tokens ---
 
     def enter(self, places: Tensor, seen: int) -> None:
-        """Before tokens are written to `places` [rows, T], -1 for none, which are columns up to
-        `seen`: a text that comes to the first slot of a block has the block for its own. The texts
-        that read it until now come there at once, or else get their own before."""
+        """Prepares the table before tokens are written to `places` [batch, T] (-1 for none), which
+        belong to columns up to `seen`.
+
+        A sequence that writes the first slot of a block gets that block for itself. Sequences that
+        shared the block either write its first slot at the same time, or all blocks are copied
+        first.
+        """
         self.oldest = max(self.oldest, seen - self.slots)
         if self.table is None:
             return
@@ -142,10 +149,10 @@ class SlidingKVLayer(KVLayer):
             return self._own_blocks()
         own = torch.arange(rows, dtype=torch.int32, device=places.device)[:, None]
         self.table = torch.where(entered, own, self.table)
-        self.oldest = max(self.oldest, seen + TOKENS - 1 - self.slots)  # of a block, the rest too
+        self.oldest = max(self.oldest, seen + TOKENS - 1 - self.slots)  # the rest of the block, too
 
     def check_held(self) -> None:
-        """ValueError where the next query would see tokens that were overwritten."""
+        """Raises ValueError if the next query would see tokens that were overwritten."""
         if self.oldest > max(self.seen - self.window + 1, 0):
             raise ValueError(
                 f"the cache holds {self.seen} tokens, of which a layer with a window of "
@@ -154,8 +161,8 @@ class SlidingKVLayer(KVLayer):
             )
 
     def crop(self, tokens_to_remove: int) -> None:
-        """As KVLayer, as far back as no token that the next query sees is overwritten; ValueError
-        beyond."""
+        """Removes tokens like KVLayer. Raises ValueError if a token that the next query sees was
+        overwritten."""
         left = self.seen + tokens_to_remove
         if 0 <= left < self.seen and self.oldest > max(left - self.window + 1, 0):
             most = max(self.seen - self.window + 1 - self.oldest, 0)
@@ -172,12 +179,13 @@ class SlidingKVLayer(KVLayer):
         return place % self.slots // TOKENS
 
     def shared(self, blocks: Tensor, held: Tensor, filling: Tensor) -> Tensor:
-        """All but the one that is filling: others become a text's own when it enters them."""
+        """Returns all blocks but the one being filled. Other blocks become a sequence's own when it
+        enters them."""
         return blocks != filling
 
 
 class LocalKVLayer(SlidingKVLayer):
-    """A SlidingKVLayer of a model whose masks are of all columns, as GPT-Neo's: `update` returns
+    """A SlidingKVLayer for a model whose masks cover all columns, such as GPT-Neo: `update` returns
     them all."""
 
     is_sliding = False

@@ -1,8 +1,9 @@
-"""What a model of transformers is saved as: its state dict, and beside the codes of each int8
-linear, or its signs, `weight`, int8 [N], which holds nothing.
+"""The state dict that a transformers model is saved with.
 
-A transformers that does not know qfx leaves out the quantization, with a warning, and would fill
-the linears with random weights. It finds `weight` of another shape than it expects, and stops.
+For each int8 linear it contains, next to its codes or signs, a tensor `weight`, int8 [N], without
+information. A transformers that does not know qfx ignores the quantization with a warning and would
+fill the linears with random weights. With this tensor it finds a `weight` of an unexpected shape
+and stops.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def marked_state(model: nn.Module) -> dict[str, Tensor]:
     state = dict(model.state_dict())
     for name, linear in stored_linears(model):
         for key in [key for key in state if key.startswith(f"{name}.")]:
-            state[key] = state[key].clone()  # else a linear under two names is saved under one
+            state[key] = state[key].clone()  # otherwise a shared linear is saved under one name
         state[f"{name}.{MARK}"] = torch.zeros(linear.out_features, dtype=torch.int8, device="cpu")
     return state
 
@@ -30,8 +31,12 @@ def marked_state(model: nn.Module) -> dict[str, Tensor]:
 def scheme_numbers(
     model: nn.Module, known: dict[StoredModule, list[int]] | None = None
 ) -> dict[str, list[int]]:
-    """For config.json: by name, the numbers of its scheme without the zeros behind them. `known`:
-    those of linears that were asked before, as of a model inside; others are added."""
+    """Returns for config.json the numbers of the scheme of each int8 linear, without trailing
+    zeros.
+
+    `known`: the numbers of linears that were computed before, for example for an inner model; new
+    ones are added to it.
+    """
     known = {} if known is None else known
     linears = dict(stored_linears(model))
     for linear in linears.values():

@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism, applied to int8 modules once they are made of what was loaded."""
+"""Tensor-parallel plans of transformers, applied to int8 modules after they were loaded."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from qfx.nn.quantized_weight import QuantizedWeight
 
 
 class LaterPlan:
-    """The part of a `tp_plan` that is kept until int8 modules are in their places.
+    """The part of a `tp_plan` that is deferred until the int8 modules are in place.
 
-    Between `install` and `remove` the styles of transformers leave out these modules; all others
-    are treated as ever. `apply` gives an int8 linear the style of the module before it.
+    Between `install` and `remove` the styles of transformers skip these modules and treat all
+    others as usual. `apply` gives an int8 linear the style of the module that it replaces.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.modules = WeakSet(modules)  # a load that fails leaves the styles where they are
-        self.said: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()  # and mesh
+        self.modules = WeakSet(modules)  # weak: a failed load leaves the styles installed
+        self.said: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
         self.whole_linears: list[str] = []
         self.float_linears: list[str] = []
 
     def install(self) -> None:
-        """Has transformers ask for these modules, where there is more than one process."""
+        """Wraps the styles of transformers, if there is more than one process."""
         if dist.is_available() and dist.is_initialized():
             for name, style in [*ALL_PARALLEL_STYLES.items()]:
                 ALL_PARALLEL_STYLES[name] = _Later(getattr(style, "style", style), self)
 
     def remove(self) -> None:
-        """Leaves the styles of transformers as they were, and warns of linears that are whole."""
+        """Restores the styles of transformers. Warns about linears that are not split or that
+        compute in float."""
         for name, style in [*ALL_PARALLEL_STYLES.items()]:
             if isinstance(style, _Later):
                 del ALL_PARALLEL_STYLES[name]
@@ -52,7 +53,7 @@ class LaterPlan:
         _warn(self.float_linears, "compute in float, as int8 weights are not cut as the plan says")
 
     def leave(self, module: nn.Module) -> None:
-        """Gives a module that stays what it is what the plan says of it."""
+        """Applies the plan to a module that is not replaced."""
         if module in self.said:
             style, mesh = self.said.pop(module)
             for name, parameter in module.named_parameters(recurse=False):
@@ -61,7 +62,8 @@ class LaterPlan:
             style.install_forward(module, mesh)
 
     def apply(self, before: nn.Module, made: nn.Module, name: str) -> None:
-        """Cuts the weight of `made`, and installs the style. What is no linear stays whole."""
+        """Splits the weight of `made` and installs the style. Modules other than linears stay
+        whole."""
         if before not in self.said or not isinstance(made, Linear):
             return
         style, mesh = self.said[before]
@@ -82,7 +84,7 @@ class LaterPlan:
                 self.whole_linears.append(name)
         elif not stays_int8:
             self.float_linears.append(name)
-        if "config" in vars(before):  # of which a style of transformers asks
+        if "config" in vars(before):  # a style of transformers reads it
             made.config = before.config  # type: ignore[assignment]
         made.is_parted = True
         style.install_forward(made, mesh)
@@ -95,7 +97,8 @@ def _warn(linears: list[str], what: str) -> None:
 
 
 def whole(linear: nn.Module) -> nn.Module:
-    """The linear, or a copy with the whole weight where it is tied to one that is parted."""
+    """Returns the linear, or a copy with the whole weight if it is tied to a weight that is
+    split."""
     weight: Any = linear.weight
     if not is_distributed(weight):
         return linear
@@ -105,7 +108,7 @@ def whole(linear: nn.Module) -> nn.Module:
 
 
 def gathered(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside, int8 linears that are parted among ranks are whole."""
+    """Makes int8 linears that are split across ranks whole inside the `with` block."""
     if not any(is_distributed(parameter) for parameter in model.parameters()):
         return nullcontext()
     from qfx.nn.gathered_weight import gathered_linears  # imports PyTorch's distributed tensors
@@ -114,7 +117,7 @@ def gathered(model: nn.Module) -> AbstractContextManager[None]:
 
 
 class _Later(TensorParallelLayer):  # type: ignore[misc]
-    """A style of transformers that leaves out the modules of a plan."""
+    """A style of transformers that skips the modules of a plan."""
 
     def __init__(self, style: Any, plan: LaterPlan) -> None:
         self.style, self.plan = style, plan
@@ -138,14 +141,16 @@ class _Later(TensorParallelLayer):  # type: ignore[misc]
 
 
 class _Rowwise(RowwiseParallel):  # type: ignore[misc]
-    """The module adds the sums of the ranks itself, from and to distributed tensors."""
+    """A row-wise style for int8 linears, which take distributed tensors and add the sums of the
+    ranks."""
 
     def should_use_local_tensors(self, module: Any) -> bool:
         return False
 
 
 class _Whole(_Rowwise):
-    """Each rank has all columns of the weight, and gathers those of x."""
+    """A row-wise style in which each rank has all columns of the weight and gathers all columns of
+    x."""
 
     def transform_inputs_pre_forward(self, module: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
         (x, *rest), kwargs = super().transform_inputs_pre_forward(module, args, kwargs, mesh)

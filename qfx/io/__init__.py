@@ -1,1 +1,1 @@
-"""Files and folders: how they are read, written whole, locked, compared and mapped to memory."""
+"""Files and folders: reading, writing as a whole, locking, comparing and mapping to memory."""

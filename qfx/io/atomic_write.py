@@ -1,10 +1,11 @@
-"""Files that are replaced as a whole: the new content is written to a partial file beside the old
-one, flushed to the disk, and renamed over it; then the folder is flushed, so that the rename itself
-survives a power cut.
+"""Replaces files as a whole.
 
-Whatever stops the process, the file has either its old or its new content. A process that is killed
-leaves a partial file, which the next write of the same file removes: a writer holds a lock on its
-partial file, and a lock ends with its process.
+The new content is written to a partial file next to the old one, flushed to the disk, and renamed
+over it. Then the folder is flushed, so that the rename itself survives a power failure.
+
+If the process is stopped at any time, the file has either its old or its new content. A killed
+process leaves a partial file, which the next write of the same file removes: a writer holds a lock
+on its partial file, and the lock ends with its process.
 """
 
 from __future__ import annotations
@@ -23,27 +24,26 @@ from typing import BinaryIO
 
 Writer = Callable[[BinaryIO], object]
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
-_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # folders of some file systems
+_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # some file systems cannot sync folders
 
 
 def write_text(path: str | Path, text: str, mode: int = 0o666) -> None:
-    """`write_file` of `text` in UTF-8."""
+    """Replaces a file by `text` in UTF-8, like `write_file`."""
     write_bytes(path, text.encode("utf-8"), mode)
 
 
 def write_bytes(path: str | Path, data: bytes, mode: int = 0o666, like: Path | None = None) -> None:
-    """`write_file` of `data`."""
+    """Replaces a file by `data`, like `write_file`."""
     write_file(Path(path), lambda file: file.write(data), mode, like)
 
 
 def write_file(path: Path, write: Writer, mode: int = 0o666, like: Path | None = None) -> None:
     """Replaces a file by what `write` writes.
 
-    The permissions of a file that exists, or of `like`, are kept; without one they are `mode` less
-    the umask. A
-    symbolic link stays, and the file that it points to is replaced. What is not a regular file,
-    such as a pipe, is written to directly. Raises OSError that names `path`; the file then has its
-    old content, unless the folder alone could not be flushed after the rename.
+    The permissions of an existing file, or of `like`, are kept; otherwise they are `mode` less the
+    umask. A symbolic link stays, and the file that it points to is replaced. A file that is not
+    regular, such as a pipe, is written directly. Raises OSError that names `path`; the file then
+    has its old content, unless only flushing the folder failed after the rename.
     """
     with naming(path):
         target = Path(os.path.realpath(path))
@@ -60,7 +60,8 @@ def write_file(path: Path, write: Writer, mode: int = 0o666, like: Path | None =
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError inside names `path`, which the user asked for, and not a partial file."""
+    """Makes an OSError in the `with` block name `path`, which the user passed, instead of a partial
+    file."""
     try:
         yield
     except OSError as why:
@@ -68,8 +69,11 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class Partial:
-    """A new file beside `target`, under a name of its own. A context manager, which removes the
-    file unless it was moved, and holds a lock on it that ends with the process."""
+    """A new file next to `target` with a temporary name.
+
+    A context manager, which removes the file unless it was moved. It holds a lock on the file that
+    ends with the process.
+    """
 
     def __init__(self, target: Path, mode: int = 0o666) -> None:
         self.path, self._file = _created(target, mode)
@@ -82,17 +86,18 @@ class Partial:
         if not self._moved:
             with suppress(OSError):  # the next write removes it
                 self.path.unlink(missing_ok=True)
-        with suppress(OSError):  # of what was not flushed, and is gone
+        with suppress(OSError):  # flushing the removed file may fail
             self._file.close()
 
     def write(self, write: Writer) -> None:
-        """Flushes to the disk what `write` writes: a rename may overtake what is not flushed."""
+        """Calls `write` with the file and flushes it to the disk: a rename may reach the disk
+        before data that was not flushed."""
         write(self._file)
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def move(self, target: Path, like: Path | None = None) -> None:
-        """Renames it to `target`. It takes the permissions of `like`, or `target`, where that
+        """Renames the file to `target`. It gets the permissions of `like`, or of `target`, if that
         exists."""
         like = target if like is None else like
         if like.exists():
@@ -118,7 +123,7 @@ def _digest(name: str) -> str:
 
 
 def _locked(opened: int) -> bool:
-    """Whether the file could be locked: not if another process has, or the file system cannot."""
+    """Locks the file; returns False if another process has locked it or the file system cannot."""
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -127,8 +132,8 @@ def _locked(opened: int) -> bool:
 
 
 def remove_partials(folder: Path, name: str | None = None) -> None:
-    """Removes the partial files of processes that have died: those for the file `name`, or all of
-    the folder. Leaves what it cannot lock or remove."""
+    """Removes partial files of dead processes: those for the file `name`, or all in the folder.
+    Files that cannot be locked or removed are kept."""
     start = f".{_digest(name)}" if name is not None else "."
     with suppress(OSError):
         for path in [*folder.iterdir()]:
@@ -147,7 +152,7 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes the names in a folder to the disk, where its file system can. Raises OSError."""
+    """Flushes the names in a folder to the disk, if the file system can. Raises OSError."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:  # a folder that may be written to, but not listed

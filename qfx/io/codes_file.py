@@ -1,5 +1,8 @@
-"""The file that holds the codes of a recipe, beside its JSON and named by its content:
-`recipe-<16 hexadecimal digits>.safetensors` beside `recipe.json`, which says the name."""
+"""The file with the codes of a recipe, next to its JSON and named by its content.
+
+It is called `recipe-<16 hexadecimal digits>.safetensors` and is next to `recipe.json`, which
+contains this name.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,18 @@ _MARK = {"qfx_codes": "1"}  # version of the file, in its header
 
 
 def earlier_name(recipe: Path) -> str:
-    """The name that qfx 0.2 gave the codes: `recipe.safetensors` beside `recipe.json`."""
+    """Returns the name that qfx 0.2 gave the codes: `recipe.safetensors` next to `recipe.json`."""
     return f"{_stem(recipe)}.safetensors"
 
 
 def codes_name(recipe: Path, data: bytes) -> str:
-    """The name of the codes `data` of the recipe at this path."""
+    """Returns the name for the codes `data` of the recipe at this path."""
     return f"{_stem(recipe)}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
 
 
 def is_codes_name(name: Any) -> bool:
-    """Whether a recipe may name its codes so: no name that leads out of its folder is."""
+    """Whether a recipe may use this name for its codes. Names that lead out of its folder are not
+    allowed."""
     return isinstance(name, str) and _CODES.fullmatch(name) is not None
 
 
@@ -42,19 +46,21 @@ def _stem(recipe: Path) -> str:
 
 
 def codes_bytes(codes: Mapping[str, Tensor]) -> bytes:
-    """A whole file of codes. Raises ImportError without the package safetensors."""
+    """Returns the content of a file of codes. Raises ImportError without the package
+    safetensors."""
     return bytes(_safetensors().torch.save(dict(codes), metadata=_MARK))
 
 
 def read_codes(path: Path) -> dict[str, Tensor]:
-    """Raises ValueError for a file that `codes_bytes` of this version did not make, OSError."""
+    """Reads a file of codes. Raises ValueError for a file that `codes_bytes` of this version did
+    not make, and OSError."""
     library = _safetensors()
     if not path.exists():
         raise UserError(
             f"the recipe has codes in {path}, which is not there: Recipe.save writes two files, "
             "which stay together"
         )
-    opened(path).close()  # or the library would wait for a pipe
+    opened(path).close()  # raises for a pipe, for which the library would wait
     if not _is_ours(path):
         raise UserError(f"{path} is no file of a recipe's codes, or of another version")
     with missing_as_os_error(path), library.safe_open(path, "pt") as file:
@@ -62,13 +68,13 @@ def read_codes(path: Path) -> dict[str, Tensor]:
 
 
 def has_codes(recipe: Path) -> bool:
-    """Whether there is a file by a name of the codes of this recipe."""
+    """Whether there is a file whose name is one for the codes of this recipe."""
     return bool(_files(recipe))
 
 
 def remove_codes(recipe: Path, keep: Container[str]) -> None:
-    """Removes the codes of earlier recipes at this path, but for the names `keep`. Files that qfx
-    did not write stay, and so do those that cannot be removed."""
+    """Removes the codes of earlier recipes at this path, except for the names in `keep`. Files that
+    qfx did not write are kept, and so are those that cannot be removed."""
     for path in _files(recipe):
         if path.name not in keep:
             with suppress(OSError, UserError, ImportError):
@@ -78,7 +84,8 @@ def remove_codes(recipe: Path, keep: Container[str]) -> None:
 
 
 def _files(recipe: Path) -> list[Path]:
-    """Not those of another recipe, whose name ends like a digest."""
+    """Returns the files of codes of this recipe, without those of another recipe whose name ends
+    like a digest."""
     name = re.compile(rf"{re.escape(_stem(recipe))}(-[0-9a-f]{{16}})?\.safetensors")
     with suppress(OSError):
         found = [path for path in recipe.parent.iterdir() if name.fullmatch(path.name)]

@@ -1,7 +1,7 @@
-"""Digests: SHA-256 of the values of tensors, and of what qfx is.
+"""Digests: SHA-256 of the values of tensors, and of qfx itself.
 
-They are what leaves a process: in keys of what is kept on disk, in recipes. How else a tensor is
-compared with what it was is said in qfx/weights/change_detection.py.
+They are used outside of the process, in the keys of files on disk and in recipes. Other ways to
+detect a changed tensor are described in qfx/weights/change_detection.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 import qfx._C as _C
 
-_AT_ONCE = 2**20  # elements of a tensor that are read as another type
+_AT_ONCE = 2**20  # elements of a tensor that are converted at once
 
 
 @lru_cache
@@ -31,10 +31,10 @@ def own_digest() -> str:
 
 
 def digest_of(*parts: str | Tensor, dtype: torch.dtype | None = None) -> str:
-    """SHA-256 of texts and of the values of tensors, one after the other, in hexadecimal.
+    """Returns the SHA-256 of strings and of the values of tensors, in order, in hexadecimal.
 
-    It is the same on every machine, whatever the devices and strides of the tensors; with `dtype`,
-    as which their values are read, whatever their types as well.
+    It is the same on every machine and does not depend on the devices and strides of the tensors.
+    With `dtype`, to which the values are converted, it does not depend on their dtypes either.
     """
     total = hashlib.sha256()
     for part in parts:
@@ -48,7 +48,7 @@ def digest_of(*parts: str | Tensor, dtype: torch.dtype | None = None) -> str:
 
 
 def _in_order(tensor: Tensor, dtype: torch.dtype | None) -> Iterator[Tensor]:
-    """All elements, contiguous on the CPU, some rows at a time."""
+    """Yields all elements, contiguous on the CPU, some rows at a time."""
     rows = tensor.detach().reshape(tensor.shape or (1,))
     if not rows.numel():
         return

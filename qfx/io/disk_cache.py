@@ -1,8 +1,10 @@
-"""DiskCache: files in a folder that no other user can write to, for results that can be made again.
+"""DiskCache: files in a folder that no other user can write to, for results that can be computed
+again.
 
-A file `<key>` holds a line with the format and the SHA-256 of key and data, and then the data. No
-symbolic link is followed but one to the folder that is the user's own: a link, a pipe or a file of
-another user in the place of a key is not read, and the next write replaces it.
+A file `<key>` contains a line with the format and the SHA-256 of key and data, followed by the
+data. The only symbolic link that is followed is one to the folder, if it belongs to the user. A
+link, a pipe or a file of another user in place of a key is not read, and the next write replaces
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_STALE = 3600  # seconds after which nobody is still writing a partial file
+_STALE = 3600  # seconds after which a partial file is considered abandoned
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe does not wait
@@ -26,9 +28,10 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def user_folder() -> Path:
-    """`$XDG_CACHE_HOME/qfx` or `~/.cache/qfx`, made where it is missing and closed to other users.
+    """Returns `$XDG_CACHE_HOME/qfx` or `~/.cache/qfx`; creates it if necessary and closes it to
+    other users.
 
-    Raises OSError where it cannot be made or closed, or the user has no home directory.
+    Raises OSError if it cannot be created or closed, or if the user has no home directory.
     """
     home = os.path.expanduser("~")  # stays "~" for a user without a home, as in some containers
     cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
@@ -44,11 +47,12 @@ def user_folder() -> Path:
 
 @dataclass(frozen=True)
 class DiskCache:
-    """The files of `folder` whose names match `names`: at most `most`, beyond which a write removes
-    those that were not read or written for longest. Several processes may use one folder at once.
+    """The files in `folder` whose names match `names`, at most `most`.
 
-    Making one makes the folder. That, `read` and `write` raise ValueError where another user could
-    change what is in the folder, and OSError where the system refuses.
+    A write beyond `most` removes the files that were not read or written for the longest time.
+    Several processes may use one folder at once. Creating an instance creates the folder. The
+    constructor, `read` and `write` raise ValueError if another user could change the content of the
+    folder, and OSError if the system refuses.
     """
 
     folder: Path
@@ -61,14 +65,14 @@ class DiskCache:
             pass
 
     def read(self, key: str) -> bytes:
-        """The data last written under this key. Raises FileNotFoundError where there is none, and
-        ValueError for a file that is damaged or could be another user's."""
+        """Returns the data last written under this key. Raises FileNotFoundError if there is none,
+        and ValueError for a file that is damaged or could have been written by another user."""
         with self._opened() as folder, os.fdopen(self._open(key, folder), "rb") as file:
             about = os.fstat(file.fileno())
             own = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
             if not own or about.st_mode & _OTHERS:
                 raise ValueError(f"{self.folder / key} could have been written by another user")
-            with suppress(OSError):  # as on a disk that is only read
+            with suppress(OSError):  # for example on a read-only disk
                 os.utime(file.fileno())  # the time of its last use
             found = file.read()
         data = found.partition(b"\n")[2]
@@ -77,7 +81,7 @@ class DiskCache:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Replaces whatever has the key's name by a file of this data, all at once."""
+        """Replaces whatever has the name of the key by a file with this data, in one step."""
         partial = f".{secrets.token_hex(8)}.partial"
         with self._opened() as folder:
             try:
@@ -92,13 +96,14 @@ class DiskCache:
     def _open(self, key: str, folder: int) -> int:
         try:
             return os.open(key, _READ, dir_fd=folder)
-        except OSError as why:  # which names the file without its folder
+        except OSError as why:  # its message names the file without its folder
             raise OSError(why.errno, why.strerror, str(self.folder / key)) from why
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """A descriptor of the folder, whose owner and mode are those of the very folder that is
-        then read and written, whatever its path leads to by then."""
+        """Yields a descriptor of the folder. Owner and mode are checked on the descriptor, so they
+        belong to the folder that is read and written, even if the path refers to another one
+        meanwhile."""
         link = self.folder.lstat()
         opened = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,13 +1,13 @@
-"""DiskMemo: values that one process makes and later ones read from disk, under one discipline.
+"""DiskMemo: values that one process computes and later ones read from disk, with common rules.
 
-- Where: the folder that the variable `QFX_<KIND>_CACHE` of the environment names, or one of the
-  user's own; with `0` in the variable nowhere, without a word.
-- A folder that cannot be made, or that others could write to, is a warning, once for each reason,
-  and so is a disk that refuses to be written. Every process then makes its own values.
-- A file that is damaged, could be another user's or does not hold what was written is a warning;
-  the value is made anew and replaces it. That there is no file is no message.
-- What cannot be kept although there is a folder (`NotCached`) is logged at level INFO, with why.
-- Beyond `most` files those go that were not used for longest (qfx/io/disk_cache.py).
+- The folder is given by the environment variable `QFX_<KIND>_CACHE`, or is one of the user's own.
+  With `0` in the variable nothing is stored, without a message.
+- A folder that cannot be created, or that other users could write to, causes a warning, once for
+  each reason, and so does a failing write. Every process then computes its own values.
+- A file that is damaged, could be from another user or has unexpected content causes a warning; the
+  value is computed again and replaces it. A missing file causes no message.
+- A value that cannot be stored (`NotCached`) is logged at level INFO, with the reason.
+- Beyond `most` files, those not used for the longest time are removed (qfx/io/disk_cache.py).
 """
 
 from __future__ import annotations
@@ -27,32 +27,35 @@ _SWITCH = re.compile(r"QFX_[A-Z]+_CACHE")
 
 
 class NotCached(Exception):
-    """Why a value is not kept."""
+    """Raised with the reason why a value is not stored."""
 
 
 class MemoEntry(Protocol[T]):
-    """One value: its key, its format, and how it is made."""
+    """One value: its key, its format, and how it is computed."""
 
     def key(self) -> str:
-        """The name of its file. Raises NotCached. It is called first."""
+        """Returns the name of the file of the value. Raises NotCached. It is called first."""
         ...
 
     def read(self, data: bytes) -> T | None:
-        """The value that `written` has written; None where it has to be made again. Raises
-        ValueError, KeyError, TypeError or RecursionError for any other data."""
+        """Returns the value from the data that `written` returned; None if it must be computed
+        again. Raises ValueError, KeyError, TypeError or RecursionError for any other data."""
         ...
 
     def make(self) -> T: ...
 
     def written(self, value: T) -> bytes:
-        """Raises NotCached."""
+        """Returns the data to store for a value. Raises NotCached."""
         ...
 
 
 @dataclass(frozen=True)
 class DiskMemo:
-    """The values of a kind. `kind`: a word. `what`: the same in messages, in the plural. `folder`:
-    in that of the user. `names`: those of its files."""
+    """The values of one kind.
+
+    `kind`: a word for the name of the environment variable. `what`: the plural noun in messages.
+    `folder`: the name of the folder in that of the user. `names`: the pattern of its file names.
+    """
 
     kind: str
     what: str
@@ -63,11 +66,11 @@ class DiskMemo:
 
     @property
     def switch(self) -> str:
-        """The environment variable that says where, or '0' for nowhere."""
+        """The environment variable that contains the folder, or '0' to store nothing."""
         return f"QFX_{self.kind.upper()}_CACHE"
 
     def cache(self) -> DiskCache | None:
-        """Returns the folder of the files, or None where keeping is off or fails."""
+        """Returns the folder of the files, or None if storing is switched off or fails."""
         chosen = os.environ.get(self.switch, "")
         if chosen == "0":
             return None
@@ -79,7 +82,7 @@ class DiskMemo:
             return None
 
     def get(self, entry: MemoEntry[T]) -> T:
-        """The value from disk, or made now and kept there."""
+        """Returns the value from disk, or computes and stores it."""
         cache, key = self._place(entry)
         found = self._found(cache, key, entry)
         if found is not None:
@@ -90,11 +93,11 @@ class DiskMemo:
         return made
 
     def find(self, entry: MemoEntry[T]) -> T | None:
-        """The value from disk, or None where it has to be made."""
+        """Returns the value from disk, or None if it must be computed."""
         return self._found(*self._place(entry), entry)
 
     def put(self, entry: MemoEntry[T], value: T) -> None:
-        """Keeps the value on disk, in the place of one that is there."""
+        """Stores the value on disk and replaces an existing one."""
         cache, key = self._place(entry)
         if cache is not None:
             self._write(cache, key, entry, value)
@@ -132,11 +135,12 @@ class DiskMemo:
 
 
 def is_switch(name: str) -> bool:
-    """Whether an environment variable says where values are kept, and nothing of the values."""
+    """Whether an environment variable only says where values are stored and does not change
+    them."""
     return _SWITCH.fullmatch(name) is not None
 
 
 @lru_cache
 def _warn(log: logging.Logger, what: str, why: str) -> None:
-    """Once for each reason."""
+    """Logs a warning, once for each reason."""
     log.warning("%s are not kept on disk: %s", what, why)

@@ -1,5 +1,5 @@
-"""What users did wrong, told apart from what qfx did wrong."""
+"""Errors that users cause, as opposed to errors of qfx."""
 
 
 class UserError(ValueError):
-    """A wrong option, pattern, recipe or scheme; the message says what there is instead."""
+    """A wrong option, pattern, recipe or scheme; the message says what is allowed instead."""

@@ -1,4 +1,4 @@
-"""A lock of a folder, which those that replace several of its files hold."""
+"""A lock of a folder, for writers that replace several of its files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 
 from qfx.io.atomic_write import naming, sync_folder
 
-LOCK = ".qfx.lock"  # an empty file, which stays: whoever removed it would let a second writer in
+LOCK = ".qfx.lock"  # an empty file that is never removed, which would let a second writer in
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK, errno.EBADF)
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Waits until no other process or thread holds the folder, and holds it.
+    """Waits until no other process or thread holds the lock of the folder, and holds it in the
+    `with` block.
 
-    Yields False where the file system has no locks (some network file systems): then files may be
-    added and renamed, but none may be removed that another writer could be about to name. Raises
-    OSError that names the folder where the lock file cannot be made.
+    Yields False if the file system has no locks (some network file systems): then files may be
+    added and renamed, but a file that another writer may be about to name must not be removed.
+    Raises OSError that names the folder if the lock file cannot be created.
     """
     with naming(folder):
         opened = _opened(folder / LOCK)
@@ -42,7 +43,7 @@ def locked(folder: Path) -> Iterator[bool]:
 def _opened(path: Path) -> int:
     flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_RDWR | flags, 0o666)  # NFS locks what is opened for writing
+        return os.open(path, os.O_RDWR | flags, 0o666)  # NFS only locks files opened for writing
     except PermissionError:
         return os.open(path, os.O_RDONLY | flags, 0o666)
 
@@ -63,7 +64,7 @@ def _hold(opened: int, folder: Path) -> bool:
 
 
 def made_folder(folder: Path) -> None:
-    """Makes a folder and those above it, and flushes each new name to the disk."""
+    """Creates a folder and its parents, and flushes each new name to the disk."""
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)

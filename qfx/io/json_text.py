@@ -1,4 +1,4 @@
-"""JSON that others may have written: what Python's reader lets through is refused too."""
+"""A JSON parser for untrusted text, stricter than that of Python."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from qfx.io.errors import UserError
 
 
 def parsed(text: str, refusal: str) -> Any:
-    """The value of a JSON text. Raises UserError, which begins with `refusal`, for what is none,
-    for one that is nested too deeply, and for an object that has a key twice."""
+    """Parses a JSON text. Raises UserError, whose message begins with `refusal`, for invalid JSON,
+    for text that is nested too deeply, and for an object with a repeated key."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)

@@ -1,6 +1,5 @@
-"""Pages of this process, as Linux keeps account of them: which of them a file has, and giving those
-back.
-"""
+"""Pages of this process, as Linux accounts for them: finds pages that belong to a file and frees
+them."""
 
 from __future__ import annotations
 
@@ -10,23 +9,22 @@ import os
 import sys
 from array import array
 
-_SWAPPED, _FILE, _PRESENT = 1 << 62, 1 << 61, 1 << 63  # of /proc/self/pagemap
+_SWAPPED, _FILE, _PRESENT = 1 << 62, 1 << 61, 1 << 63  # bits in /proc/self/pagemap
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def whole_pages(start: int, count: int) -> tuple[int, int]:
-    """The pages that lie within `count` bytes from `start`: where the first begins and the last
-    ends."""
+    """Returns the begin and end of the whole pages within `count` bytes from `start`."""
     size = mmap.PAGESIZE
     first = -(-start // size) * size
     return first, max(first, (start + count) // size * size)
 
 
 def is_of_a_file(start: int, count: int) -> bool:
-    """Whether a file, or memory that processes share, has all that these bytes hold: each of their
-    pages is one of it, or not here. A page that was written to since it was mapped is not.
+    """Whether all pages of these bytes belong to a file or to shared memory, or are not in memory.
+    A page that was written since it was mapped does not belong to the file.
 
-    Raises OSError where the system does not say: it is not Linux, or hides /proc.
+    Raises OSError if the system does not say: it is not Linux, or hides /proc.
     """
     first, end = whole_pages(start, count)
     if sys.platform != "linux":
@@ -39,8 +37,8 @@ def is_of_a_file(start: int, count: int) -> bool:
 
 
 def drop(start: int, count: int) -> None:
-    """Gives back pages that are `is_of_a_file`, as the system itself may do at any time: who reads
-    them next gets them from the file. Raises OSError if the system refuses."""
+    """Frees pages that are `is_of_a_file`, as the system itself may do at any time; the next read
+    loads them from the file. Raises OSError if the system refuses."""
     first, end = whole_pages(start, count)
     length = ctypes.c_size_t(end - first)
     if end > first and LIBC.madvise(ctypes.c_void_p(first), length, mmap.MADV_DONTNEED):
@@ -48,6 +46,7 @@ def drop(start: int, count: int) -> None:
 
 
 def trim() -> None:
-    """Gives back what the allocator keeps of memory that was freed. Only glibc keeps it and can."""
+    """Returns freed memory that the allocator keeps to the system. Only glibc keeps it and can
+    return it."""
     if hasattr(LIBC, "malloc_trim"):
         LIBC.malloc_trim(0)

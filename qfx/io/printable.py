@@ -1,13 +1,14 @@
-"""Names that users choose, as text that a terminal or a page can show."""
+"""Makes names that users choose printable in a terminal or on a page."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """`text` with every character that is not to be seen as its escape: a line break is `\\\\n`.
+    r"""Returns `text` with every unprintable character replaced by its escape: a line break becomes
+    `\n`.
 
-    Module names may hold anything. Control characters would move the cursor or colour a terminal,
-    marks of direction reorder a line, and lone surrogates cannot be written at all.
+    Names of modules may contain any character. Control characters would move the cursor or colour a
+    terminal, direction marks reorder a line, and lone surrogates cannot be written at all.
     """
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 

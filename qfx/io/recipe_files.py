@@ -1,8 +1,8 @@
-"""A recipe on disk: its JSON, which is replaced last, and the file of codes that it names.
+"""The files of a recipe: its JSON, which is replaced last, and the file of codes that it names.
 
-Beside a model that `qfx.save` replaces, the JSON is for a moment one that holds two recipes, and
-says by the digest of `qfx.json` which of them is the model's: so both change when `qfx.json` does.
-docs/decisions/0036
+While `qfx.save` replaces a model, the JSON temporarily contains two recipes and the digest of
+`qfx.json` that decides which of them is valid, so that recipe and model change at the same moment.
+See docs/decisions/0036.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from qfx.io.printable import printable
 from qfx.io.safe_read import bytes_of, snapshot_of
 
 MODEL = "qfx.json"  # the description of a model that `qfx.save` wrote
-LARGEST = 2**28  # bytes of a JSON file that is read
+LARGEST = 2**28  # largest size in bytes of a JSON file
 _ARMS = ("then", "otherwise")
 _EITHER = {"qfx_recipe", "model", *_ARMS}  # keys of a JSON with two recipes
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class RecipeFiles(NamedTuple):
-    """The bytes of a recipe's two files; without codes there is no second one."""
+    """The contents of a recipe's two files; without codes there is no second file."""
 
     json: bytes
     codes_name: str | None
@@ -56,15 +56,16 @@ class RecipeFiles(NamedTuple):
 def recipe_files(
     path: Path, codes: Mapping[str, Tensor], text: Callable[[str | None], str]
 ) -> RecipeFiles:
-    """`text`: the JSON, given the name of the file of codes."""
+    """Returns the files of a recipe. `text`: returns the JSON for the name of the file of codes, or
+    None."""
     data = codes_bytes(codes) if codes else b""
     name = codes_name(path, data) if codes else None
     return RecipeFiles(text(name).encode("utf-8"), name, data)
 
 
 def save_recipe(path: Path, files: RecipeFiles) -> None:
-    """Replaces the recipe at `path`; the JSON is moved last. Removes the codes of the one before.
-    Raises OSError; there then is the recipe of before."""
+    """Replaces the recipe at `path`; the JSON is moved last. Removes the codes of the earlier
+    recipe. Raises OSError; the earlier recipe is then kept."""
     if files.codes_name is None and not has_codes(path):
         write_bytes(path, files.json)
         return
@@ -79,16 +80,16 @@ def save_recipe(path: Path, files: RecipeFiles) -> None:
 
 
 def sweep_codes(path: Path) -> None:
-    """Removes files of codes that the recipe at `path` does not name; none where it cannot be read.
-    To be called by whoever holds the lock of the folder."""
+    """Removes files of codes that the recipe at `path` does not name; none if it cannot be read.
+    The caller must hold the lock of the folder."""
     with suppress(OSError, UserError):
         text = current_recipe(path)
         remove_codes(path, set() if text is None else {_named(raw_of(text), path)})
 
 
 def read_recipe(path: Path, make: Callable[[Raw, Callable[[], Mapping[str, Tensor]]], T]) -> T:
-    """What `make` makes of the JSON and of a function that reads the codes. Begins anew where the
-    recipe was replaced while it was read. Raises UserError and OSError."""
+    """Returns the result of `make` for the JSON and a function that reads the codes. Starts again
+    if the recipe was replaced meanwhile. Raises UserError and OSError."""
     while True:
         read = snapshot_of(path, LARGEST)
         try:
@@ -104,7 +105,7 @@ def read_recipe(path: Path, make: Callable[[Raw, Callable[[], Mapping[str, Tenso
 
 
 def current_recipe(path: Path) -> str | None:
-    """The JSON of the recipe that is valid at `path`, None if there is none."""
+    """Returns the JSON of the recipe that is valid at `path`, None if there is none."""
     try:
         data = bytes_of(path, LARGEST)
     except FileNotFoundError:
@@ -114,16 +115,16 @@ def current_recipe(path: Path) -> str | None:
 
 
 def one_of_two(model: bytes, then: str | None, otherwise: str | None) -> bytes:
-    """JSON of two recipes: `then` is valid if `qfx.json` beside it has the content `model`, else
-    `otherwise`; None stands for no recipe."""
+    """Returns JSON with two recipes: `then` is valid if `qfx.json` next to it has the content
+    `model`, otherwise `otherwise` is; None stands for no recipe."""
     digest = hashlib.sha256(model).hexdigest()
     both = {"qfx_recipe": 2, "model": digest, "then": then, "otherwise": otherwise}
     return json.dumps(both).encode()
 
 
 def settle(path: Path) -> None:
-    """Leaves the valid one of two recipes. That they are two is no fault: where one cannot be
-    written, the next save does it."""
+    """Replaces a JSON with two recipes by the valid one. If that fails, nothing is lost: the next
+    save tries again."""
     try:
         raw = raw_of(bytes_of(path, LARGEST))
         if not _is_one_of_two(raw):
@@ -140,8 +141,8 @@ def settle(path: Path) -> None:
 
 
 def raw_of(text: str | bytes, at: str = "this") -> Raw:
-    """The JSON object of a recipe, of which nothing but that is checked. Raises UserError, in which
-    `at` stands for the file."""
+    """Parses the JSON object of a recipe and checks only that it is one. Raises UserError; `at` is
+    the name of the file in its message."""
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
     except UnicodeDecodeError as why:
@@ -166,7 +167,7 @@ def _valid(path: Path, raw: Raw) -> Raw:
 
 
 def _chosen(path: Path, raw: Raw) -> str | None:
-    """The one of two that goes with the model that is there now."""
+    """Returns the recipe, out of two, that belongs to the current model."""
     try:
         digest = hashlib.sha256(bytes_of(path.with_name(MODEL), LARGEST)).hexdigest()
     except FileNotFoundError:
@@ -183,7 +184,7 @@ def _codes(path: Path, raw: Raw) -> dict[str, Tensor]:
 
 
 def _named(raw: Raw, path: Path) -> str:
-    """The file of codes of a recipe; "" where it has none."""
+    """Returns the name of the file of codes of a recipe; "" if it has none."""
     if "codes" in raw:
         return str(raw["codes"])
     sites = raw.get("sites")

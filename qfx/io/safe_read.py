@@ -1,4 +1,4 @@
-"""Files that a path names, opened and read so that no path can make qfx wait or read for ever."""
+"""Opens and reads files in such a way that no path can make qfx wait or read forever."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _KINDS = {
 
 
 def opened(path: str | Path) -> BinaryIO:
-    """A regular file, opened for reading; links are followed. Raises UserError for a pipe, a device
-    or a socket, without opening it, and OSError for what is not there or is a folder."""
+    """Opens a regular file for reading; links are followed. Raises UserError for a pipe, a device
+    or a socket, without opening it, and OSError for a missing file or a folder."""
     _check_regular(os.stat(path).st_mode, path)
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(number, "rb")
     try:
-        _check_regular(os.fstat(number).st_mode, path)  # it may have become another since
+        _check_regular(os.fstat(number).st_mode, path)  # it may have been replaced since
     except (OSError, UserError):
         file.close()
         raise
@@ -42,12 +42,14 @@ def _check_regular(mode: int, path: str | Path) -> None:
 
 
 def first_bytes(file: BinaryIO, count: int) -> bytes:
-    """Of an open file, none of one that says it is empty: such files of the system may wait."""
+    """Reads the first bytes of an open file; none if its size is 0, because reading such files of
+    the system may wait."""
     return file.read(min(count, os.fstat(file.fileno()).st_size))
 
 
 class FileSnapshot(NamedTuple):
-    """The content of a file, and what tells it from a later file of the same name and content."""
+    """The content of a file, with values that distinguish it from a later file of the same name and
+    content."""
 
     data: bytes
     inode: int
@@ -55,13 +57,13 @@ class FileSnapshot(NamedTuple):
 
 
 def bytes_of(path: str | Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises as `opened`, and UserError for
-    a larger file."""
+    """Returns the content of a regular file of at most `most` bytes. Raises as `opened` does, and
+    UserError for a larger file."""
     return snapshot_of(path, most).data
 
 
 def snapshot_of(path: str | Path, most: int) -> FileSnapshot:
-    """`bytes_of`, with which file it was."""
+    """Reads a file like `bytes_of`; also returns which file it was."""
     with opened(path) as file:
         about = os.fstat(file.fileno())
         if about.st_size > most:
@@ -73,7 +75,8 @@ def snapshot_of(path: str | Path, most: int) -> FileSnapshot:
 
 @contextmanager
 def missing_as_os_error(path: Path) -> Iterator[None]:
-    """safetensors opens a file twice; one that goes in between is a RuntimeError of PyTorch."""
+    """Turns PyTorch's RuntimeError for a missing file into FileNotFoundError. safetensors opens a
+    file twice, and it may be removed in between."""
     try:
         yield
     except RuntimeError as why:
@@ -81,8 +84,8 @@ def missing_as_os_error(path: Path) -> Iterator[None]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of the file that a description in `folder` names. Raises UserError for a name that
-    leads out of the folder: an absolute one, one with `..`, or a link."""
+    """Returns the path of a file that a description in `folder` names. Raises UserError for a name
+    that leads out of the folder: an absolute path, one with `..`, or a link."""
     path = folder / relative(name, printable(str(folder)))
     real = Path(os.path.realpath(path))
     if Path(os.path.realpath(folder)) not in real.parents:
@@ -93,8 +96,8 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def relative(name: str, at: str) -> Path:
-    """The path that a file names relative to its own folder. Raises UserError, in which `at` stands
-    for the file, for a name that leads elsewhere."""
+    """Returns the path that a file names relative to its own folder. Raises UserError for a name
+    that leads elsewhere; `at` is the name of the file in its message."""
     path = Path(name)
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Modules over the operators: int8 and 1-bit linears, for models that are served or trained."""
+"""Modules that use the operators of qfx: int8 and 1-bit linears, to serve or train models."""
 
 from qfx.nn import functional
 from qfx.nn import weight_attributes as weight_attributes

@@ -1,4 +1,5 @@
-"""A warning for optimizers that train the biases of int8 linears, whose weights do not train."""
+"""A warning for optimizers that train the biases of int8 linears, although their weights do not
+train."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ _SEEN: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def watch(linear: Linear) -> None:
-    """From now on a step of an optimizer that trains the bias of `linear`, and no adapter, warns.
+    """Makes optimizers warn from now on, at a step that trains the bias of `linear` but no adapter.
 
-    Each optimizer warns once, at its first step. An adapter is a pair of parameters [r, K] and
-    [N, r] for a linear [N, K], with r below both, as LoRA and its relatives have.
+    Each optimizer warns once, at its first step. An adapter is a pair of parameters [r, K] and [N,
+    r] for a linear [N, K], with r less than N and K, as in LoRA and its variants.
     """
     if linear.bias is not None:
         _KNOWN.add(linear)

@@ -1,4 +1,5 @@
-"""BinaryLinear: 1-bit weights and activations, trained by a straight-through gradient. (H1)-(H6)"""
+"""BinaryLinear: 1-bit weights and activations, trained with a straight-through gradient.
+(H1)-(H6)"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from qfx.values.scheme import PER_ROW, PER_TENSOR
 from qfx.weights.memo import Memo
 
 ops = torch.ops.qfx
-torch.fx.wrap("output_dtype")  # here too: where it is called
+torch.fx.wrap("output_dtype")  # needed in every module that calls it
 CLIP = 1.0  # weights beyond it get no gradient
 
 
@@ -29,12 +30,14 @@ def binary_linear(
     axes: tuple[int, ...] = PER_ROW,
     packed: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """sign(x) [..., K] @ sign(weight) [N, K].T * x_scale * mean|weight| + bias [N]. (H3)
+    """Returns sign(x) [..., K] @ sign(weight) [N, K].T * x_scale * mean|weight| + bias [N]. (H3)
 
-    The sum of signs is exact. `x_scale`: float32 [1], positive. `axes`: what mean|weight| is taken
-    over, `PER_ROW` (one scale for each output) or `PER_TENSOR`. `packed`: `binary_packed` of this
-    weight, if it is known already. Gradients (H4)-(H6) to x, weight, bias and x_scale, once.
-    Source: Rastegari et al., XNOR-Net, 2016; the masks are those of Courbariaux et al., Binarized
+    The sum of signs is exact. `x_scale`: float32 [1], positive. `axes`: the axes of mean|weight|,
+    `PER_ROW` (one scale for each output) or `PER_TENSOR`. `packed`: the result of `binary_packed`
+    for this weight, if it is already known. Has first-order gradients (H4)-(H6) for x, weight, bias
+    and x_scale.
+
+    Source: Rastegari et al., XNOR-Net, 2016; the masks are from Courbariaux et al., Binarized
     Neural Networks, 2016.
     """
     bits, w_scale = packed or binary_packed(weight, axes)
@@ -42,7 +45,7 @@ def binary_linear(
 
 
 def binary_packed(weight: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The signs of weight [N, K] as the kernels read them, and mean|weight| float32 [N]."""
+    """Returns the signs of weight [N, K] as the kernels read them, and mean|weight| float32 [N]."""
     size = weight.detach().float().abs()
     mean = size.mean(1) if axes == PER_ROW else size.mean().expand(weight.shape[0])
     return ops.binary_pack(weight.detach()), mean.contiguous()
@@ -78,21 +81,26 @@ class _Binary(torch.autograd.Function):
 
 
 def _sign(v: Tensor, dtype: torch.dtype) -> Tensor:
-    """+1 or -1, the signs of the forward: both zeros are +1. (H1)"""
+    """Returns +1 or -1, the signs of the forward pass: both zeros give +1. (H1)"""
     return 2 * (v >= 0).to(dtype) - 1
 
 
 class BinaryLinear(TrainedState):
     """y = sign(x + shift) [..., K] @ sign(weight) [N, K].T * scales + bias. (H3)
 
-    y has the type of x, or that of autocast where it is on, as from nn.Linear. Parameters:
-    `weight`, `bias` in float; `x_log_scale` [1], the logarithm of the scale of activations; `shift`
-    [K], if asked for. The scale of weights is mean|weight| over `axes`: `PER_ROW`, one for each
-    output, or `PER_TENSOR`. Until `observe` was called, `x_log_scale` and with it the output is
-    NaN. In eval mode the weight is packed once, a bit an element, and again when it changes; a
-    compiled graph packs it at each call. Casting the module leaves `x_log_scale` float32. The
-    state_dict has a tensor `scheme` besides; scales of activations beside another `axes` are
-    refused.
+    y has the dtype of x, or that of autocast if it is on, like the output of nn.Linear. Parameters:
+    `weight` and `bias` in float; `x_log_scale` [1], the logarithm of the scale of activations;
+    `shift` [K], if requested. The scale of weights is mean|weight| over `axes`: `PER_ROW`, one for
+    each output, or `PER_TENSOR`; other axes raise ValueError. Until `observe` is called,
+    `x_log_scale` and therefore the output is NaN.
+
+        linear = qfx.nn.BinaryLinear(64, 32)
+        linear.observe(x)  # x [..., 64]
+
+    In eval mode the weight is packed once, one bit for each element, and again when it changes; a
+    compiled graph packs it at each call. Casting the module leaves `x_log_scale` in float32. The
+    state_dict also contains a tensor `scheme`. Loading a state_dict that was saved with other
+    `axes` raises an error.
     """
 
     kind = "BinaryLinear"
@@ -116,7 +124,7 @@ class BinaryLinear(TrainedState):
     def from_float(
         cls, linear: nn.Linear, axes: tuple[int, ...] = PER_ROW, shift: bool = False
     ) -> BinaryLinear:
-        """Takes over the very parameters of `linear`."""
+        """Returns a BinaryLinear that uses the same parameters as `linear`."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module._take(linear, axes, shift)
@@ -139,25 +147,26 @@ class BinaryLinear(TrainedState):
         self._memo = Memo()
 
     def trained_under(self) -> Tensor:
-        """The tensor that is saved as `scheme`."""
+        """Returns the tensor that is saved as `scheme`."""
         return written(self.kind, {"w.bits": 1, "w.axes": self.axes})
 
     @property
     def learns_activations(self) -> bool:
-        """There is always a scale of activations, to be fitted by `observe`."""
+        """True: the scale of activations always exists and is fitted by `observe`."""
         return True
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Sets the scale of activations to mean|x|, that of least square error for x [..., K]."""
+        """Sets the scale of activations to mean|x|, which has the least square error for x [...,
+        K]."""
         size = shifted(x, self.shift).float().abs().mean()
         self.x_log_scale.copy_(size.clamp_min(2.0**-126).log().reshape(1))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(casting_all_but((self.x_log_scale,), fn), recurse)
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
-        """x [..., K] -> [..., N]."""
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
+        """Maps x [..., K] to [..., N]."""
         x_scale = scaled_gradient(self.x_log_scale.float().exp(), self.in_features, 2)
         packed = None
         if not self.training:

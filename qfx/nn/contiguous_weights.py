@@ -1,4 +1,4 @@
-"""packed_together: the packed weights of a model, one behind the other in memory."""
+"""make_contiguous: places the packed weights of a model one after another in memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from qfx.weights.huge_pages import Room, are_scattered
 
 
 def make_contiguous(model: nn.Module) -> None:
-    """Moves them into new memory, in huge pages where the system has them, in the order of the
-    modules, which is about that in which a step reads them: a processor fetches what lies in order
-    before it is asked for. Those that are not on the CPU, or that processes share, stay where
-    they are; so do all where most lie so already, as of two models that share layers, which
-    would else take them from each other.
+    """Moves the packed weights of `model` into new memory, one after another, in huge pages if
+    available.
 
-    A buffer `packed` becomes another tensor. The memory goes when the last of them does.
+    They are placed in the order of the modules, which is approximately the order in which a step
+    reads them: processors prefetch memory that is read in order. Weights that are not on the CPU,
+    or that processes share, are not moved. Nothing is moved if most weights already lie in order;
+    two models that share layers would otherwise take them from each other at each call.
+
+    A buffer `packed` becomes another tensor. The memory is freed when the last of these tensors is.
     """
     owners: dict[int, list[StoredModule]] = {}
     for _, linear in stored_linears(model):
@@ -28,9 +30,9 @@ def make_contiguous(model: nn.Module) -> None:
     tensors = [linears[0].packed for linears in owners.values()]
     if not are_scattered(tensors):
         return
-    with torch.inference_mode(False), torch.no_grad():  # whoever generates first may train later
+    with torch.inference_mode(False), torch.no_grad():  # the model may be trained later
         room = Room.of(t.nbytes for t in tensors)
-        while tensors:  # of which each is freed before the next is copied
+        while tensors:  # each is freed before the next is copied
             former = tensors.pop(0)
             new = room.empty(former.shape, former.dtype).copy_(former)
             for linear in owners.pop(id(former)):

@@ -1,4 +1,4 @@
-"""convert: modules that train their quantization become what is served, in place."""
+"""convert: replaces modules that train their quantization by modules to be served, in place."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ ops = torch.ops.qfx
 
 
 def convert(model: nn.Module) -> nn.Module:
-    """Replaces the modules of `prepare_qat` and `prepare_binary` in place by what is served, and
-    returns the model.
+    """Replaces the modules of `prepare_qat` and `prepare_binary` in place by modules to be served,
+    and returns the model.
 
-    An `LSQLinear` becomes a `qfx.nn.Linear` of the same scheme: int8 codes by its learned step,
+    An `LSQLinear` becomes a `qfx.nn.Linear` of the same scheme: int8 codes from its learned step,
     packed once, and the learned step of activations as a static scale. A `BinaryLinear` becomes a
-    `qfx.nn.SignLinear`. Outputs have the bits of the eval mode (Q12). Float weights are freed,
-    unless something else refers to them, as an optimizer or a tied embedding does; biases stay the
-    very parameters. All else stays as it is, linears in float too, so that a second call changes
-    nothing. What goes over from a module, what is logged, warned of and refused, is as for
-    `quantize_`.
+    `qfx.nn.SignLinear`. Outputs equal those of the eval mode bit for bit (Q12).
 
-    Raises ValueError, before anything is changed, for a model without such modules inside it,
-    converted or not, and for steps that were never fitted or that training has driven to infinity,
-    and weights, shifts and steps that are NaN.
+        model = qfx.convert(qfx.prepare_qat(model))  # with training in between
+
+    Float weights are freed, unless something else refers to them, such as an optimizer or a tied
+    embedding. Biases stay the same parameters. Everything else stays unchanged, including float
+    linears, so a second call changes nothing. What is transferred to the new modules, logged,
+    warned of and refused is the same as for `quantize_`.
+
+    Raises ValueError, before anything is changed, for a model that contains neither such modules
+    nor converted ones, for steps that were never fitted or became infinite in training, and for
+    weights, shifts and steps that are NaN.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     trained: dict[str, Any] = {n: m for n, m in modules.items() if isinstance(m, TrainedState)}
@@ -75,7 +78,7 @@ def _check_inside(trained: dict[str, Any], modules: dict[str, nn.Module]) -> Non
 
 
 def _not_converted(module: TrainedState) -> str:
-    """Why no module stands for this one; '' where one does."""
+    """Returns why this module cannot be converted; '' if it can."""
     if parametrize.is_parametrized(module):
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     if type(module) not in _DEPLOYED:
@@ -85,7 +88,7 @@ def _not_converted(module: TrainedState) -> str:
 
 
 def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:
-    """What is not a number yet, or no longer."""
+    """Yields a message for each step, weight or shift that is NaN or infinite."""
     for name in module.steps:
         step = getattr(module, name)
         if step is None or not has_values(step):
@@ -105,7 +108,7 @@ def _faults(module: LSQLinear | BinaryLinear) -> Iterator[str]:
 
 @torch.no_grad()
 def _of_lsq(module: LSQLinear) -> Linear:
-    """Codes, scales and shift of what was learned. (Q12)"""
+    """Returns the int8 linear with the learned codes, scales and shift. (Q12)"""
     scheme, x_step = module.scheme, module.x_log_step
     codes, scale, _ = ops.quantize(module.weight, code_of(scheme.w), _step(module.w_log_step))
     tensors = {"codes": codes, "scale": scale.reshape(-1)} | _shift(module)
@@ -119,7 +122,7 @@ def _of_lsq(module: LSQLinear) -> Linear:
 
 @torch.no_grad()
 def _of_binary(module: BinaryLinear) -> SignLinear:
-    """(H3)"""
+    """Returns the 1-bit linear with the learned scales and shift. (H3)"""
     packed, size = binary_packed(module.weight, module.axes)
     x_scale = module.x_log_scale.float().exp()
     tensors = {"scale": x_scale * size, "x_scale": x_scale} | _shift(module)
@@ -127,7 +130,7 @@ def _of_binary(module: BinaryLinear) -> SignLinear:
 
 
 def _step(log_step: Tensor) -> Tensor:
-    """A static step as `quantize` uses it. (Q6)"""
+    """Returns the static step as `quantize` uses it. (Q6)"""
     return log_step.float().exp().clamp_min(SMALLEST_SCALE)
 
 
@@ -136,7 +139,8 @@ def _shift(module: LSQLinear | BinaryLinear) -> dict[str, Tensor]:
 
 
 class _Deployed(NamedTuple):
-    """How a kind of modules is converted, and one that is made of a float linear."""
+    """The functions for a kind of trained module: one converts it, one makes the result from a
+    float linear."""
 
     made: Callable[[Any], nn.Module]
     blank: Callable[[nn.Linear], nn.Module]

@@ -1,4 +1,4 @@
-"""Embedding: a table of int8 codes instead of floats, whose rows are looked up as floats."""
+"""Embedding: a table of int8 codes whose rows are returned as floats."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from qfx.ops.code import code_of
 from qfx.values.scheme import Scheme
 
 ops = torch.ops.qfx
-TABLE = Scheme(x=None)  # how a row becomes codes: as a row of a linear's weight
-_ZERO = 128  # what is added to codes in memory: programs read bytes without a sign
+TABLE = Scheme(x=None)  # a row is quantized like a row of a linear's weight
+_ZERO = 128  # added to the codes in memory, because programs read unsigned bytes
 _CODES = "row_codes"
 
 
 class EmbeddingState(NamedTuple):
-    """The parts of an Embedding but the scheme, checked, and the type of its rows."""
+    """The checked tensors of an Embedding, without the scheme, and the dtype of its rows."""
 
     tensors: Mapping[str, Tensor]
     dtype: torch.dtype
@@ -40,28 +40,32 @@ class EmbeddingState(NamedTuple):
 
 
 class Embedding(StoredModule, nn.Embedding):
-    """Rows [.., D] of a table [V, D] by ids [..]: codes times the scale of their row, in the type
-    that the float table had. (Q1) (Q3) (Q5)
+    """Rows [.., D] of a table [V, D], looked up by ids [..]: the codes of a row times its scale, in
+    the dtype of the float table. (Q1) (Q3) (Q5)
 
-    It is an nn.Embedding to whoever asks, but has no parameter `weight`, and does not train. The
-    state_dict holds `row_codes` int8 [V, D], `scale` float32 [V] and `scheme` int32 [32], which
-    says the type of the rows too. Loading checks all of it first. Casting the module casts the
-    rows that it gives, not what it holds. `embed_scale` multiplies the rows, if there is one, as in
-    the scaled embeddings of transformers; it is no part of the state_dict, nor was it there.
+    It is an nn.Embedding for isinstance, but has no parameter `weight` and does not train. The
+    state_dict contains `row_codes` int8 [V, D], `scale` float32 [V] and `scheme` int32 [32], which
+    also states the dtype of the rows. Loading checks everything first and raises ValueError if it
+    does not fit. Casting the module casts the rows that it returns, not the tensors that it stores.
+
+        embedding = qfx.nn.Embedding.from_float(torch.nn.Embedding(1000, 64))
+
+    `embed_scale` multiplies the rows, if it exists, as in the scaled embeddings of transformers. As
+    there, it is not part of the state_dict.
     """
 
     PARTS = (KEY, _CODES, "scale")
     READ_ONLY = ("packed", "scale", "like")
     UNSAVED = ("packed", "like")
     bias: Any = None
-    # Of an nn.Embedding whose weight is as it is and trains by no rule of its own.
+    # Attributes of an nn.Embedding, with the values that do not change its weight or gradient.
     max_norm = None
     norm_type = 2.0
     scale_grad_by_freq = False
     sparse = False
     packed: Tensor  # uint8 [V, D], the codes + 128
     scale: Tensor
-    like: Tensor  # no elements: of the type of the rows, so that casting the module changes it
+    like: Tensor  # has no elements, only the dtype of the rows; casting the module casts it too
 
     def __init__(
         self,
@@ -72,8 +76,8 @@ class Embedding(StoredModule, nn.Embedding):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Initialised as nn.Embedding is; mostly to be loaded into. `dtype`: of the rows, float32
-        by default."""
+        """Initialises the table like nn.Embedding; mostly used before a state_dict is loaded.
+        `dtype`: that of the rows, float32 by default."""
         nn.Module.__init__(self)
         shape = (num_embeddings, embedding_dim)
         drawn = nn.Embedding(*shape, padding_idx, dtype=torch.float32, device=device)
@@ -81,8 +85,8 @@ class Embedding(StoredModule, nn.Embedding):
 
     @classmethod
     def from_float(cls, embedding: nn.Module, weight: Tensor | None = None) -> Embedding:
-        """Quantizes the weight [V, D] of `embedding`, or `weight` in its place; rows keep the type
-        of the former."""
+        """Quantizes the weight [V, D] of `embedding`, or `weight` instead. The rows have the dtype
+        of the weight of `embedding`."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module._take(embedding, weight)
@@ -117,35 +121,35 @@ class Embedding(StoredModule, nn.Embedding):
 
     @property
     def in_features(self) -> int:  # type: ignore[override]
-        """D, for whoever counts the elements of weights."""
+        """D, for code that counts the elements of weights."""
         return self.embedding_dim
 
     @property
     def out_features(self) -> int:  # type: ignore[override]
-        """V."""
+        """V, the number of rows."""
         return self.num_embeddings
 
     @property
     def scheme(self) -> Scheme:
-        """How its rows are quantized."""
+        """The scheme of the rows."""
         return TABLE
 
     @property
     def token(self) -> str:
-        """Its scheme's."""
+        """The scheme as a string."""
         return str(TABLE)
 
     @property
     def row_codes(self) -> Tensor:
-        """int8 [V, D]."""
+        """The codes, int8 [V, D]."""
         return (self.packed ^ _ZERO).view(torch.int8)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The table [V, D] in the type of the rows, made at each access. (Q5)
+        """The table [V, D] in the dtype of the rows, created at each access. (Q5)
 
-        Rows that are written to it, or to its `data`, as by an adapter that is merged, become codes
-        again; a table of another shape is a ValueError.
+        Rows that are written to it, or to its `data`, for example by merging an adapter, are
+        quantized again. Raises ValueError for a table of another shape.
         """
         if torch.compiler.is_compiling():
             return self.floats()
@@ -154,21 +158,22 @@ class Embedding(StoredModule, nn.Embedding):
     @weight.setter
     def weight(self, value: Tensor) -> None:
         own = isinstance(value, EmbeddingWeight) and value.table is self
-        if not own:  # `weight += d` writes in place, and assigns
+        if not own:  # `weight += d` writes in place first, and then assigns the same weight
             self.store(value)
 
     def floats(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The table [V, D] as a new tensor, in the type of the rows or in `dtype`. (Q5)"""
+        """Returns the table [V, D] as a new tensor, in the dtype of the rows or in `dtype`. (Q5)"""
         return _floats(self.packed, self.scale[:, None]).to(dtype or self.like.dtype)
 
     def looked_up(self, ids: Tensor) -> Tensor:
-        """The rows [.., D] of ids [..], without `embed_scale`. (Q5)"""
+        """Returns the rows [.., D] of ids [..], without `embed_scale`. (Q5)"""
         codes, scale = F.embedding(ids, self.packed), F.embedding(ids, self.scale[:, None])
         return _floats(codes, scale).to(self.like.dtype)
 
     @torch.no_grad()
     def store(self, value: Tensor) -> None:
-        """Holds codes of the float table `value` [V, D] in the rows that differ. (Q1) (Q3)"""
+        """Quantizes those rows of the float table `value` [V, D] that differ. (Q1) (Q3) Raises
+        ValueError for another shape."""
         if value.shape != self.packed.shape:
             raise ValueError(
                 f"Embedding: a weight {list(value.shape)} is written to int8 codes "
@@ -181,13 +186,13 @@ class Embedding(StoredModule, nn.Embedding):
         self.packed.copy_(torch.where(changed[:, None], _unsigned(codes), self.packed))
 
     def reset_parameters(self) -> None:
-        """As nn.Embedding's: draws a table, of which the row `padding_idx` is zero."""
+        """Draws a new table like nn.Embedding; the row `padding_idx` is zero."""
         shape, device = (self.num_embeddings, self.embedding_dim), self.packed.device
         drawn = nn.Embedding(*shape, self.padding_idx, dtype=torch.float32, device=device)
         self.weight = drawn.weight.detach()
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Embedding's may be
-        """Ids [..] -> [.., D]."""
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Embedding
+        """Maps ids [..] to rows [.., D]."""
         rows = self.looked_up(input)
         number: Any = getattr(self, "embed_scale", None)
         if number is None:
@@ -198,7 +203,7 @@ class Embedding(StoredModule, nn.Embedding):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, scheme={TABLE}"
 
-    # --- what leaves the process is signed codes ---
+    # --- saved codes are signed ---
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -226,7 +231,7 @@ class Embedding(StoredModule, nn.Embedding):
 
     @classmethod
     def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
-        """A byte for each element."""
+        """Returns the shape of the codes: one byte for each element."""
         return ((n, k),)
 
     @classmethod
@@ -250,18 +255,18 @@ class Embedding(StoredModule, nn.Embedding):
 
 
 def _codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [V, D] and the scale float32 [V] of each row. (Q1) (Q3)"""
+    """Returns codes int8 [V, D] and the scale float32 [V] of each row. (Q1) (Q3)"""
     codes, scale, _ = ops.quantize(weight.detach(), code_of(TABLE.w))
     return codes, scale[:, 0]
 
 
 def _unsigned(codes: Tensor) -> Tensor:
-    """The codes + 128, uint8."""
+    """Returns the codes + 128 as uint8."""
     return codes.view(torch.uint8) ^ _ZERO
 
 
 def _floats(unsigned: Tensor, scale: Tensor) -> Tensor:
-    """float32: integers below 2^24 are exact, so only the product is rounded. (Q5)"""
+    """Returns float32 rows. Integers below 2^24 are exact, so only the product is rounded. (Q5)"""
     return (unsigned.to(torch.float32) - _ZERO) * scale
 
 

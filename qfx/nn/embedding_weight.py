@@ -1,4 +1,4 @@
-"""EmbeddingWeight: the table of an int8 embedding, as a tensor of floats."""
+"""EmbeddingWeight: the table of an int8 embedding as a tensor of floats."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from qfx.nn.weight_view import WeightView
 
 
 class CodesOwner(Protocol):
-    """The owner of the codes: `qfx.nn.Embedding`."""
+    """The module that stores the codes: `qfx.nn.Embedding`."""
 
     packed: Tensor
 
     def floats(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The rows [V, D], in their type or `dtype`."""
+        """Returns the rows [V, D], in their dtype or in `dtype`."""
 
     def looked_up(self, ids: Tensor) -> Tensor:
-        """The rows [.., D] of ids [..], in their type."""
+        """Returns the rows [.., D] of ids [..], in their dtype."""
 
     def store(self, value: Tensor) -> None:
-        """Has codes of `value` [V, D] in the rows that differ."""
+        """Quantizes those rows of `value` [V, D] that differ."""
 
 
 class EmbeddingWeight(FloatProxy):
-    """The weight [V, D] of an int8 embedding, made at each access.
+    """The weight [V, D] of an int8 embedding, created at each access.
 
-    What reads it computes with floats, and what writes to it, to its `data` or to a view stores
-    codes again in the rows that changed. It is no parameter, and does not train.
+    Reading it gives floats. Writing to it, to its `data` or to a view quantizes the changed rows
+    again. It is not a parameter and does not train.
     """
 
     table: CodesOwner
@@ -42,7 +42,7 @@ class EmbeddingWeight(FloatProxy):
     def __new__(
         cls, table: CodesOwner, shape: Sequence[int], dtype: torch.dtype
     ) -> EmbeddingWeight:
-        """The weight of `table`, whose rows are of that type."""
+        """Creates the weight of `table`, whose rows have the dtype `dtype`."""
         made = wrapper(cls, shape, dtype, table.packed.device)
         made.table = table
         return made
@@ -90,7 +90,8 @@ class EmbeddingWeight(FloatProxy):
 
 
 def _set_data(weight: EmbeddingWeight, value: Any) -> None:
-    """`weight.data = value`, which for `weight.data += d` is an alias that was written already."""
+    """Implements `weight.data = value`. `weight.data += d` also ends here, with an alias as `value`
+    that was written already."""
     if not (isinstance(value, EmbeddingWeight) and value.table is weight.table):
         weight.write(value)
 

@@ -1,7 +1,7 @@
-"""FloatProxy: tensors of floats whose memory holds something smaller, and two rules for operators.
+"""FloatProxy: a tensor of floats that is stored in a smaller form, and two rules for its operators.
 
-What only reads such a tensor computes with the floats that it stands for. What writes to it, which
-the schema of an operator says, runs on those floats, and what comes of it is stored again.
+An operator that only reads such a tensor computes with the floats that it represents. An operator
+that writes to it, according to its schema, runs on these floats, and the result is stored again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T
 
 
 class ViewCall(NamedTuple):
-    """A call that takes a view of a tensor, and which of its results it is."""
+    """A call that takes a view of a tensor; `place` is the index of the view if the call returns
+    several."""
 
     func: Any
     args: tuple[Any, ...]
@@ -30,22 +31,22 @@ class ViewCall(NamedTuple):
     place: int | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Takes that view of `tensor`."""
+        """Returns the same view of `tensor`."""
         found = self.func(tensor, *self.args, **self.kwargs)
         return found if self.place is None else found[self.place]
 
 
 class FloatProxy(Tensor):
-    """A tensor of floats that are made when they are read, and stored in another form.
+    """A tensor of floats that are computed when they are read and stored in another form.
 
-    A subclass says how to make and store them, and adds operators that it computes without them by
-    `rule`.
+    A subclass defines how they are computed and stored. With `rule` it adds operators that do not
+    need the floats.
     """
 
     __torch_function__ = NOT_HEARD
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The floats, as a new tensor, of the type of this one or of `dtype`."""
+        """Returns the floats as a new tensor, in the dtype of this tensor or in `dtype`."""
         raise NotImplementedError
 
     def write(self, value: Tensor) -> None:
@@ -53,11 +54,11 @@ class FloatProxy(Tensor):
         raise NotImplementedError
 
     def alias(self) -> Tensor:
-        """Another tensor of the same memory."""
+        """Returns another tensor with the same memory."""
         raise NotImplementedError
 
     def viewed(self, taken: ViewCall, like: Tensor) -> Tensor:
-        """The view that `taken` takes, with the shape, strides and type of `like`."""
+        """Returns the view that `taken` takes, with the shape, strides and dtype of `like`."""
         raise NotImplementedError
 
     @classmethod
@@ -65,14 +66,14 @@ class FloatProxy(Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if any(map(_wraps_others, types)):
-            return NotImplemented  # a DTensor of such tensors, say, knows what to do
+            return NotImplemented  # for example, a DTensor of such tensors handles the call
         kwargs = kwargs or {}
         for own in _RULES.get(func, ()):
             found = own(func, args, kwargs)
             if found is not NotImplemented:
                 return found
         if (found := decomposed(func, args, kwargs)) is not NotImplemented:
-            return found  # an operator that is made of others, as matmul and to
+            return found  # an operator composed of others, such as matmul and to
         first = args[0] if args else None
         if isinstance(first, FloatProxy) and func in _SAME:
             with as_made_of(first):
@@ -89,8 +90,9 @@ _RULES: dict[Any, list[Rule]] = {}
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:
-    """Registers what computes these operators where one of their tensors is `FloatProxy`. It gets
-    the operator, its arguments and its keywords, and returns NotImplemented where it does not."""
+    """Registers a function that computes these operators if one of their tensors is a `FloatProxy`.
+    It gets the operator, its arguments and its keywords, and returns NotImplemented if it does not
+    apply."""
 
     def register(function: Rule) -> Rule:
         for operator in operators:
@@ -118,7 +120,7 @@ def _viewed(of: FloatProxy, func: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _geometry(of: Tensor, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Tensors without values that have the shapes and strides of the views."""
+    """Returns tensors without values that have the shapes and strides of the views."""
     like = torch.empty_strided(of.shape, of.stride(), dtype=of.dtype, device="meta")
     return func(like, *args, **kwargs)
 
@@ -129,7 +131,7 @@ def _same_geometry(a: Tensor, b: Tensor) -> bool:
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs the operator on floats and stores those that it wrote."""
+    """Runs the operator on floats and stores the tensors that it wrote."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     found = {id(t): t for t in tensors if isinstance(t, FloatProxy)}
     others = {id(t): t for t in tensors if id(t) not in found and t.dtype in _NARROW}
@@ -152,8 +154,8 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _of_width(tensor: FloatProxy, wide: bool) -> Tensor:
-    """Floats that an operator may write to: what promotes types is computed in float32, so that a
-    small change of a bfloat16 weight is not rounded away twice."""
+    """Returns floats that an operator may write to. Pointwise operators compute in float32, so that
+    a small change of a bfloat16 weight is not rounded twice."""
     return tensor.dequantize(torch.float32 if wide and tensor.dtype in _NARROW else None)
 
 
@@ -162,7 +164,7 @@ def _put(other: Mapping[int, Any]) -> Callable[[Any], Any]:
 
 
 def _targets(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Any) -> Iterator[Any]:
-    """Yields the tensors of this kind that the operator writes, as its schema says."""
+    """Yields the tensors of this kind that the operator writes, according to its schema."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue

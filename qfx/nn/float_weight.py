@@ -1,7 +1,7 @@
-"""Written: what a `qfx.nn.Linear` holds after its weight was written to, as by a merged adapter.
+"""The tensors of a `qfx.nn.Linear` after its weight was written, for example by merging an adapter.
 
-Values that are written become codes again, such that small changes are not lost. What takes a
-change back, as of an adapter that is taken out again, restores the very codes of before. (Q13)
+Written values are quantized again, in such a way that small changes are not lost. A write that
+undoes an earlier change, such as removing the adapter, restores the earlier codes exactly. (Q13)
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from qfx.values.scheme import PER_COLUMN, PER_ROW, PER_TENSOR, Scheme
 from qfx.weights.cache import pack
 
 log = logging.getLogger(__name__)
-KEPT = 4  # writes that can be taken back, the last one first
+KEPT = 4  # number of writes that can be undone, the last one first
 
 
 class PreviousWeight(NamedTuple):
-    """What a module held, `projections` [N, P] of the change that was then written to it, and how
-    many writes had come before."""
+    """The tensors of a module before a write: `change` [N, P] has projections of the change that
+    was then written, and `before` is the number of earlier writes."""
 
     frozen: Frozen
     change: Tensor
@@ -47,10 +47,11 @@ def weight_after_write(
     scheme: Scheme,
     rounding: float = 0.0,
 ) -> tuple[Frozen, tuple[PreviousWeight, ...]]:
-    """What a module holds, and held before, when `value` [N, K] is written to the weight `now`.
+    """Returns the tensors of a module after `value` [N, K] is written to the weight `now`, and the
+    earlier tensors that are kept to undo writes.
 
-    `rounding`: of the type that `value` was computed in, relative; 0 of float32. How much of the
-    change the codes keep is logged.
+    `rounding`: the relative rounding error of the dtype in which `value` was computed; 0 for
+    float32. Logs which part of the change the codes keep.
     """
     value, held = value.detach().float(), float_weight(now, scheme, *value.shape)
     change = total = _projected(value - held)
@@ -71,27 +72,28 @@ def weight_after_write(
 def _lost_in_rounding(
     total: Tensor, change: Tensor, rounding: float, value: Tensor, held: Tensor
 ) -> bool:
-    """Whether what is left of changes may be the roundings of two sums in a narrow type alone, and
-    the last change has taken back most of the others. (Q13)"""
+    """Whether the remaining change can be explained by the rounding of two sums in a narrow dtype,
+    and the last change has undone most of the earlier ones. (Q13)"""
     left, sizes = total.square().sum(), value.square().sum() + held.square().sum()
     expected = total.shape[1] * rounding**2 * sizes
     return bool(left <= expected and left <= change.square().sum() / 2)
 
 
 def _projected(change: Tensor) -> Tensor:
-    """Sums of each row under 8 patterns of signs: what tells one change from another. (Q13)"""
+    """Returns the sums of each row under 8 patterns of signs, which distinguish changes. (Q13)"""
     minus = _uniform((change.shape[1], 8), 1, change.device) < 0.5
     return change @ (1 - 2 * minus.float())
 
 
 def _uniform(shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
-    """Numbers float32 in [0, 1) that are the same on every device."""
+    """Returns float32 random numbers in [0, 1) that are the same on every device."""
     random = torch.Generator().manual_seed(seed)
     return torch.rand(shape, generator=random, dtype=torch.float32, device="cpu").to(device)
 
 
 def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
-    """Raises TypeError or ValueError for what is no weight [n, k] with values where `held` is."""
+    """Raises TypeError or ValueError unless `value` is a float weight [n, k] with values, on the
+    device of `held`."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"Linear: the weight that is written is {kind}, expected a float tensor")
@@ -103,18 +105,21 @@ def check_written(value: Any, n: int, k: int, held: Tensor) -> None:
 
 
 def nearest(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
-    """What a module holds when `value` [N, K] is loaded into it: the nearest codes, whatever it
-    held, for the inputs that it has. (R1) (Q1)-(Q3)"""
+    """Returns the tensors of a module after `value` [N, K] is loaded: the nearest codes,
+    independent of the earlier weight, for the same quantization of inputs. (R1) (Q1)-(Q3)"""
     return _anew(value.detach().float(), now, scheme)
 
 
 def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: int) -> Frozen:
-    """The codes of `value`. Rows that change by less than half a step keep their scale where they
-    can, and are rounded at random: what is on a grid, rounded to the nearest, would not hear of
-    the change. Each of several writes has numbers of its own, so that their roundings do not add
-    up, as in a moving average. (Q13)"""
+    """Quantizes `value`. (Q13)
+
+    Rows that change by less than half a step keep their scale if possible and are rounded
+    stochastically: rounding values on the grid to the nearest code would lose the change. Each of
+    several writes uses different random numbers, so that rounding errors do not add up, for example
+    in a moving average.
+    """
     made = _anew(value, now, scheme)
-    if made.factor is not now.factor:  # another grid altogether
+    if made.factor is not now.factor:  # the grids cannot be compared
         return made
     change = transformed_weight(value - held, now.factor, scheme.rotation)
     kind = (scheme.w, scheme.group)
@@ -138,7 +143,8 @@ def _quantized(value: Tensor, held: Tensor, now: Frozen, scheme: Scheme, count: 
 def _codes_under(
     given: Values, wanted: Tensor, scheme: Scheme, dither: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(Q3) with the scales of `given`, and where they reach."""
+    """Returns the codes (Q3) of `wanted` with the scales of `given`, and where they are not
+    clamped."""
     qmin, qmax = code_range(scheme.w.bits, scheme.w.symmetric)
     unit = _expanded(given.scale, wanted, scheme)
     zero = 0 if given.zero_point is None else _expanded(given.zero_point, wanted, scheme)
@@ -155,15 +161,14 @@ def _rows_of(keep: Tensor, kept: Tensor, made: Tensor) -> Tensor:
 
 
 def _expanded(of_rows: Tensor, like: Tensor, scheme: Scheme) -> Tensor:
-    """A scale or zero point of each row, or of groups of it, for each element [N, K]."""
+    """Returns a scale or zero point, given for each row or group, for each element [N, K]."""
     n, k = like.shape
     parts = of_rows.reshape(n, of_rows.numel() // max(n, 1))
     return parts.repeat_interleave(scheme.w.group or max(k, 1), 1)[:, :k]
 
 
 def _anew(value: Tensor, now: Frozen, scheme: Scheme) -> Frozen:
-    """The nearest codes under scales of their own, for the inputs that the module has. (R1)
-    (Q1)-(Q3)"""
+    """Quantizes `value` with new scales, for the same quantization of inputs. (R1) (Q1)-(Q3)"""
     spec, factor = scheme.w, now.factor
     if spec.axes == PER_COLUMN and now.x_scale is None:
         factor = None  # it follows the weight (R2)

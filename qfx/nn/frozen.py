@@ -1,7 +1,8 @@
-"""The linear of a frozen int8 weight under any scheme, with gradients to its input and bias. (T1)
+"""The linear with a frozen int8 weight under any scheme, with gradients for its input and bias.
+(T1)
 
-Which operators it is, `qfx.ops.lowering` says: one, where no gradient is recorded and there is one
-for the scheme; where one is recorded, it has the same bits.
+`qfx.ops.lowering` chooses the operators. Without gradients it is one operator, if there is one for
+the scheme. With gradients the result has the same bits.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from qfx.values.site_recipe import SiteRecipe
 from qfx.weights.cache import pack
 
 ops = torch.ops.qfx
-torch.fx.wrap("output_dtype")  # here too: where it is called
+torch.fx.wrap("output_dtype")  # needed in every module that calls it
 
 
 class Frozen(NamedTuple):
-    """A quantized weight, and the numbers that its input is quantized with: `qfx.nn.Linear`."""
+    """The tensors of a `qfx.nn.Linear`: the packed weight, and those that its input is quantized
+    with."""
 
     packed: Tensor
     factor: Tensor | None = None
@@ -44,13 +46,14 @@ class Frozen(NamedTuple):
 
 
 def each(function: Callable[[Tensor], Tensor], frozen: Frozen) -> Frozen:
-    """Applies the function to each tensor that is there."""
+    """Applies the function to each tensor that is not None."""
     beside = [None if t is None else function(t) for t in frozen[1:]]
     return Frozen(function(frozen.packed), *beside)
 
 
 def freeze(weight: Tensor, how: Scheme | SiteRecipe) -> tuple[Scheme, Frozen]:
-    """The weight [N, K] quantized and packed, and the scheme with the rotation in use. (R1)"""
+    """Quantizes and packs the weight [N, K]; returns the scheme with the rotation in use, and the
+    result. (R1)"""
     site = how if isinstance(how, SiteRecipe) else None
     scheme = _checked(weight, how).at(weight.shape[1])
     factor = site.factor if site else None
@@ -89,18 +92,20 @@ def _checked(weight: Tensor, how: Scheme | SiteRecipe) -> Scheme:
 
 
 class Prepared(NamedTuple):
-    """What a scheme gives to each call: made once, as eager calls of small linears take little."""
+    """The values that all calls with a scheme share. They are computed once, because eager calls of
+    small linears take little time."""
 
     scheme: Scheme
     form: Form
     given: dict[str, Any]  # arguments of the form's operators, by name
-    # by whether K is transformed, gradients are recorded, and the weight lies on a GPU
+    # keys: whether K is transformed, gradients are recorded, and the weight is on a GPU
     steps: dict[tuple[bool, bool, bool], tuple[LoweringStep, ...]]
 
 
 @cache
 def prepared(scheme: Scheme, n: int) -> Prepared:
-    """Prepares calls of a weight of `n` rows; returns the same object for the same arguments."""
+    """Prepares the calls of a weight with `n` rows; returns the same object for the same
+    arguments."""
     rotation = scheme.rotation
     given = {**of_scheme(scheme, n, rotation), "activation": "none", "rotation": rotation}
     if scheme.x is not None:
@@ -113,8 +118,8 @@ def prepared(scheme: Scheme, n: int) -> Prepared:
 
 
 def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Tensor:
-    """x [..., K] -> [..., N], of the type of x or of autocast. `how`: of the scheme that `freeze`
-    returned."""
+    """Maps x [..., K] to [..., N], in the dtype of x or of autocast. `how`: prepared for the scheme
+    that `freeze` returned."""
     x = shifted(x, frozen.shift)
     trains = torch.is_grad_enabled() and _requires_grad(x, bias)
     turned = frozen.factor is not None or how.scheme.rotation != 0
@@ -131,8 +136,9 @@ def linear(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> Ten
 
 
 def _without_gradient(steps: Sequence[LoweringStep], values: dict[str, Any]) -> Tensor:
-    """Autograd's kernels of our operators are Python functions, which take as long as the sums of a
-    small linear: they are left out where nothing is for them to do."""
+    """Runs the steps below autograd. The autograd kernels of our operators are Python functions
+    that take as long as the sums of a small linear, so they are skipped if there is nothing to
+    record."""
     if torch.compiler.is_compiling() or in_forward_mode():
         return run(steps, values)["y"]  # type: ignore[no-any-return]
     with below_autograd():
@@ -144,7 +150,7 @@ def _requires_grad(x: Tensor, bias: Tensor | None) -> bool:
 
 
 def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> dict[str, Any]:
-    """The arguments of the steps, by name."""
+    """Returns the arguments of the steps, by name."""
     return {
         **how.given,
         "x": x,
@@ -158,7 +164,7 @@ def _values(x: Tensor, bias: Tensor | None, frozen: Frozen, how: Prepared) -> di
 
 
 def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
-    """The further arguments of the steps where gradients are recorded."""
+    """Returns the further arguments of the steps if gradients are recorded."""
     seed = None
     if scheme.backward == "int8":
         seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=x.device)
@@ -166,7 +172,7 @@ def _of_training(x: Tensor, scheme: Scheme) -> dict[str, Any]:
 
 
 def run(steps: Sequence[LoweringStep], values: dict[str, Any]) -> dict[str, Any]:
-    """The values, and what the steps give."""
+    """Runs the steps and returns `values` with their results added."""
     for step in steps:
         found = step.run(values)
         one = len(step.gives) == 1
@@ -175,12 +181,13 @@ def run(steps: Sequence[LoweringStep], values: dict[str, Any]) -> dict[str, Any]
 
 
 def carried(y: Tensor, x: Tensor, bias: Tensor | None, packed: Tensor, how: Prepared) -> Tensor:
-    """y, as it was computed without gradients, with those of the product x w^.T + bias. (T1)"""
+    """Returns y, which was computed without gradients, with the gradients of the product x w^.T +
+    bias. (T1)"""
     return _FrozenLinearFunction.apply(x, bias, how, packed, y)  # type: ignore[no-any-return]
 
 
 class _FrozenLinearFunction(torch.autograd.Function):
-    """Gradients to x' and the bias of a y that was computed without."""
+    """Adds gradients for x' and the bias to a y that was computed without gradients."""
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, how: Prepared, packed: Tensor, y: Tensor) -> Tensor:
@@ -205,7 +212,7 @@ class _FrozenLinearFunction(torch.autograd.Function):
 
 
 def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
-    """float32 [N, K]: the weight that multiplies x itself, factor * (R^T w^). (R1)"""
+    """Returns the float32 weight [N, K] that multiplies x itself, factor * (R^T w^). (R1)"""
     layout = layout_of(scheme.w, scheme.group, n)
     w_hat = weight_values(frozen.packed, layout, k, torch.float32)
     if frozen.factor is None and not scheme.rotation:
@@ -214,8 +221,8 @@ def float_weight(frozen: Frozen, scheme: Scheme, n: int, k: int) -> Tensor:
 
 
 def moved(frozen: Frozen, scheme: Scheme, n: int, k: int, device: torch.device) -> Frozen:
-    """The same weight [N, K] on another kind of device, each of which has its layout; from and to
-    meta there are no values to move."""
+    """Returns the same weight [N, K] on another kind of device, in the layout of that device. From
+    and to the meta device there are no values to move."""
     values = values_of(frozen.packed, scheme.w, scheme.group, n, k)
     packed = packed_values(Values(*[_moved(t, device) for t in values]), scheme.w, scheme.group)
     return Frozen(packed, *[_moved(t, device) for t in frozen[1:]])
@@ -234,8 +241,8 @@ def cut(
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> Frozen | None:
-    """Cuts rows and columns out of a weight of this shape [N, K]; None where columns are parted
-    within a group, or within a block that is rotated."""
+    """Cuts rows and columns out of a weight of this shape [N, K]; returns None if the columns are
+    cut within a group or within a rotated block."""
     n, k = shape
     units = [unit for unit in (scheme.group, scheme.rotation) if unit]
     if any(at % unit for unit in units for at in columns if at != k):

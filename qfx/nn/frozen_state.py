@@ -1,7 +1,7 @@
-"""What a state dict holds of a `qfx.nn.Linear`, and what must be true of it.
+"""The tensors that a state dict contains for one `qfx.nn.Linear`, and the checks of these tensors.
 
-The parts belong together: codes under another scheme, or scales of other codes, are another weight,
-and most such mistakes have the right shapes.
+Scheme, codes and scales must come from the same weight: codes with another scheme, or with the
+scales of other codes, are a different weight, and most such mistakes have the right shapes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PARTS = (KEY, *TENSORS)
 
 
 class FrozenState(NamedTuple):
-    """A scheme, and those of TENSORS that it needs, checked."""
+    """A scheme and the tensors of TENSORS that it needs, checked."""
 
     scheme: Scheme
     tensors: Mapping[str, Tensor]
 
     @property
     def token(self) -> str:
-        """The scheme's."""
+        """The scheme as a string."""
         return str(self.scheme)
 
 
@@ -51,10 +51,11 @@ def scheme_tensor(scheme: Scheme, tensors: Mapping[str, Tensor | None]) -> Tenso
 
 
 def taken_from(state: State, prefix: str, n: int, k: int) -> FrozenState | None:
-    """Of a weight [n, k]; None where the state dict has nothing of it.
+    """Returns the checked state of a weight [N, K]; None if the state dict contains none of its
+    tensors.
 
-    Raises ValueError, before anything is changed, for parts that do not fit together, or not the
-    module, and for values that quantizing does not make.
+    Raises ValueError, before anything is changed, if the tensors do not fit each other or the
+    module, or have values that quantization cannot produce.
     """
     given = {name: state[prefix + name] for name in PARTS if prefix + name in state}
     if not given:
@@ -87,7 +88,7 @@ def _fault(scheme: Scheme, fields: Mapping[str, Any], k: int) -> str | None:
 
 
 def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str, Kind]:
-    """Type and shape of each tensor that is saved."""
+    """Returns the dtype and shape of each tensor that is saved, by name."""
     found = saved_kinds(scheme, n, k, bool(fields["minimum"]), fields["half"])
     if fields["factor"]:
         found["factor"] = (torch.float32, (k,))
@@ -101,8 +102,8 @@ def kinds(scheme: Scheme, fields: Mapping[str, Any], n: int, k: int) -> dict[str
 
 
 def _limits(name: str, spec: QSpec) -> tuple[int, int]:
-    """Codes that another tool made may be `-2^(bits - 1)` without a zero point, too: the products
-    are exact (G1)."""
+    """Returns the smallest and the largest code. Weight codes written by another tool may be
+    `-2^(bits - 1)` even without a zero point: the products are exact (G1)."""
     return code_range(spec.bits, spec.symmetric and name != "codes")
 
 
@@ -113,7 +114,7 @@ def _check_values(tensors: Mapping[str, Tensor], prefix: str, scheme: Scheme) ->
             check = check_finite if name in finite else check_positive
             check(tensors[name], prefix + name)
     specs: dict[str, QSpec | None] = {"x_zero_point": scheme.x}
-    if not scheme.w.packed:  # whose bits are codes whatever they are
+    if not scheme.w.packed:  # any bits of a packed weight are valid codes
         specs |= {"codes": scheme.w, "zero_point": scheme.w}
     elif "zero_point" in tensors:
         check_range(tensors["zero_point"], f"{prefix}zero_point", *code_range(scheme.w.bits, False))

@@ -1,4 +1,4 @@
-"""Functions: int8 linears with straight-through gradients, eager or compiled."""
+"""Functional int8 linears with straight-through gradients, eager or compiled."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from qfx.ops.registry import WHY_FIRST_ORDER
 from qfx.values.scheme import PER_TENSOR, QSpec, Scheme
 
 ops = torch.ops.qfx
-torch.fx.wrap("output_dtype")  # here too: where it is called
-_DEFAULT = Scheme()  # Dynamo traces the use of one, not the making
+torch.fx.wrap("output_dtype")  # needed in every module that calls it
+_DEFAULT = Scheme()  # made here, because Dynamo can trace its use but not its construction
 
 
 def specs(scheme: Scheme, where: str) -> tuple[QSpec, QSpec]:
-    """Of x and w. Raises ValueError for what has no gradient in a function or module."""
+    """Returns the QSpec of x and that of w. Raises ValueError if a function or module cannot
+    compute gradients for the scheme."""
     if scheme.x is None or not scheme.fits_activations or scheme.rotation:
         raise ValueError(
             f"{where}: the scheme {scheme} is for graphs that qfx rewrites; here both operands "
@@ -34,17 +35,24 @@ def specs(scheme: Scheme, where: str) -> tuple[QSpec, QSpec]:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, scheme: Scheme | None = None
 ) -> Tensor:
-    """x [..., K] @ weight [N, K].T + bias [N] in int8, scales chosen dynamically by `scheme`.
+    """Returns x [..., K] @ weight [N, K].T + bias [N] in int8; `scheme` chooses the scales
+    dynamically.
 
-    Returns the type of x, or that of autocast where it is on, as `F.linear` does. Differentiable
-    once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second derivatives, `vmap`
-    and forward mode raise. Source of the formulas: docs/numerics.md.
+    The result has the dtype of x, or that of autocast if it is on, as with `F.linear`.
+    Differentiable once, by autograd and by `torch.func.grad` and `vjp`: gradients (T1). Second
+    derivatives, `vmap` and forward mode raise errors. Raises ValueError for a scheme with rotation,
+    groups, per-column or static scales, or float activations.
+
+        y = qfx.nn.functional.linear(x, weight, bias)
+
+    Source of the formulas: docs/numerics.md.
     """
     return _LinearFunction.apply(x, weight, bias, scheme or _DEFAULT)[0]  # type: ignore[no-any-return]
 
 
 class _LinearFunction(torch.autograd.Function):
-    """As linear_ste, in the form that function transforms need: what is saved is returned."""
+    """Like the operator linear_ste, in the form that function transforms need: saved values are
+    outputs."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Any:
@@ -79,7 +87,7 @@ class _LinearFunction(torch.autograd.Function):
 
 
 def first_order(grad: Tensor, who: str, *operands: Tensor) -> Tensor:
-    """`grad`, but an error for whoever differentiates it with respect to `operands`."""
+    """Returns `grad`; differentiating the result with respect to `operands` raises an error."""
     if torch.compiler.is_compiling():  # a compiled backward has no second derivative anyway
         return grad
     return _FirstOrder.apply(grad, who, *operands)  # type: ignore[no-any-return]
@@ -109,13 +117,16 @@ def lsq_linear(
     seed: Tensor | None = None,
     packed: Tensor | None = None,
 ) -> Tensor:
-    """x [..., K] @ weight [N, K].T + bias [N] in int8, with learned step sizes. (Q6) (T1) (T2)
+    """Returns x [..., K] @ weight [N, K].T + bias [N] in int8, with learned step sizes. (Q6) (T1)
+    (T2)
 
-    `x_step`: float32 [1], or None for scales chosen per call by `scheme.x`. `w_step`: float32 [1],
-    or [N, 1], one per output feature. Both must be positive. `seed`, int64 [1]: the matmuls of the
-    gradients run in int8 with stochastic rounding (T3). `packed`: `lsq_packed` of this weight and
-    step, if it is known already. Source: Esser et al., Learned Step Size Quantization, 2020; the
-    gradient's scale factor is `qfx.nn.functional.scaled_gradient`.
+    `x_step`: float32 [1], or None if `scheme.x` chooses scales at each call. `w_step`: float32 [1],
+    or [N, 1], one for each output feature. Both must be positive. `seed`, int64 [1]: if given, the
+    matmuls of the gradients run in int8 with stochastic rounding (T3). `packed`: the result of
+    `lsq_packed` for this weight and step, if it is already known.
+
+    Source: Esser et al., Learned Step Size Quantization, 2020; the gradient's scale factor is
+    `qfx.nn.functional.scaled_gradient`.
     """
     spec, w_spec = specs(scheme, "lsq_linear")
     step = None if x_step is None else x_step.detach()
@@ -128,22 +139,24 @@ def lsq_linear(
 
 
 def lsq_packed(weight: Tensor, w_step: Tensor, scheme: Scheme) -> Tensor:
-    """The weight [N, K] as the kernels read it, for a given step. (Q6)"""
+    """Returns the weight [N, K] as the kernels read it, for a given step. (Q6)"""
     q, scale, _ = ops.quantize(weight.detach(), code_of(scheme.w), w_step.detach())
     return ops.pack_weight(q, scale)  # type: ignore[no-any-return]
 
 
 def scaled_gradient(step: Tensor, features: int, bits: int) -> Tensor:
-    """`step`, whose gradient is multiplied by 1 / sqrt(features * qmax), as LSQ recommends.
+    """Returns `step` with its gradient multiplied by 1 / sqrt(features * qmax), as LSQ recommends.
 
-    `features`: how many elements share the step: K for an activation, K or N K for a weight.
+    `features`: the number of elements that share the step: K for an activation, K or N K for a
+    weight.
     """
     factor = 1 / math.sqrt(max(features, 1) * code_range(bits, True)[1])
     return step.detach() + (step - step.detach()) * factor
 
 
 def shifted(x: Tensor, shift: Tensor | None) -> Tensor:
-    """x [..., K] + shift [K], in the type of x; x itself where there is no shift."""
+    """Returns x [..., K] + shift [K], in the dtype of x; x itself if there is no shift. Raises
+    ValueError if the sizes differ."""
     if shift is None:
         return x
     if x.shape[-1] != shift.shape[0]:
@@ -152,10 +165,9 @@ def shifted(x: Tensor, shift: Tensor | None) -> Tensor:
 
 
 def best_step(v: Tensor, bits: int, symmetric: bool, axes: tuple[int, ...]) -> Tensor:
-    """The step of least mean square error for v [rows, K], among 64 fractions of the largest one.
-
-    One for each row, [rows, 1], or one, [1, 1], for `axes` = (0, 1). float32, positive.
-    """
+    """Returns the step with the least mean square error for v [rows, K], out of 64 fractions of the
+    largest step. The result is float32 and positive: [rows, 1], one for each row, or [1, 1] if
+    `axes` = (0, 1)."""
     rows = v.detach().float().reshape(-1, v.shape[-1])
     rows = rows.reshape(1, -1) if axes == PER_TENSOR else rows
     qmin, qmax = code_range(bits, symmetric)

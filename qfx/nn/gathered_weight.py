@@ -1,4 +1,4 @@
-"""The whole of a quantized weight of which each rank has some rows or columns."""
+"""Gathers a quantized weight whose rows or columns are split across ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from qfx.ops.storage import Values, packed_values
 
 
 def gathered_weight(weight: DTensor) -> QuantizedWeight:
-    """The weight [N, K] whose parts all ranks have; every rank of the mesh has to call this."""
+    """Returns the whole weight [N, K]. Every rank of the mesh must call this function."""
     local: Any = weight.to_local()
     (n, k), scheme = weight.shape, local.scheme
     groups = -(-k // scheme.group) if scheme.group else 1
 
     def whole(part: Tensor | None, *sizes: tuple[int, int | None]) -> Tensor | None:
-        """Gathers a tensor of these whole sizes, each along rows (0), columns (1) or neither."""
+        """Gathers a tensor. `sizes` has for each dimension its size in the whole tensor, and
+        whether it is split like rows (0), columns (1) or not at all (None)."""
         if part is None:
             return None
         found = [_placement(p, [along for _, along in sizes]) for p in weight.placements]
@@ -57,12 +58,12 @@ def gathered_weight(weight: DTensor) -> QuantizedWeight:
         floats = DTensor.from_local(
             local.dequantize(torch.float32), weight.device_mesh, placed, run_check=False
         )
-        made.requantize(floats.full_tensor())  # ranks have scales of their own
+        made.requantize(floats.full_tensor())  # the ranks have different scales
     return made
 
 
 def _written(weight: DTensor) -> bool:
-    """Whether the part of some rank has scales of its own."""
+    """Whether the part of some rank was written and has scales of its own."""
     local: Any = weight.to_local()
     mark = torch.tensor(
         [float(not local.memory.has_scales_of_whole)], dtype=torch.float32, device=local.device
@@ -72,13 +73,14 @@ def _written(weight: DTensor) -> bool:
 
 
 def _placement(of: Any, along: list[int | None]) -> Any:
-    """Places a tensor whose dimensions lie `along` those of a weight that is placed as `of`."""
+    """Returns the placement of a tensor for a weight with placement `of`. `along` has for each
+    dimension of the tensor the dimension of the weight that it corresponds to."""
     return Shard(along.index(of.dim)) if isinstance(of, Shard) and of.dim in along else Replicate()
 
 
 @contextmanager
 def gathered_linears(model: nn.Module) -> Iterator[None]:
-    """Inside, int8 linears of which ranks have parts are whole; on every rank."""
+    """Makes split int8 linears whole inside the `with` block; every rank must enter it."""
     held: list[tuple[nn.Module, dict[str, Any]]] = []
     try:
         for module in model.modules():

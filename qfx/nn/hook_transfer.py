@@ -1,7 +1,7 @@
-"""Carry: what of a linear goes over to the module in its place, and why some can have none.
+"""Transfers what users added to a linear to the module that replaces it, or says why it cannot.
 
-Hooks on calls go over, and so do attributes, parameters, buffers and children that users gave it.
-What would be lost or go stale is a reason, with what to do about it.
+Hooks on calls are transferred, and so are attributes, parameters, buffers and children that users
+added. Each item that would be lost or become outdated gives a reason and what to do about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from qfx.host.modules import has_old_backward_hook, pre_hooks, registries, share_hooks, state_hooks
 
 _OWN_TENSORS = ("weight", "bias")
-# What computes a parameter before each call: its hook, name, what ends it.
+# Utilities that compute a parameter before each call: the class of the hook, name, how to end it.
 _MAKERS: tuple[tuple[type, str, str], ...] = (
     (WeightNorm, "weight_norm", "torch.nn.utils.remove_weight_norm"),
     (SpectralNorm, "spectral_norm", "torch.nn.utils.remove_spectral_norm"),
@@ -30,7 +30,7 @@ _MAKERS: tuple[tuple[type, str, str], ...] = (
 
 
 def _not_of_user(linear: nn.Module) -> frozenset[str]:
-    """Attributes and tensors of any linear of its kind."""
+    """Returns the names of the attributes and tensors that any linear of this type has."""
     return _of_all(type(linear))  # type: ignore[arg-type]
 
 
@@ -42,7 +42,8 @@ def _of_all(kind: Any) -> frozenset[str]:
 
 
 def transfer_hooks(linear: nn.Module, module: nn.Module) -> None:
-    """Gives `module` what users gave `linear`: hooks, attributes, tensors, children, its mode."""
+    """Gives `module` what users gave `linear`: hooks, attributes, tensors and children; and its
+    mode."""
     module.training = linear.training
     share_hooks(linear, module)
     for name, value in _own_attributes(linear).items():
@@ -52,9 +53,9 @@ def transfer_hooks(linear: nn.Module, module: nn.Module) -> None:
 
 
 def obstacles(linear: nn.Module, names: Collection[str]) -> Iterator[str]:
-    """Why no module can take the place of `linear`, and what to do; nothing where one can.
+    """Yields the reasons why no module can replace `linear`, and what to do about them.
 
-    `names`: those of the attributes of such a module, which those of `linear` must not hide.
+    `names`: the attributes of the new module, which attributes of `linear` must not hide.
     """
     yield from computed_weights(linear)
     yield from _own_methods(linear)
@@ -71,8 +72,8 @@ def obstacles(linear: nn.Module, names: Collection[str]) -> Iterator[str]:
 
 
 def sizes(linear: Any, who: str) -> tuple[int, int]:
-    """K and N of its weight [N, K]. Raises ValueError, in the name of `who`, for a weight that is
-    not there to be taken over."""
+    """Returns K and N of the weight [N, K]. Raises ValueError, in the name of `who`, if the weight
+    cannot be taken over."""
     for reason in computed_weights(linear):
         raise ValueError(f"{who}: the linear cannot be taken over, {reason}")
     n, k = linear.weight.shape  # attributes may be older than the weight
@@ -80,7 +81,8 @@ def sizes(linear: Any, who: str) -> tuple[int, int]:
 
 
 def computed_weights(linear: nn.Module) -> Iterator[str]:
-    """Why its weight or bias may not be the one that its next call computes with."""
+    """Yields the reasons why the weight or bias may not be those that the next call computes
+    with."""
     own = _OWN_TENSORS[:1] if isinstance(linear, nn.Embedding) else _OWN_TENSORS
     for name in own:
         if name not in linear._parameters:
@@ -106,7 +108,7 @@ def _computed(linear: nn.Module, name: str) -> str:
 
 
 def parametrized(linear: nn.Module, name: str) -> str:
-    """What makes a parametrized weight, and what ends that."""
+    """Returns a message that names the parametrizations of a tensor and how to remove them."""
     assert isinstance(linear.parametrizations, nn.ModuleDict)
     chain = linear.parametrizations[name]
     assert isinstance(chain, nn.ModuleList)
@@ -116,7 +118,7 @@ def parametrized(linear: nn.Module, name: str) -> str:
 
 
 def _of_user(hook: Any) -> bool:
-    """Not one that torch's norms leave behind when they are removed."""
+    """Whether a user added the hook. torch's norms leave some behind when they are removed."""
     made_in = getattr(getattr(hook, "hook", hook), "__module__", "")
     return not made_in.startswith("torch.nn.utils.")
 
@@ -138,7 +140,8 @@ def _own_methods(linear: nn.Module) -> Iterator[str]:
 
 
 def _is_plain(linear: nn.Module, name: str) -> bool:
-    """Whether an attribute is what it would be without: accelerate leaves such a forward."""
+    """Whether an attribute only repeats the method of the class; accelerate leaves such a
+    forward."""
     value = vars(linear)[name]
     bound = isinstance(value, MethodType) and value.__self__ is linear
     return bound and value.__func__ is getattr(type(linear), name, None)

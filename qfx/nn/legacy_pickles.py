@@ -1,4 +1,4 @@
-"""Pickles of a `qfx.nn.Linear` whose codes were buffers, as earlier versions wrote them."""
+"""Loading pickles of a `qfx.nn.Linear` that earlier versions wrote, whose codes were buffers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from qfx.nn.weight_parts import weight_of
 
 
 def from_legacy_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, of what an earlier qfx pickled: `scheme` and buffers with the
-    saved tensors, of which the codes were once called `packed`."""
+    """Returns the attributes of a module, from the state that an earlier version of qfx pickled.
+
+    That state has an attribute `scheme` and the tensors as buffers. In the oldest pickles the
+    buffer with the codes is called `packed`.
+    """
     made, buffers = dict(state), dict(state["_buffers"])
     if "codes" not in buffers:
         buffers["codes"] = buffers.pop("packed")

@@ -44,30 +44,36 @@ def _of_weight(name: str, doc: str) -> Any:
 
 
 class Linear(LinearState, nn.Linear):
-    """y = x [..., K] @ w^ [N, K].T + bias; w^ are int8 codes and does not train.
+    """y = x [..., K] @ w^ [N, K].T + bias, where w^ is given by int8 codes and does not train.
 
-    An nn.Linear whose parameter `weight` is a `QuantizedWeight`: to all that reads or writes it a
-    tensor of floats, in memory a packed weight. Under another weight (a float Parameter that is
-    assigned, one that a parametrization computes) it is the nn.Linear of that weight.
+    An nn.Linear whose parameter `weight` is a `QuantizedWeight`: a tensor of floats for code that
+    reads or writes it, a packed weight in memory. With another weight (a float Parameter that is
+    assigned, or one that a parametrization computes) it computes like nn.Linear.
 
-    y has the type of x, or that of autocast where it is on, as from nn.Linear. The state_dict holds
-    `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups), `bias`, what the scheme needs
-    of `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point` int32
-    [1], a learned `shift` float32 [K] that is added to x first, and `scheme` int32 [32]
-    (`qfx/nn/scheme_tensor.py`). Of a packed weight codes are uint8, a stream of bits for each row,
-    scales bfloat16 or float16, zero points int8 or a `minimum` (`qfx/nn/serialized_weight.py`). A
-    write to one of these tensors in place reaches the weight. Loading takes the scheme with the
-    codes, whichever the module had, or a float `weight`, which is quantized under the module's
-    scheme. The state is checked first; one whose parts do not fit together is an error that leaves
-    the module as it was. x and the bias get gradients (T1). Casting the module casts the bias and
-    the type that `weight` says.
+        linear = qfx.nn.Linear.from_float(torch.nn.Linear(256, 128), "w4a8")
 
-    `reduce_dtype`, of a module or of the class: the type in which ranks that have columns of the
-    weight each send their sums. None: int32, which is exact, or float32 for weights with groups.
+    y has the dtype of x, or that of autocast if it is on, like the output of nn.Linear. x and the
+    bias get gradients (T1). Casting the module casts the bias and the dtype that `weight` reports.
+
+    The state_dict contains `codes` int8 [N, K], `scale` float32 [N] (or [N, G] for G groups),
+    `bias`, `scheme` int32 [32] (`qfx/nn/scheme_tensor.py`), and, if the scheme needs them,
+    `zero_point` int32 [N, G], `factor` float32 [K], `x_scale` float32 [1], `x_zero_point` int32 [1]
+    and a learned `shift` float32 [K] that is added to x first. For a packed weight the codes are
+    uint8, a stream of bits for each row, the scales are bfloat16 or float16, and there are int8
+    zero points or a `minimum` (`qfx/nn/serialized_weight.py`). A write to one of these tensors in
+    place changes the weight.
+
+    Loading takes the scheme together with the codes, whatever scheme the module had, or a float
+    `weight`, which is quantized with the module's scheme. The state is checked first. If its parts
+    do not fit each other, an error is raised and the module is not changed.
+
+    `reduce_dtype`, of a module or of the class: the dtype of the sums that ranks send each other if
+    each has some columns of the weight. None: int32, which is exact, or float32 for weights with
+    groups.
     """
 
     reduce_dtype: torch.dtype | None = None
-    is_parted = False  # whether ranks have parts of the weight, and call with them
+    is_parted = False  # whether the weight is split across ranks, which pass parts of x
 
     def __init__(
         self,
@@ -78,11 +84,12 @@ class Linear(LinearState, nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Initialised as nn.Linear is; mostly to be loaded into. `scheme`: also by the name of a
-        preset. `dtype`: of the bias, and what `weight` says; float32 by default."""
+        """Initialises the weight like nn.Linear; mostly used before a state_dict is loaded.
+        `scheme`: also the name of a preset. `dtype`: that of the bias, and the one that `weight`
+        reports; float32 by default."""
         nn.Module.__init__(self)
         if isinstance(scheme, SiteRecipe):
-            scheme = replace(scheme, rounding=None)  # its codes are those of another weight
+            scheme = replace(scheme, rounding=None)  # the codes of the recipe are of another weight
         drawn = drawn_linear(in_features, out_features, bias, device, dtype)
         self._take(drawn, QuantizedWeight.of(drawn.weight, _named(scheme)))
 
@@ -90,18 +97,18 @@ class Linear(LinearState, nn.Linear):
     def from_float(
         cls, linear: nn.Linear, scheme: Scheme | SiteRecipe | str | None = None
     ) -> Linear:
-        """Quantizes the weight of `linear` and takes over its bias, the very parameter.
+        """Quantizes the weight of `linear` and uses the same bias parameter.
 
-        `scheme`: `qfx.Scheme()` by default, or the name of a preset; a `SiteRecipe` brings static
-        scales and a factor with it, and codes. Raises ValueError for a scheme that needs a recipe,
-        and for a recipe of another shape or weight.
+        `scheme`: `qfx.Scheme()` by default, or the name of a preset, or a `SiteRecipe`, which
+        provides static scales, a factor and codes. Raises ValueError for a scheme that needs a
+        recipe, and for a recipe for another shape or weight.
         """
         sizes(linear, "Linear")
         return cls._of(linear, QuantizedWeight.of(linear.weight, _named(scheme)))
 
     @classmethod
     def from_state(cls, linear: nn.Module, found: FrozenState) -> Linear:
-        """See `Stored`."""
+        """See `StoredModule`."""
         k, n = sizes(linear, "Linear")
         tensors = {name: tensor.detach() for name, tensor in found.tensors.items()}
         dtype = linear.weight.dtype
@@ -126,12 +133,12 @@ class Linear(LinearState, nn.Linear):
 
     @property
     def scheme(self) -> Scheme:
-        """How its operands are quantized, with the rotation in use."""
+        """The scheme of weight and input, with the rotation in use."""
         return self.quantized.scheme
 
     @property
     def token(self) -> str:
-        """Its scheme's."""
+        """The scheme as a string."""
         return str(self.scheme)
 
     packed = _of_weight("packed", "The packed weight: bytes as the kernels read them.")
@@ -145,7 +152,7 @@ class Linear(LinearState, nn.Linear):
     zero_point = _of_weight("unpacked.zero_point", "int32 [N, G], where there are zero points.")
 
     def repacked(self, packed: Tensor) -> None:
-        """See `Stored`."""
+        """See `StoredModule`."""
         memory = self.quantized.memory
         memory.hold(memory.frozen._replace(packed=packed))
 
@@ -153,8 +160,8 @@ class Linear(LinearState, nn.Linear):
         return self.weight
 
     def settle(self) -> None:
-        """Forgets the codes that writes to the weight have kept, as of a model that was merged for
-        good. Copying, saving, loading and moving to another kind of device forget them too."""
+        """Discards the codes that were kept at writes to the weight; for a model that was merged
+        for good. Copying, saving, loading and moving to another kind of device discard them too."""
         self.quantized.settle()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -167,7 +174,8 @@ class Linear(LinearState, nn.Linear):
         super().__setattr__(name, value)
 
     def register_parameter(self, name: str, param: Any) -> None:
-        """As of any module; `parallelize_module` gives it its part of the weight so."""
+        """Registers a parameter as any module does. `parallelize_module` uses it to set the part of
+        the weight that this rank holds."""
         if name == "weight" and is_distributed(param) and self._has_codes():
             local = param.to_local()
             if not _is_codes(local):
@@ -183,7 +191,7 @@ class Linear(LinearState, nn.Linear):
         return "_parameters" in vars(self) and self.is_quantized
 
     def reset_parameters(self) -> None:
-        """As nn.Linear's: draws a weight, and a bias if it has one."""
+        """Draws a new weight, and a bias if there is one, like nn.Linear."""
         shape, device = (self.in_features, self.out_features), self.weight.device
         drawn = nn.Linear(*shape, dtype=torch.float32, device=device)
         if self.is_quantized:
@@ -193,8 +201,8 @@ class Linear(LinearState, nn.Linear):
         if self.bias is not None:
             self.bias.data.copy_(drawn.bias.detach())
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
-        """x [..., K] -> [..., N]."""
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
+        """Maps x [..., K] to [..., N]."""
         weight: Any = self._parameters.get("weight")
         if type(weight) is not QuantizedWeight or transforming():
             return self._of_any_weight(input)
@@ -231,7 +239,7 @@ class Linear(LinearState, nn.Linear):
         return self
 
     def _move(self, weight: QuantizedWeight, made: Any) -> None:
-        """Puts what `.to()` made of the weight into the very parameter, where that can be."""
+        """Puts the result of `.to()` into the same parameter object, if possible."""
         if not _is_codes(made):
             self.weight = nn.Parameter(made, requires_grad=False)
             return
@@ -245,7 +253,8 @@ def _named(scheme: Scheme | SiteRecipe | str | None) -> Scheme | SiteRecipe | No
 
 
 def _moved(weight: QuantizedWeight, made: Any) -> Any:
-    """The parameter for another device; the same one for all modules that share `weight`."""
+    """Returns the parameter for another device; the same one for all modules that share
+    `weight`."""
     known = vars(weight).get("_moved")
     if known is None or (known.dtype, known.device) != (made.dtype, made.device):
         known = vars(weight)["_moved"] = as_parameter(made)
@@ -257,12 +266,12 @@ def _is_codes(weight: Tensor) -> bool:
 
 
 def _stays_whole(module: Linear, tracer: Any) -> bool:
-    """Symbolic tracing of a model calls the modules of torch.nn, and this one too, but for that of
-    `qfx.trace`, which looks for int8 operators."""
+    """Whether symbolic tracing keeps the module as one call, as it does for modules of torch.nn.
+    `qfx.trace` traces into it, because it looks for int8 operators."""
     return not isinstance(module, getattr(tracer, "opened", ()))
 
 
 def _as_leaf(module: Linear, x: Any) -> Any:
-    """The node of a symbolic trace that calls the module."""
+    """Returns the node of a symbolic trace that calls the module."""
     tracer = x.tracer
     return tracer.create_proxy("call_module", tracer.path_of_module(module), (x,), {})

@@ -1,4 +1,5 @@
-"""Modules that compute what an nn.Linear or an nn.Embedding does, those of transformers too."""
+"""Recognizes modules that compute the same as nn.Linear or nn.Embedding, also those of
+transformers."""
 
 from __future__ import annotations
 
@@ -8,25 +9,26 @@ from torch import Tensor, nn
 
 from qfx.nn.weight_faults import unserved_weight
 
-# By module and name, since nothing here imports transformers; a subclass may compute otherwise.
+# Named by module and class, because this file does not import transformers. Subclasses are not
+# included: they may compute something else.
 _SAME = {("transformers.models.falcon.modeling_falcon", "FalconLinear")}
-_TRANSPOSED = {("transformers.pytorch_utils", "Conv1D")}  # GPT-2's, whose weight is [K, N]
-# transformers repeats in its models a class that multiplies what it looks up by a number.
+_TRANSPOSED = {("transformers.pytorch_utils", "Conv1D")}  # used by GPT-2; its weight is [K, N]
+# Several models of transformers define such a class: it multiplies the embedding by a number.
 _SCALED = ("transformers.models.", "ScaledWordEmbedding")
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether its weight is [K, N], not [N, K]."""
+    """Whether the weight of `module` is [K, N] instead of [N, K]."""
     return _name_of(module) in _TRANSPOSED
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is exactly an nn.Linear, or one of these modules."""
+    """Whether `module` is exactly an nn.Linear, or one of the equivalent modules listed above."""
     return type(module) is nn.Linear or _name_of(module) in _SAME | _TRANSPOSED
 
 
 def sizes_of(module: nn.Module) -> tuple[int, int]:
-    """K and N, as its attributes say them."""
+    """Returns K and N as the attributes of `module` state them."""
     names = ("nx", "nf") if is_transposed(module) else ("in_features", "out_features")
     if isinstance(module, nn.Embedding):
         names = ("embedding_dim", "num_embeddings")
@@ -35,9 +37,9 @@ def sizes_of(module: nn.Module) -> tuple[int, int]:
 
 
 def as_linear(module: nn.Module) -> nn.Linear:
-    """The module itself, an embedding too; of one whose weight is [K, N], an nn.Linear with its
-    weight transposed, a view of the same memory, and its very bias, and which says so:
-    `floats_are_transposed`."""
+    """Returns the module itself, also for an embedding. A module with a weight [K, N] is returned
+    as an nn.Linear with the transposed weight, which is a view of the same memory, and with the
+    same bias parameter; its attribute `floats_are_transposed` is True."""
     if not is_transposed(module):
         assert isinstance(module, nn.Linear | nn.Embedding)
         return module  # type: ignore[return-value]
@@ -52,13 +54,14 @@ def as_linear(module: nn.Module) -> nn.Linear:
 
 
 def is_embedding(module: nn.Module) -> bool:
-    """Whether it is exactly an nn.Embedding, or one of these classes."""
+    """Whether `module` is exactly an nn.Embedding, or one of the scaled embeddings of
+    transformers."""
     return type(module) is nn.Embedding or _is_scaled(module)
 
 
 def embed_scale_of(module: nn.Module) -> float | Tensor | None:
-    """The number that multiplies the rows: a tensor where it is first rounded to their type, which
-    is how the module has it."""
+    """Returns the number that multiplies the rows, or None. It is a tensor if the module stores a
+    tensor, which is rounded to the dtype of the rows before the multiplication."""
     held: Any = getattr(module, "embed_scale", None)
     if not isinstance(held, Tensor) or not held.is_meta:
         return held  # type: ignore[no-any-return]
@@ -66,7 +69,7 @@ def embed_scale_of(module: nn.Module) -> float | Tensor | None:
 
 
 def why_no_codes(module: nn.Embedding) -> str:
-    """Why this embedding stays float; '' where `qfx.nn.Embedding` can take its place."""
+    """Returns why this embedding stays float; '' if `qfx.nn.Embedding` can replace it."""
     if not is_embedding(module):
         return f"{type(module).__name__}, a subclass of nn.Embedding"
     if module.max_norm is not None:

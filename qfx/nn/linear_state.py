@@ -1,4 +1,4 @@
-"""LinearState: saving and loading a `qfx.nn.Linear`, as codes or of floats."""
+"""LinearState: saving and loading a `qfx.nn.Linear`, from codes or from floats."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from qfx.values.floats import FLOATS
 
 
 class LinearState(StoredModule):
-    """The part of a `qfx.nn.Linear` that saves and loads it.
+    """The part of `qfx.nn.Linear` that saves and loads it.
 
-    What leaves the process is codes, in no layout of this build. Codes of any scheme are taken, or
-    floats, which become codes under the scheme that the weight has.
+    Saved codes are in a layout that does not depend on this build or processor. Codes of any scheme
+    can be loaded; floats are quantized with the scheme that the weight has.
     """
 
     PARTS = PARTS
@@ -37,8 +37,8 @@ class LinearState(StoredModule):
 
     @property
     def quantized(self) -> QuantizedWeight:
-        """Its weight, or the part that this rank has of it. Raises AttributeError where that is not
-        quantized (any more)."""
+        """The weight, or the part of it that this rank holds. Raises AttributeError if it is not
+        quantized, or no longer."""
         weight = self._codes_here()
         if weight is None:
             kind = type(self._parameters.get("weight")).__name__
@@ -53,14 +53,14 @@ class LinearState(StoredModule):
 
     @property
     def is_quantized(self) -> bool:  # type: ignore[override]
-        """Whether its weight is int8, as it is unless another one was assigned."""
+        """Whether the weight is int8, which it is unless another one was assigned."""
         return type(self._parameters.get("weight")) is QuantizedWeight
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not self.is_quantized:
             super()._save_to_state_dict(destination, prefix, keep_vars)
             return
-        own: dict[str, Tensor] = {}  # the bias, and what users gave the module
+        own: dict[str, Tensor] = {}  # the bias, and tensors that users added to the module
         super()._save_to_state_dict(own, "", keep_vars)
         del own["weight"]
         state = {**dict(self._state_parts()), **own}
@@ -77,7 +77,8 @@ class LinearState(StoredModule):
         said = parts[KEY].clone()
 
         def stored() -> None:
-            """Stores all parts: what was written to one may fit only what will be written next."""
+            """Stores all parts, because a value written to one may only fit values that are written
+            next."""
             weight.settle()
             if not torch.equal(parts[KEY], said):
                 raise ValueError(
@@ -121,8 +122,8 @@ class LinearState(StoredModule):
         return kinds(scheme_of(fields, name), fields, n, k)
 
     def check_state(self, state: State, prefix: str) -> None:
-        """See `StoredModule`. A weight that is not quantized (any more) is loaded as by nn.Linear,
-        and takes codes only as a parameter of its own."""
+        """See `StoredModule`. A weight that is not quantized, or no longer, is loaded as by
+        nn.Linear. It accepts codes only if it is a parameter of its own."""
         if self._loads_codes(state, prefix):
             super().check_state(state, prefix)
         elif prefix + KEY in state:
@@ -144,7 +145,8 @@ class LinearState(StoredModule):
             super(StoredModule, self)._load_from_state_dict(state, prefix, *how)
 
     def _checked(self, state: State, prefix: str) -> FrozenState | Tensor | None:
-        """Parts, or a weight of its own kind or of floats."""
+        """Returns the checked parts, or a quantized weight, or a float weight; None if there is
+        none."""
         found = super()._checked(state, prefix)
         weight = state.get(prefix + "weight")
         if found is not None or weight is None:

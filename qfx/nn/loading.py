@@ -1,5 +1,8 @@
-"""Loading a state dict into modules that save a scheme with their numbers: all of a module's part
-is checked before any of it is taken, and where `check_first` is registered, all of a model's."""
+"""Loads state dicts into modules that save a scheme together with their tensors.
+
+A module checks its whole part of the state dict before it takes any of it. If `check_first` is
+registered, the parts of all modules of a model are checked first.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,26 @@ Kind = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its type and shape
 
 
 class Checked(nn.Module):
-    """A module that can tell what is wrong with its part of a state dict."""
+    """A module that can check its part of a state dict."""
 
     def check_state(self, state: State, prefix: str) -> None:
-        """Raises ValueError for a part that cannot be loaded into this module."""
+        """Raises ValueError if the part of the state dict below `prefix` cannot be loaded into this
+        module."""
         raise NotImplementedError
 
 
 class StoredModule(Checked):
-    """A linear or embedding without float weights. What it saves are its scheme, its codes and
-    numbers beside them: `PARTS`, in this order. In memory the codes, and scales that the kernels
-    read with them, are `packed`, and the others buffers."""
+    """A linear or embedding without float weights.
+
+    Its state dict contains its scheme, its codes and further tensors: `PARTS`, in this order. In
+    memory `packed` holds the codes and the scales that the kernels read with them; the other
+    tensors are buffers.
+    """
 
     PARTS: ClassVar[tuple[str, ...]]
     READ_ONLY: ClassVar[tuple[str, ...]]  # its buffers, which forward never writes
-    UNSAVED: ClassVar[tuple[str, ...]] = ("packed",)  # those that are no part of its state dict
-    LOADS_FLOATS: ClassVar[bool] = False  # where a state dict has a weight and no codes
+    UNSAVED: ClassVar[tuple[str, ...]] = ("packed",)  # buffers that are not in its state dict
+    LOADS_FLOATS: ClassVar[bool] = False  # whether it loads a state dict with floats, not codes
     in_features: int
     out_features: int
     bias: Any
@@ -45,40 +52,47 @@ class StoredModule(Checked):
 
     @property
     def token(self) -> str:
-        """Its scheme, in a word or two."""
+        """The scheme as a short string."""
         raise NotImplementedError
 
     def saved_scheme(self) -> Tensor:
-        """What it saves of its scheme, without the codes."""
+        """Returns the tensor that is saved for the scheme, without computing the codes."""
         raise NotImplementedError
 
     @classmethod
     def taken_from(cls, state: State, prefix: str, n: int, k: int) -> Any:
-        """What the parts say of a weight [n, k], with its `token`; None where there is no part.
-        Raises ValueError for parts that do not fit together, or not the weight, and for values that
-        quantizing does not make."""
+        """Returns the checked parts of a weight [N, K] and its `token`; None if the state has none
+        of them.
+
+        Raises ValueError if the parts do not fit each other or the weight, or have values that
+        quantization cannot produce.
+        """
         raise NotImplementedError
 
     @classmethod
     def kinds(cls, scheme: Tensor, name: str, n: int, k: int) -> dict[str, Kind]:
-        """Type and shape of each part but the scheme, which is saved as `name`; ValueError."""
+        """Returns dtype and shape of each part but the scheme, which is the tensor called `name`.
+        Raises ValueError for an invalid scheme."""
         raise NotImplementedError
 
     @classmethod
     def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
-        """Those that saved codes of a weight [n, k] may have."""
+        """Returns the shapes that the saved codes of a weight [N, K] may have."""
         raise NotImplementedError
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> Self:
-        """Of the weight of `linear` and its very bias."""
+        """Quantizes the weight of `linear` and uses the same bias parameter."""
         raise NotImplementedError
 
     @classmethod
     def from_state(cls, linear: nn.Module, found: Any) -> Self:
-        """Of parts that were `taken_from` a state for a weight of the size of that of `linear`,
-        whose bias is taken over. The float weight is not read and may have no values. The codes are
-        packed on their device."""
+        """Creates a module from parts that `taken_from` returned for a weight of the size of that
+        of `linear`.
+
+        The bias of `linear` is used. Its float weight is not read and may have no values. The codes
+        are packed on their device.
+        """
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module.in_features, module.out_features = sizes(linear, cls.__name__)
@@ -90,30 +104,34 @@ class StoredModule(Checked):
         return module
 
     def _put(self, found: Any, assign: bool) -> None:
-        """Holds what was `taken_from` a state: those very tensors, or copies on its device."""
+        """Stores the parts that `taken_from` returned: these tensors themselves if `assign`, or
+        copies on the device of the module."""
         raise NotImplementedError
 
     def repacked(self, packed: Tensor) -> None:
-        """The packed weight lies in `packed` from now on."""
+        """Uses `packed` as the memory of the packed weight from now on."""
         self.packed = packed
 
     def _place(self) -> Tensor:
-        """A tensor on the device where its numbers lie."""
+        """Returns a tensor on the device of the module's tensors."""
         return self.packed
 
     def saved_parts(self) -> Sequence[str]:
-        """Those of PARTS that it would save; nothing is unpacked to tell them."""
+        """Returns the names in PARTS that the state dict would contain, without unpacking
+        anything."""
         return [name for name in self.PARTS if self._buffers.get(name, 0) is not None]
 
     def _sent(self) -> dict[str, Any]:
-        """What a process of this machine needs: all that it holds, in its layout."""
-        return super().__getstate__()  # what `.compile()` made is not part of it
+        """Returns the state for another process of this machine: all that the module holds, in its
+        layout."""
+        return super().__getstate__()  # does not include the result of `.compile()`
 
     def _receive(self, state: dict[str, Any]) -> None:
         super().__setstate__(dict(state))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """As of any module; warns that the weight is none of the parameters."""
+        """Sets requires_grad as any module does; warns that the weight is not among the parameters
+        that train."""
         if requires_grad:
             warnings.warn(
                 f"qfx: requires_grad_() on {self}: its weight is codes and does not train"
@@ -126,7 +144,8 @@ class StoredModule(Checked):
             return super().requires_grad_(requires_grad)
 
     def check_state(self, state: State, prefix: str) -> None:
-        """Raises ValueError for a part of a state dict that cannot be loaded into this module."""
+        """Raises ValueError if the part of the state dict below `prefix` cannot be loaded into this
+        module."""
         self._checked(state, prefix)
 
     def _checked(self, state: State, prefix: str) -> Any:
@@ -155,7 +174,7 @@ class StoredModule(Checked):
         if found is None:
             missing += [prefix + name for name in self.saved_parts()]
         weight = f"{prefix}weight"
-        ours.add(weight)  # which nothing loads that was not checked
+        ours.add(weight)  # a weight that was not checked is never loaded
         if weight in state_dict and not (self.LOADS_FLOATS and f"{prefix}{KEY}" not in state_dict):
             unexpected.append(weight)
         others = {key: value for key, value in state_dict.items() if key not in ours}
@@ -167,8 +186,9 @@ class StoredModule(Checked):
 
 
 def sent(module: StoredModule) -> tuple[Any, ...]:
-    """For multiprocessing, which shares the memory of tensors between processes: it must be that of
-    tensors which the module keeps, and codes are made when they are asked for."""
+    """Reduces a module for multiprocessing, which shares the memory of tensors between processes.
+    That must be the memory that the module keeps, but the codes of a state dict are computed on
+    request."""
     return _received, (type(module), module._sent())
 
 
@@ -179,7 +199,8 @@ def _received(kind: type[StoredModule], state: dict[str, Any]) -> StoredModule:
 
 
 def placed(given: Tensor | None, device: torch.device, assign: bool) -> Tensor | None:
-    """A tensor of a state dict as a module holds it: itself, or a copy on the module's device."""
+    """Returns a tensor of a state dict as a module stores it: itself, or a copy on the module's
+    device."""
     if given is None or assign:
         return None if given is None else given.detach()
     return given.detach().to(device, copy=True)
@@ -194,10 +215,11 @@ def fault_of(module: Checked, state: State, prefix: str) -> str | None:
 
 
 def check_first(model: nn.Module) -> None:
-    """Makes `model.load_state_dict` refuse a state dict before it takes anything from it.
+    """Makes `model.load_state_dict` check a whole state dict before it loads anything.
 
-    Without that each module refuses by itself, when those before it are loaded. What torch finds
-    itself, missing and unexpected keys and sizes of other modules, it tells when all is loaded.
+    Without this, each module checks its own part, after the modules before it are loaded. Errors
+    that torch finds itself (missing and unexpected keys, sizes of other modules) are still raised
+    after loading.
     """
     register_once(model, _check)
 
@@ -218,7 +240,8 @@ def check_bias(state: State, prefix: str, bias: Tensor | None) -> None:
 
 
 def check_kind(value: Any, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int]) -> None:
-    """Raises ValueError unless `value` is a dense tensor of one of these types and this shape."""
+    """Raises ValueError unless `value` is a dense tensor with one of these dtypes and this
+    shape."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is of type {type(value).__name__}, expected a tensor")
     if value.dtype not in dtypes or value.shape != tuple(shape) or value.layout != torch.strided:
@@ -232,8 +255,9 @@ def check_kind(value: Any, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
 def check_parts(
     given: State, prefix: str, names: Sequence[str], wanted: Mapping[str, Kind], said: str
 ) -> None:
-    """Raises ValueError unless of `names` those that are `wanted` are given, of their types and
-    shapes. `said`: what says so."""
+    """Raises ValueError unless exactly those of `names` that are in `wanted` are given, with their
+    dtypes and shapes. `said`: the end of the message, which says where the requirement comes
+    from."""
     for name in names:
         if (name in given) != (name in wanted):
             wrong = "is missing" if name in wanted else "is there in vain"
@@ -243,7 +267,7 @@ def check_parts(
 
 
 def check_range(value: Tensor, name: str, least: int, most: int) -> None:
-    """Raises ValueError for integers outside, which it names."""
+    """Raises ValueError if an integer lies outside `least`..`most`; the message contains it."""
     if value.numel() and has_values(value):
         low, high = (int(extreme) for extreme in value.aminmax())
         if low < least or high > most:
@@ -252,13 +276,14 @@ def check_range(value: Tensor, name: str, least: int, most: int) -> None:
 
 
 def check_positive(value: Tensor, name: str) -> None:
-    """Raises ValueError for what is not finite and positive, whose place it names."""
+    """Raises ValueError if an element is not finite and positive; the message contains its
+    index."""
     if has_values(value):
         _check_all(value, name, (value > 0) & value.isfinite(), "finite and positive")
 
 
 def check_finite(value: Tensor, name: str) -> None:
-    """Raises ValueError for what is not finite, whose place it names."""
+    """Raises ValueError if an element is not finite; the message contains its index."""
     if has_values(value):
         _check_all(value, name, value.isfinite(), "finite")
 
@@ -271,7 +296,7 @@ def _check_all(value: Tensor, name: str, right: Tensor, what: str) -> None:
 
 
 def check_place(value: Any, name: str, held: Tensor, assign: bool) -> None:
-    """Raises ValueError where a copy to the device of `held` would lose the values."""
+    """Raises ValueError if a copy to the device of `held` would lose the values."""
     if isinstance(value, Tensor) and not assign and value.is_meta != held.is_meta:
         where = "the file is" if value.is_meta else "the module is"
         raise ValueError(f"{name}: {where} on the meta device; load_state_dict with assign=True")

@@ -20,15 +20,19 @@ from qfx.weights.memo import Memo
 class LSQLinear(TrainedState):
     """y = x^ [..., K] @ w^ [N, K].T + bias in int8, with learned steps. (Q6) (T2)
 
-    y has the type of x, or that of autocast where it is on, as from nn.Linear. Parameters: `weight`
-    and `bias` in float; `w_log_step`, the logarithm of the weight's step, [N, 1] or [1, 1] as
-    `scheme.w` says; `x_log_step` [1], if `scheme.x` is per tensor (per row, the scales of
-    activations are chosen dynamically); `shift` [K], added to x before it is quantized, if asked
-    for. A logarithm keeps a step positive, and makes a learning rate a relative change. Casting the
-    module leaves steps float32. Until `observe` was called, `x_log_step` and with it the output is
-    NaN. In eval mode the weight is packed once and again when it or its step changes; a compiled
-    graph packs it at each call. The state_dict has a tensor `scheme` besides; steps of another
-    scheme are refused.
+    y has the dtype of x, or that of autocast if it is on, like the output of nn.Linear. Parameters:
+    `weight` and `bias` in float; `w_log_step`, the logarithm of the weight's step, [N, 1] or [1, 1]
+    depending on `scheme.w`; `x_log_step` [1], if `scheme.x` is per tensor (for per row, the scales
+    of activations are dynamic); `shift` [K], which is added to x before quantization, if requested.
+    The logarithm keeps a step positive and makes the learning rate a relative change. Until
+    `observe` is called, `x_log_step` and therefore the output is NaN.
+
+        linear = qfx.nn.LSQLinear.from_float(torch.nn.Linear(64, 32))
+
+    Casting the module leaves the steps in float32. In eval mode the weight is packed once, and
+    again when it or its step changes; a compiled graph packs it at each call. The state_dict also
+    contains a tensor `scheme`. Loading steps of another scheme raises an error. Raises ValueError
+    for a scheme with rotation, groups, per-column or static scales, or float activations.
     """
 
     kind = "LSQLinear"
@@ -53,7 +57,8 @@ class LSQLinear(TrainedState):
     def from_float(
         cls, linear: nn.Linear, scheme: Scheme | None = None, shift: bool = False
     ) -> LSQLinear:
-        """Takes over the very parameters of `linear`; its weight's step is fitted to it."""
+        """Returns an LSQLinear that uses the same parameters as `linear`; the step of the weight is
+        fitted to it."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module._take(linear, scheme or Scheme(), shift)
@@ -76,17 +81,18 @@ class LSQLinear(TrainedState):
         self._memo = Memo()
 
     def trained_under(self) -> Tensor:
-        """The tensor that is saved as `scheme`; how gradients are multiplied is not part of it."""
+        """Returns the tensor that is saved as `scheme`. It does not include how gradients are
+        multiplied."""
         return written(self.kind, fields_of(replace(self.scheme, backward="float")))
 
     @property
     def learns_activations(self) -> bool:
-        """Whether there is a step of activations, to be fitted by `observe`."""
+        """Whether there is a step of activations, which `observe` fits."""
         return self.x_log_step is not None
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Fits the step of activations to x [..., K], by least mean square error."""
+        """Fits the step of activations to x [..., K] by the least mean square error."""
         if self.x_log_step is not None:
             spec, _ = specs(self.scheme, "LSQLinear")
             step = best_step(shifted(x, self.shift), spec.bits, spec.symmetric, PER_TENSOR)
@@ -95,8 +101,8 @@ class LSQLinear(TrainedState):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(casting_all_but((self.w_log_step, self.x_log_step), fn), recurse)
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
-        """x [..., K] -> [..., N]."""
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
+        """Maps x [..., K] to [..., N]."""
         k, n = self.in_features, self.out_features
         x = shifted(input, self.shift)
         shared = n * k if self.scheme.w.axes == PER_TENSOR else k

@@ -1,7 +1,8 @@
-"""What PEFT would train whole, `modules_to_save` and the heads of some tasks, must be float.
+"""Refuses PEFT's `modules_to_save`, and the heads of some task types, for int8 linears.
 
-PEFT copies such a module and trains the parameters of the copy. Those of an int8 linear are its
-bias, if it has one: the run would go through, and the head stay as it was.
+PEFT copies such a module and trains the parameters of the copy. The only trainable parameter of an
+int8 linear is its bias, if it has one: training would run without an error and leave the weight of
+the head unchanged. These modules must therefore stay float.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ _watching: list[Any] = []  # the handle of the hook, while there are such linear
 
 
 def watch_wrappers(model: nn.Module) -> None:
-    """From now on PEFT's wrapper refuses modules with int8 linears. Modules that are made look at
-    one more hook, so nothing is watched before there is such a linear."""
+    """Makes PEFT's wrapper refuse modules with int8 linears from now on.
+
+    The hook slows down the construction of all modules, so it is registered only once `model`
+    contains such a linear.
+    """
     if not _watching and any(isinstance(module, StoredModule) for module in model.modules()):
         _watching.append(register_module_module_registration_hook(_refuse))
 
 
 def _refuse(module: nn.Module, name: str, child: nn.Module | None) -> None:
-    if torch.compiler.is_compiling():  # a module that is made in code which Dynamo traces
+    if torch.compiler.is_compiling():  # Dynamo traces code that creates a module
         return
     if child is None or (type(module).__module__, type(module).__name__, name) != _WRAPPER:
         return
-    if name in dict(module.named_children()):  # quantize_ of a model that was trained before
+    if name in dict(module.named_children()):  # quantize_ is replacing a module after training
         return
     for inner in child.modules():
         if isinstance(inner, StoredModule):

@@ -1,4 +1,4 @@
-"""prepare_qat and prepare_binary: a model's linears get learned steps, or 1-bit operands."""
+"""prepare_qat and prepare_binary: give the linears of a model learned steps, or 1-bit operands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Learned: TypeAlias = LSQLinear | BinaryLinear
 
 
 def _check_inputs(who: str, inputs: Sequence[Any]) -> None:
-    """Raises TypeError for a configuration among them."""
+    """Raises TypeError if one of the example inputs is a configuration."""
     for given in inputs:
         if isinstance(given, str | Config | Scheme):
             raise TypeError(
@@ -43,17 +43,20 @@ def prepare_qat(
 ) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `LSQLinear` and returns the model.
 
-    Weights and biases stay the same parameters; new ones are the steps (`w_log_step`,
-    `x_log_step`) and shifts, so make the optimizer afterwards: `model.parameters()` has them.
-    `config`: `scheme` (a `Scheme`, or the first of a preset; without its rotation), `skip` and
-    `only` (patterns of module names), `backward`. The example inputs are run once in float, to fit
-    the steps of activations where the scheme is per tensor. Raises ValueError without them in that
-    case, and where a linear to be replaced did not run. The model runs in the mode that it is in,
-    with dropout where that is training mode, as it will train; what the run does to its parameters,
-    buffers and to random generators is undone, as by `qfx.explain`.
+    Weights and biases stay the same parameters. The steps (`w_log_step`, `x_log_step`) and shifts
+    are new parameters, so create the optimizer afterwards: `model.parameters()` contains them.
 
-    What goes over from a linear to the module in its place, what is logged, warned of and refused,
-    is as for `quantize_`.
+        model = qfx.prepare_qat(model, x, config="w8a8")
+
+    `config`: the options `scheme` (a `Scheme`, or the first scheme of a preset; without its
+    rotation), `skip` and `only` (patterns of module names) and `backward` have an effect. The
+    example inputs are run once in float to fit the steps of activations if the scheme is per
+    tensor. The model runs in its current mode, in training mode with dropout. Changes of
+    parameters, buffers and random generators by this run are undone, as by `qfx.explain`.
+
+    What is transferred from a linear to its replacement, logged, warned of and refused is the same
+    as for `quantize_`. Also raises ValueError if the scheme is per tensor and there are no example
+    inputs, or a linear to be replaced did not run; TypeError for a configuration among the inputs.
     """
     config = Config.of(config)
     _check_inputs("prepare_qat", example_inputs)
@@ -85,8 +88,11 @@ def prepare_binary(
 ) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `BinaryLinear` and returns the model.
 
-    As `prepare_qat`, but of `config` only `skip` and `only` count, and example inputs are needed:
-    they give each layer the scale of its activations.
+        model = qfx.prepare_binary(model, x)
+
+    Works like `prepare_qat`, except that only `skip` and `only` of `config` have an effect, and
+    that example inputs are required, since the scale of activations of each layer is fitted to
+    them. Raises ValueError without them.
     """
     _check_inputs("prepare_binary", example_inputs)
     if not (example_inputs or example_keywords):
@@ -108,7 +114,8 @@ def prepare_binary(
 def _made(
     found: Selection, make: Callable[[nn.Linear], Learned], run: Callable[[], Any] | None
 ) -> dict[str, nn.Module]:
-    """By name, what `make` makes of the linears; `run` runs the model once, in float, for them."""
+    """Returns the new modules by name. `make` creates one from a linear; `run`, if given, runs the
+    model once in float to fit them."""
     refuse(found, make)
     each = {linear: make(as_linear(linear)) for linear in dict.fromkeys(found.taken.values())}
     if run is not None:
@@ -117,7 +124,8 @@ def _made(
 
 
 def _observe(found: Selection, each: Mapping[nn.Module, Learned], run: Callable[[], Any]) -> None:
-    """Runs the float model once; each module sees what the linear that it stands for sees."""
+    """Runs the float model once. Each new module observes the inputs of the linear that it will
+    replace."""
     missed = {linear for linear, module in each.items() if module.learns_activations}
 
     def fit(linear: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:

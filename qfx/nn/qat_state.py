@@ -1,4 +1,4 @@
-"""What a state dict holds of a module that trains its quantization, and what must be true of it."""
+"""The state dict of a module that trains its quantization, and the checks of it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from qfx.values.floats import FLOATS
 
 
 class TrainedState(Checked):
-    """A module whose saved numbers are trained under `trained_under`, which is saved with them.
+    """A module that trains with the scheme `trained_under`, which is saved with its parameters.
 
-    It says only under what: another scheme may need other parameters, which an optimizer holds, so
-    a state dict of another one is refused. `kind` is the module's name there, `steps` are the
-    parameters that mean nothing without it: a state dict of none of them is a float linear's.
+    Another scheme may need other parameters, which an optimizer refers to, so a state dict with
+    another scheme is refused. `kind`: the name of the module in the saved scheme. `steps`: the
+    parameters that have no meaning without the scheme; a state dict without any of them is that of
+    a float linear.
     """
 
     kind: str
     steps: tuple[str, ...]
 
     def trained_under(self) -> Tensor:
-        """The tensor that is saved as `scheme`."""
+        """Returns the tensor that is saved as `scheme`."""
         raise NotImplementedError
 
     def check_state(self, state: State, prefix: str) -> None:
@@ -71,8 +72,9 @@ class TrainedState(Checked):
 
 
 def _check_step(value: Any, name: str, parameter: nn.Parameter) -> None:
-    """A logarithm; NaN is one that was not fitted to anything yet."""
+    """Raises ValueError unless `value` is the logarithm of a step. NaN is allowed: not yet
+    fitted."""
     check_kind(value, name, (*FLOATS, torch.float64), parameter.shape)
-    here = value.to_local() if hasattr(value, "to_local") else value  # of a DTensor
+    here = value.to_local() if hasattr(value, "to_local") else value  # a DTensor has to_local
     if has_values(here) and here.isinf().any():
         raise ValueError(f"{name} holds {here[here.isinf()][0].item()}, no logarithm of a step")

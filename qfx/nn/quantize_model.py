@@ -1,4 +1,4 @@
-"""quantize_: the linears of a model become int8 modules, in place."""
+"""quantize_: replaces the linears of a model by int8 modules, in place."""
 
 from __future__ import annotations
 
@@ -27,38 +27,44 @@ from qfx.weights.smoothing.factors import Factors, factors_without_graph
 
 def quantize_(model: nn.Module, config: Configurable = None) -> nn.Module:
     """Replaces the nn.Linear modules of `model` in place by `qfx.nn.Linear` and returns the model.
-    So are transformers' Conv1D, whose weight [K, N] becomes that of a linear, and FalconLinear;
-    embeddings become `qfx.nn.Embedding` where `config.embeddings` is "int8".
 
-    The float weights are freed, unless something else refers to them, as a tied embedding does, and
-    their memory goes back to the system; of weights that map a file, which other weights of it keep
-    mapped, the pages do.
-    `config`: a `Config`, or what `Config.of` takes, as "w4a8". Of it count `scheme`, `recipe`,
-    `skip` and `only` (patterns of module names), `backward` and `embeddings`; no cost is predicted,
-    since the number of tokens is not known.
-    Hooks on calls, attributes, and parameters, buffers and children that a linear was given go over
-    to the module in its place; a hook that writes `module.weight` no longer changes anything.
+    FalconLinear and Conv1D of transformers are replaced too; the weight [K, N] of a Conv1D becomes
+    the weight of a linear. Embeddings become `qfx.nn.Embedding` if `config.embeddings` is "int8".
 
-    What became of each linear is logged as a table at level INFO. Subclasses of nn.Linear and
-    linears of other float types stay, with a warning, and so do those whose weight is sparse or
-    empty, holds NaN or infinity, or has K above 65792. Raises ValueError, before anything is
-    changed, for a pattern or recipe that does not fit the model, for a model without linears inside
-    it, and for linears whose weight is computed before each call (weight_norm, spectral_norm,
-    pruning), that have a forward of their own (accelerate), hooks on their state dict, or hooks of
-    `register_backward_hook`.
+        qfx.quantize_(model, "w8a8")
+
+    The float weights are freed, unless something else refers to them, such as a tied embedding, and
+    their memory is returned to the system. For a weight that maps a file which other weights keep
+    mapped, its pages are returned.
+
+    `config`: a `Config`, or a value that `Config.of` accepts, such as "w4a8". The options `scheme`,
+    `recipe`, `skip` and `only` (patterns of module names), `backward`, `embeddings` and `smoothing`
+    have an effect. No cost is predicted, because the number of tokens is not known.
+
+    Hooks on calls, attributes, and parameters, buffers and children that users added to a linear
+    are transferred to the new module. A hook that writes `module.weight` no longer has an effect.
+
+    The result for each linear is logged as a table at level INFO. Subclasses of nn.Linear and
+    linears of other float dtypes stay, with a warning, and so do those whose weight is sparse or
+    empty, contains NaN or infinity, or has K above 65792.
+
+    Raises ValueError, before anything is changed, for a pattern or recipe that does not fit the
+    model, for a model without linears inside it, and for linears whose weight is computed before
+    each call (weight_norm, spectral_norm, pruning), that have a forward of their own (accelerate),
+    hooks on their state dict, or hooks of `register_backward_hook`.
     """
     replace(*_modules(model, Config.of(config)))
-    trim()  # here, where nothing refers to the float weights any more
+    trim()  # nothing refers to the float weights any more
     notify_listeners(model)
     return model
 
 
 def _modules(model: nn.Module, config: Config) -> tuple[Selection, dict[str, Linear | Embedding]]:
-    """What takes the place of which linears and embeddings."""
+    """Returns the selection, and the new module for each name that is replaced."""
     found, hows = planned(model, config, "quantize_")
     factors = factors_without_graph(model, "quantize_") if config.smoothing else {}
     each: dict[nn.Module, Linear | Embedding] = {}
-    tied: dict[Any, Linear] = {}  # by the float weight, how it lies and how it is quantized
+    tied: dict[Any, Linear] = {}  # by the float weight, its orientation and its quantization
     for m, how in hows.items():
         how = _smoothed(m, how, factors)
         each[m] = module = _made(m, how)
@@ -75,7 +81,7 @@ def _made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
 
 
 def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
-    """What takes the place of this linear or embedding."""
+    """Returns the module that replaces this linear or embedding."""
     if is_embedding(linear):
         return Embedding.from_float(linear)
     return Linear.from_float(as_linear(linear), how)
@@ -84,9 +90,9 @@ def made(linear: nn.Module, how: Scheme | SiteRecipe) -> Linear | Embedding:
 def planned(
     model: nn.Module, config: Config, who: str
 ) -> tuple[Selection, dict[nn.Module, Scheme | SiteRecipe]]:
-    """Which linears and embeddings become int8, and how each is quantized; nothing is changed.
+    """Decides which linears and embeddings become int8 and how each is quantized; changes nothing.
 
-    Raises ValueError, in the name of `who`, where `quantize_` does.
+    Raises ValueError, in the name of `who`, in the same cases as `quantize_`.
     """
     names = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
@@ -118,7 +124,7 @@ def _left_float(how: Scheme | SiteRecipe | None, linear: nn.Module) -> str:
 
 
 def _smoothed(linear: nn.Module, how: Scheme | SiteRecipe, factors: Factors) -> Scheme | SiteRecipe:
-    """With the factor of its activation, where no recipe decides. (R4)"""
+    """Returns `how` with the smoothing factor of the activation, if no recipe decides. (R4)"""
     weight = as_linear(linear).weight
     n, k = weight.shape
     axis_of_k = 0 if is_transposed(linear) else 1
@@ -129,7 +135,8 @@ def _smoothed(linear: nn.Module, how: Scheme | SiteRecipe, factors: Factors) -> 
 
 
 def _decided(config: Config, names: Sequence[str]) -> Scheme | SiteRecipe | None:
-    """How the linear of these names is quantized; None where a pinned plan has no word of it."""
+    """Returns how the linear with these names is quantized; None if a pinned plan does not contain
+    it."""
     sites = [s for s in config.recipe.sites if s.name in names] if config.recipe else []
     if not sites:
         pinned = config.recipe is not None and config.recipe.pinned is not None

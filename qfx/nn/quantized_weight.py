@@ -1,4 +1,4 @@
-"""QuantizedWeight: a weight that is int8 codes in memory and a tensor of floats to all else."""
+"""QuantizedWeight: a weight that stores int8 codes and behaves like a tensor of floats."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _HELD = ("memory", "scheme", "how")
 
 
 class Memory:
-    """Memory that the aliases of a weight share: its tensors, `names` of those that are there, and
-    the codes from before its last writes, which are restored where those are taken back. (Q13)
+    """The tensors that all aliases of a quantized weight share.
 
-    `has_scales_of_whole`: whether these are some columns of a larger weight and have its scales,
-    as before they are written.
+    `frozen`: the tensors; `names`: the fields of `frozen` that are not None; `earlier`: the codes
+    from before the last writes, which are restored if a write is undone (Q13).
+    `has_scales_of_whole`: whether this is a part of the columns of a larger weight and still has
+    the scales of that weight, which is so until it is written.
     """
 
     def __init__(self, frozen: Frozen, has_scales_of_whole: bool = False) -> None:
@@ -38,21 +39,21 @@ class Memory:
         self.hold(frozen)
 
     def hold(self, frozen: Frozen) -> None:
-        """Has these tensors from now on."""
+        """Replaces the tensors by `frozen`."""
         self.frozen = frozen
         held = zip(Frozen._fields, frozen, strict=True)
         self.names = [name for name, tensor in held if tensor is not None]
 
 
 class QuantizedWeight(ShardedWeight, FloatProxy):
-    """A weight [N, K] of a float type, whose memory holds a packed quantized weight.
+    """A weight [N, K] with a float dtype that stores a packed quantized weight.
 
-    What reads it computes with the floats that the codes stand for. What writes to it, or to a view
-    of it, quantizes the result into the same memory, so that small changes are not lost and one
-    that is taken back restores the codes of before (Q13). `F.linear(x, weight, bias)`, and the
-    products that it becomes under autograd, run int8 kernels. It does not train.
+    Reading it gives the floats that the codes represent. Writing to it, or to a view of it,
+    quantizes the result into the same memory in such a way that small changes are not lost and that
+    undoing a write restores the earlier codes (Q13). `F.linear(x, weight, bias)`, and the products
+    that autograd makes of it, run int8 kernels. It does not train.
 
-    `scheme`: how it and its input are quantized, with the rotation in use.
+    `scheme`: how the weight and its input are quantized, including the rotation in use.
     """
 
     scheme: Scheme
@@ -63,11 +64,12 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
     def __new__(
         cls, weight: Tensor, requires_grad: bool = False, **attributes: Any
     ) -> QuantizedWeight:
-        """As of a class of parameters: the quantized weight itself, or floats [N, K] quantized.
-        `attributes` of the weight may be given, and are those that it has.
+        """Creates a parameter from a quantized weight, or a quantized weight from floats [N, K].
 
-        Raises ValueError for one on the meta device, which accelerate makes of a weight that it
-        wants to look up in the state dict later, and not find there.
+        Parameter classes are called this way. `attributes` are those that the weight already has.
+
+        Raises ValueError for a weight on the meta device: accelerate creates one to look up the
+        weight in the state dict later, where it does not exist.
         """
         if isinstance(weight, QuantizedWeight):
             if weight.is_meta and not attributes:
@@ -88,7 +90,8 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         shape: Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedWeight:
-        """`frozen`: of a weight of this shape [N, K], as `freeze` returns it with its scheme."""
+        """Returns a weight of shape [N, K] that holds `frozen`, as `freeze` returned it with
+        `scheme`."""
         return cls._made(Memory(frozen), scheme, shape, dtype)
 
     @classmethod
@@ -101,19 +104,20 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
 
     @classmethod
     def of(cls, weight: Tensor, how: Scheme | SiteRecipe | None = None) -> QuantizedWeight:
-        """The weight [N, K] quantized; `qfx.Scheme()` by default. Raises ValueError for a scheme
-        that needs a recipe, and for a recipe of another shape or weight."""
+        """Quantizes the float weight [N, K], by default with `qfx.Scheme()`. Raises ValueError for
+        a scheme that needs a recipe, and for a recipe for another shape or weight."""
         scheme, frozen = freeze(weight.detach(), how or Scheme())
         return cls.holding(frozen, scheme, weight.shape, weight.dtype)
 
     @property
     def frozen(self) -> Frozen:
-        """The packed weight and the numbers that its input is quantized with."""
+        """The packed weight and the tensors that its input is quantized with."""
         return self.memory.frozen
 
     @property
     def unpacked(self) -> Values:
-        """Codes, scales and zero points, unpacked, in no layout of a processor."""
+        """Codes, scales and zero points, unpacked, in a layout that does not depend on the
+        processor."""
         return values_of(self.packed, self.scheme.w, self.scheme.group, *self.shape)
 
     @property
@@ -123,36 +127,36 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
 
     @property
     def factor(self) -> Tensor | None:
-        """float32 [K], which multiplies x, where the scheme has one."""
+        """The factor float32 [K] that multiplies x; None if the scheme has none."""
         return self.memory.frozen.factor
 
     @property
     def x_scale(self) -> Tensor | None:
-        """float32 [1], the static scale of activations, where the scheme has one."""
+        """The static scale of activations, float32 [1]; None if the scheme has none."""
         return self.memory.frozen.x_scale
 
     @property
     def x_zero_point(self) -> Tensor | None:
-        """int32 [1], of activations with a static scale."""
+        """The zero point int32 [1] of activations with a static scale, or None."""
         return self.memory.frozen.x_zero_point
 
     @property
     def shift(self) -> Tensor | None:
-        """float32 [K], learned, which is added to x first."""
+        """The learned shift float32 [K] that is added to x first, or None."""
         return self.memory.frozen.shift
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """The bytes of its memory."""
+        """The size of its memory in bytes."""
         return sum(t.nbytes for t in self.frozen if t is not None)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """[N, K], the weight that multiplies x itself, in its type or in `dtype`. (R1)"""
+        """Returns the weight [N, K] that multiplies x itself, in its dtype or in `dtype`. (R1)"""
         n, k = self.shape
         return float_weight(self.frozen, self.scheme, n, k).to(dtype or self.dtype)
 
     def settle(self) -> None:
-        """Forgets the codes from before writes, as of a model that was merged for good."""
+        """Discards the codes from before earlier writes; for a model that was merged for good."""
         self.memory.earlier = ()
 
     def write(self, value: Tensor) -> None:
@@ -175,7 +179,7 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         self._hold(made)
 
     def requantize(self, value: Tensor) -> None:
-        """Holds the nearest codes of `value` [N, K], as of a weight that is loaded. (R1)"""
+        """Replaces the codes by the nearest codes of `value` [N, K], as if it were loaded. (R1)"""
         n, k = self.shape
         check_written(value, n, k, self.packed)
         self.memory.has_scales_of_whole = False
@@ -187,29 +191,33 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
             self.memory.hold(made)
 
     def _widened(self, value: Tensor) -> Tensor:
-        """float32, in which elements that were only rounded to a narrow type are what they were."""
+        """Returns `value` in float32. An element that equals the current weight rounded to the
+        narrow dtype becomes the unrounded current value."""
         if value.dtype == torch.float32:
             return value
         wide = self.dequantize(torch.float32)
         return torch.where(value == wide.to(value.dtype), wide, value.float())
 
     def store(self, made: Frozen) -> bool:
-        """Copies the tensors of `made` into those of this weight, if they are of the same types and
-        shapes; returns whether they are."""
+        """Copies the tensors of `made` into those of this weight if they have the same dtypes,
+        shapes and devices; returns whether they have."""
         if _forms(self.frozen) != _forms(made):
             return False
         for mine, its in zip(self.frozen, made, strict=True):
             if mine is not None and its is not None and mine is not its:
                 mine.copy_(its)
-                if not mine.is_inference():  # below autograd nothing counts
+                if not mine.is_inference():  # copy_ below autograd does not count the write
                     torch.autograd.graph.increment_version(mine)
         return True
 
     @torch.no_grad()
     def load(self, other: QuantizedWeight, assign: bool = False) -> bool:
-        """Takes over what `other` is, of another scheme too: its very tensors with `assign` or
-        where the memory here is of another form, else their numbers. Returns False where it cannot,
-        as `become`."""
+        """Becomes a copy of `other`, whose scheme may differ.
+
+        Takes the tensors of `other` themselves if `assign`. Otherwise copies the values into the
+        memory of this weight, or, where the tensors differ in shape, dtype or device, into new
+        memory. Returns False if it cannot, as `become` does.
+        """
         same = self.scheme == other.scheme and self.shape == other.shape
         if not assign and same and self.store(other.frozen):
             self.memory.has_scales_of_whole = other.memory.has_scales_of_whole
@@ -224,8 +232,8 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         return self.become(other if assign else other.to(self.device, self.dtype, copy=True))
 
     def become(self, other: Any) -> bool:
-        """Is from now on what `other` is, its type too, for whoever refers to it. Returns False
-        where it cannot, as on another kind of device."""
+        """Turns this object into `other`, including its dtype, for everything that refers to it.
+        Returns False if that is not possible, for example on another kind of device."""
         if not become(self, other):
             return False
         vars(self).update({name: vars(other)[name] for name in _HELD})
@@ -240,20 +248,21 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         return WeightView(self, (taken,), like)
 
     def like(self, frozen: Frozen, dtype: torch.dtype | None = None) -> QuantizedWeight:
-        """Another weight of this shape and scheme, that holds `frozen`, the same numbers."""
+        """Returns another weight of this shape and scheme that holds `frozen`, tensors with the
+        same values."""
         memory = Memory(frozen, self.memory.has_scales_of_whole)
         return self._made(memory, self.scheme, self.shape, dtype or self.dtype)
 
     def cut(self, rows: tuple[int, int], columns: tuple[int, int]) -> QuantizedWeight | None:
-        """A weight of its own, of these rows and columns, with the same codes; None where columns
-        are parted within a group or a block that is rotated."""
+        """Returns a separate weight made of these rows and columns with the same codes; None if the
+        columns are cut within a group or a rotated block."""
         made = cut(self.frozen, self.scheme, tuple(self.shape), rows, columns)
         shape = (rows[1] - rows[0], columns[1] - columns[0])
         if made is None:
             return None
         return self._made(Memory(made, True), self.scheme, shape, self.dtype)
 
-    # --- what knows of such tensors: tracing, copying, other processes ---
+    # --- support for tracing, copying and other processes ---
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return self.memory.names, (self.scheme, self.dtype)  # at each call of a compiled graph
@@ -282,7 +291,7 @@ class QuantizedWeight(ShardedWeight, FloatProxy):
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def share_memory_(self) -> QuantizedWeight:
-        """As of any tensor: moves its memory to where processes share it."""
+        """Moves its memory to memory that processes share, as for any tensor."""
         each(Tensor.share_memory_, self.frozen)
         return self
 
@@ -309,5 +318,5 @@ def _forms(frozen: Frozen) -> list[Any]:
     return [None if t is None else (t.shape, t.dtype, t.device) for t in frozen]
 
 
-# Functions of Python that have a rule of their own for such weights: `weight_attributes`.
+# Python functions with a special rule for such weights; `weight_attributes` fills this.
 PYTHON: dict[Any, Callable[..., Any]] = {}

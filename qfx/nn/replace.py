@@ -1,4 +1,4 @@
-"""Replace: modules in the place of linears, under every name they have, and what became of each."""
+"""Replaces linears by new modules under all of their names, and logs the result for each linear."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from qfx.nn.weight_bytes import weight_bytes
 
 
 def replace(chosen: Selection, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Puts each module in the place of its name, with what users gave the linear there, tells what
-    became of each linear, and returns the model, which from then on checks a state dict before it
-    takes anything from it."""
+    """Replaces the module of each name by that in `made`, and returns the model.
+
+    Transfers what users added to the old modules, logs the result for each linear, and makes the
+    model check a whole state dict before it loads any of it.
+    """
     model = chosen.model
     before, parents = bytes_of(model), set()
     for name, module in made.items():
         parent, last = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-        if getattr(parent, last) is not module:  # the parent may have several names, too
+        if getattr(parent, last) is not module:  # the parent may also have several names
             transfer_hooks(getattr(parent, last), module)
             setattr(parent, last, module)
         parents.add(parent)
@@ -43,14 +45,15 @@ def _line(
     if name not in made:
         return LinearSummary(name, shape, "float", chosen.left.get(name, "") or chosen.missed[name])
     module = made[name]
-    shape = f"{module.in_features}x{module.out_features}"  # of the weight, not of old attributes
+    shape = f"{module.in_features}x{module.out_features}"  # the attributes may be outdated
     return LinearSummary(
         name, shape, f"{type(module).__name__} {getattr(module, 'scheme', '1 bit')}", ""
     )
 
 
 def _leave_fast_paths(model: nn.Module, parents: set[nn.Module]) -> None:
-    """torch.nn's encoders would read the weights of their linears themselves, in float."""
+    """Disables the fast paths of torch.nn's encoders, which would read the weights of their linears
+    in float."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and module in parents:
             module.activation_relu_or_gelu = 0

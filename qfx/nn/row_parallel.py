@@ -1,7 +1,7 @@
-"""A linear whose weight is cut by columns: ranks add the sums of their columns before they scale.
+"""A linear whose weight is split by columns: the ranks add their sums before scaling them.
 
-Every row of x is quantized with one scale for all ranks, and int32 sums are added exactly, so that
-any number of ranks has the bits of one process. Of weights with groups the sums are floats.
+All ranks quantize a row of x with the same scale and add int32 sums exactly, so any number of ranks
+gives the same bits as one process. For weights with groups the sums are floats.
 """
 
 from __future__ import annotations
@@ -33,25 +33,29 @@ register()
 def linear_of_parts(
     x: Any, weight: Any, bias: Any, reduce_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """x [..., K] -> [..., N] of a weight of which ranks have parts: `row_parallel` where it is cut
-    by columns, else by the rules of PyTorch. One node of a captured graph, inside of which
-    Dynamo could not ask a part what it holds."""
+    """Computes x [..., K] -> [..., N] with a weight that is split across ranks.
+
+    Uses `row_parallel` if the weight is split by columns, otherwise PyTorch's rules for DTensor. It
+    is one node of a captured graph, because Dynamo could not inspect a local part inside of it.
+    """
     y = row_parallel(x, weight, bias, reduce_dtype)
     if y is not None:
         return y
-    dtype = output_dtype(x)  # of autocast: x is quantized as it is given
+    dtype = output_dtype(x)  # autocast casts only the result: x is quantized in its own dtype
     return without_autocast(F.linear)(x, weight, bias).to(dtype)
 
 
 def row_parallel(
     x: Any, weight: Any, bias: Any, reduce_dtype: torch.dtype | None = None
 ) -> DTensor | None:
-    """x [..., K] and a quantized weight [N, K], both cut along K in the same dimensions of a mesh,
-    to y [..., N], which all ranks have. Returns None where the tensors do not lie so.
+    """Multiplies x [..., K] by a quantized weight [N, K], both split along K in the same dimensions
+    of a mesh, and returns y [..., N], which every rank has. Returns None if the tensors are not
+    placed so.
 
-    `reduce_dtype`: the type of the sums that ranks send each other; by default int32, which is
-    exact, where the weight has one scale a row, that of the whole weight on each rank, and float32
-    elsewhere: with groups, once a part was written, and in graphs that are traced.
+    `reduce_dtype`: the dtype of the sums that the ranks send each other. The default is int32,
+    which is exact, if the weight has one scale for each row and every rank has that of the whole
+    weight. It is float32 otherwise: with groups, after a part was written, and in graphs that are
+    traced.
     """
     placed = _placements(x, weight, bias)
     if placed is None:
@@ -73,7 +77,8 @@ def _sharded(tensor: Any) -> bool:
 
 
 def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
-    """Places y in each dimension of the mesh, with None for those over which sums are added."""
+    """Returns the placement of y in each dimension of the mesh, None for those over which sums are
+    added."""
     if not (_sharded(x) and _sharded(weight) and x.device_mesh == weight.device_mesh):
         return None
     if type(weight.to_local()) is not QuantizedWeight:
@@ -93,7 +98,8 @@ def _placements(x: Any, weight: Any, bias: Any) -> list[Any] | None:
 
 
 def _gradients(placed: Placements) -> list[Any]:
-    """Places the gradient of the bias, which a rank computes of the rows that it has."""
+    """Returns the placements of the gradient of the bias, which a rank computes from the rows that
+    it has."""
     return [Partial() if isinstance(placement, Shard) else Replicate() for placement in placed]
 
 
@@ -104,7 +110,7 @@ class _Summed:
         self.mesh, self.dims = mesh, dims
 
     def reduced(self, local: Tensor, by: str) -> Tensor:
-        """The sum, or the maximum, of what the ranks have."""
+        """Returns the sum or the maximum (`by`) of the values of the ranks."""
         parts = [Partial(by) if summed else Replicate() for summed in self.dims]
         whole = DTensor.from_local(local, self.mesh, parts, run_check=False)
         found = whole.redistribute(placements=[Replicate()] * len(parts)).to_local()
@@ -120,7 +126,7 @@ def _product(
 ) -> Tensor:
     out_dtype, frozen, how = output_dtype(x), weight.frozen, weight.how
     x = shifted(x, frozen.shift)
-    if frozen.factor is not None or how.scheme.rotation:  # in float32, as within one operator
+    if frozen.factor is not None or how.scheme.rotation:  # in float32, like the fused operator
         x = ops.rotate(x.float(), frozen.factor, how.scheme.rotation)
     with torch.no_grad():
         y = _summed_product(x.detach(), weight, bias, summed, (out_dtype, reduce_dtype))
@@ -135,7 +141,7 @@ def _summed_product(
     summed: _Summed,
     dtypes: tuple[torch.dtype, torch.dtype | None],
 ) -> Tensor:
-    """y of x, whose K was transformed already."""
+    """Computes y from x, whose K was transformed already."""
     (out_dtype, sent), frozen, how = dtypes, weight.frozen, weight.how
     scheme, exact = how.scheme, how.form.gemm and sent is None
     n = how.given["layout"][0]
@@ -161,8 +167,9 @@ def _summed_product(
 def _scales(
     x: Tensor, weight: QuantizedWeight, summed: _Summed
 ) -> tuple[Tensor | None, Tensor | None, bool]:
-    """Scales and zero points of the rows of x, of which this rank has a part, None where groups of
-    K have their own; and whether all ranks have the scales of the whole weight."""
+    """Returns scales and zero points for the rows of x, of which this rank has some columns, and
+    whether all ranks have the scales of the whole weight. The scales are None if groups of K have
+    their own."""
     frozen, how = weight.frozen, weight.how
     own = not (has_values(frozen.packed) and weight.memory.has_scales_of_whole)
     mark = x.new_full((*x.shape[:-1], 1), float(own), dtype=torch.float32)
@@ -178,5 +185,5 @@ def _scales(
 
 
 def _all_zero(mark: Tensor) -> bool:
-    """Whether no rank said otherwise; False where values are not known."""
+    """Whether all marks are 0; False if the values are not known."""
     return has_values(mark) and not bool(mark.any())

@@ -1,10 +1,10 @@
-"""The scheme of a module's saved numbers, as one small tensor beside them in its state dict.
+"""The scheme of a module as one small tensor in its state dict.
 
-`scheme` int32 [32]: the format number, then a number for each row of FIELDS, then zeros. A tensor,
-so that whatever keeps a state dict keeps it, and always of one shape, so that a checkpoint that is
-read into another module's tensors brings its own. A new row stands behind the others, and 0 there
-means what files of before meant: those stay readable, and an older build refuses what it does not
-know.
+`scheme` int32 [32]: the format number, then one number for each row of FIELDS, then zeros. It is a
+tensor so that every tool that stores a state dict stores it. Its shape never changes, so that a
+checkpoint that is read into the tensors of another module brings its own scheme. New rows are
+appended to FIELDS, and 0 in a new row means what files had before: older files stay readable, and
+an older build refuses numbers that it does not know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qfx.values.scheme import BACKWARD, PER_COLUMN, PER_ROW, PER_TENSOR, QSpec, 
 FORMAT = 1
 LENGTH = 32
 KEY = "scheme"
-_COUNT = None  # a field that holds a number as it is
+_COUNT = None  # the field holds the number itself
 _NO_YES = (False, True)
 _SPEC: dict[str, tuple[Any, ...] | None] = {
     "bits": _COUNT,  # 0: there is no such operand, its other fields are 0 too
@@ -31,7 +31,7 @@ _SPEC: dict[str, tuple[Any, ...] | None] = {
     "group": _COUNT,
     "static": _NO_YES,
 }
-# Field -> what its number is the place of.
+# Each field, and the values that its number is an index of.
 FIELDS: dict[str, tuple[Any, ...] | None] = {
     "module": ("", "Linear", "LSQLinear", "BinaryLinear", "SignLinear", "Embedding"),
     **{f"x.{name}": values for name, values in _SPEC.items()},
@@ -50,8 +50,8 @@ FIELDS: dict[str, tuple[Any, ...] | None] = {
 
 
 def written(module: str, fields: Mapping[str, Any]) -> Tensor:
-    """The tensor that says these values of FIELDS of a `module`; those not given are 0. On the CPU,
-    whatever device is the usual."""
+    """Returns the tensor with these values of FIELDS for a `module`; fields that are not given are
+    0. It is always on the CPU, whatever the default device is."""
     values = {"module": module, **fields}
     numbers = [_number(FIELDS[name], values.pop(name, None)) for name in FIELDS]
     assert not values, values
@@ -66,9 +66,9 @@ def _number(values: tuple[Any, ...] | None, value: Any) -> int:
 
 
 def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
-    """The values of FIELDS in the tensor `name` of a state dict, which a `module` saved.
+    """Returns the values of FIELDS in the tensor `name` of a state dict, which a `module` saved.
 
-    Raises ValueError for another module's, and as `read_any`.
+    Raises ValueError if another module saved it, and where `read_any` does.
     """
     found = read_any(tensor, name)
     if found["module"] != module:
@@ -79,8 +79,8 @@ def read(tensor: Any, name: str, module: str) -> dict[str, Any]:
 
 
 def read_any(tensor: Any, name: str) -> dict[str, Any]:
-    """Whichever module saved them. Raises ValueError for another format, and a number that means
-    nothing here."""
+    """Returns the values of FIELDS, whichever module saved them. Raises ValueError for another
+    format and for numbers without a meaning."""
     numbers = _numbers(tensor, name)
     for i, number in enumerate(numbers[1 + len(FIELDS) :], 1 + len(FIELDS)):
         if number:
@@ -118,7 +118,7 @@ def _value(number: int, values: tuple[Any, ...] | None, what: str) -> Any:
 
 
 def fields_of(scheme: Scheme) -> dict[str, Any]:
-    """The values of FIELDS that are a scheme's."""
+    """Returns the values of those FIELDS that belong to a scheme."""
     specs = {"x": scheme.x, "w": scheme.w}
     each = {f"{o}.{n}": v for o, spec in specs.items() if spec for n, v in asdict(spec).items()}
     each = {name: value for name, value in each.items() if name in FIELDS}
@@ -126,7 +126,8 @@ def fields_of(scheme: Scheme) -> dict[str, Any]:
 
 
 def scheme_of(fields: Mapping[str, Any], name: str) -> Scheme:
-    """The scheme that `read` found in the tensor `name`; ValueError where there is no such one."""
+    """Returns the scheme that `read` found in the tensor `name`. Raises ValueError if it is not
+    valid."""
     try:
         x, w = (_spec(fields, operand) for operand in ("x", "w"))
         if w is None:
@@ -146,7 +147,7 @@ def _spec(fields: Mapping[str, Any], operand: str) -> QSpec | None:
 
 
 def of_earlier(prefix: str, what: str) -> str:
-    """The sentence about a state dict that has `what`, but no scheme."""
+    """Returns the message about a state dict that contains `what` but no scheme."""
     key = repr(prefix + KEY)
     return (
         f"{key} is not there, and nothing else says under which scheme {what} were made: an "

@@ -1,4 +1,4 @@
-"""Selection: which linears of a model get a module of qfx, which stay float, and why."""
+"""Selection: which linears of a model a module of qfx replaces, which stay float, and why."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _SHOWN = 20  # names in an error or a warning
 
 
 class Selection(NamedTuple):
-    """What becomes of the linears of a model, and of the embeddings where these are asked for, by
-    name; a shared module has several names."""
+    """The decision for each linear of a model, and for each embedding if embeddings are requested,
+    by name. A shared module has several names."""
 
-    who: str  # in whose name errors, logs and warnings speak
+    who: str  # the function that errors, logs and warnings name
     model: nn.Module
     linears: dict[str, nn.Module]
     taken: dict[str, nn.Module]  # to be replaced
-    left: dict[str, str]  # float as the config says, and how it says so
-    missed: dict[str, str]  # float though the config does not say so, and why
-    asked: bool = True  # something stays float by the config, or there is none to ask
+    left: dict[str, str]  # stays float because of the config; the option that says so
+    missed: dict[str, str]  # stays float although the config does not ask for it; the reason
+    asked: bool = True  # the config names modules (skip, only or recipe), or there is no config
 
     @property
     def what(self) -> str:
-        """A word for the modules."""
+        """The noun for these modules in messages."""
         embeddings = any(isinstance(m, nn.Embedding) for m in self.linears.values())
         return "linears and embeddings" if embeddings else "linears"
 
@@ -59,14 +59,20 @@ def select_modules(
     transposed: bool = False,
     embeddings: bool = False,
 ) -> Selection:
-    """The linears of `model` by what `config.skip` and `config.only` say, and by what they are.
+    """Sorts the linears of `model` into those that are replaced and those that stay float, with the
+    reason.
 
-    Only exact `nn.Linear` modules and those of linear_like.py are taken: other subclasses,
-    parametrized ones and the projections of nn.MultiheadAttention are read by other code than their
-    own forward. Weights are read, for NaN and infinity. `sums_overflow`: those of K above 65792
-    int8 products. `transposed`: modules with a weight [K, N] are taken too; `embeddings`: so
-    are the embeddings of that file. Raises ValueError, in
-    the name of `who`, for a pattern that fits none, and where there is no such linear at all.
+    Only exact `nn.Linear` modules and those of linear_like.py are taken. The weights of other
+    subclasses, of parametrized linears and of the projections of nn.MultiheadAttention are read by
+    code other than the forward of nn.Linear. Modules that `config.skip` and `config.only` exclude,
+    and weights with NaN or infinity, stay float.
+
+    `who`: the function that errors name. `left_by_recipe`: returns why a linear stays float, or ''.
+    `sums_overflow`: refuse linears with K above 65792, whose int8 sums could overflow.
+    `transposed`: also take modules with a weight [K, N]. `embeddings`: also take the embeddings of
+    linear_like.py.
+
+    Raises ValueError if a pattern matches no module, and if there is no such linear at all.
     """
     modules = model.named_modules(remove_duplicate=False)
     linears = {n: m for n, m in modules if n and _is_float(m, embeddings)}
@@ -104,20 +110,20 @@ def select_modules(
 
 
 def _is_float(module: nn.Module, embeddings: bool) -> bool:
-    """Whether it is a linear, or perhaps an embedding, and none of qfx's modules yet."""
+    """Whether `module` is a linear, or an embedding if `embeddings`, and not a module of qfx."""
     wanted = isinstance(module, nn.Linear) or is_linear(module)
     wanted = wanted or (embeddings and isinstance(module, nn.Embedding))
     return wanted and not isinstance(module, Checked)
 
 
 def _is_known(module: nn.Module, transposed: bool) -> bool:
-    """Whether modules of its kind are taken."""
+    """Whether modules of this kind are taken."""
     linear = is_linear(module) and (transposed or not is_transposed(module))
     return linear or is_embedding(module)
 
 
 def check_unsharded(model: nn.Module, who: str) -> None:
-    """Raises ValueError for a model that FSDP shards."""
+    """Raises ValueError if FSDP shards the model."""
     if any(map(is_sharded, model.modules())):
         raise ValueError(
             f"{who}: FSDP shards the model and keeps account of its parameters: call {who} first, "
@@ -128,7 +134,7 @@ def check_unsharded(model: nn.Module, who: str) -> None:
 def _not_taken(
     module: nn.Module, attentions: Sequence[nn.MultiheadAttention], transposed: bool
 ) -> str:
-    """Why no module of qfx stands for this one; '' where one does."""
+    """Returns why no module of qfx can replace this module; '' if one can."""
     if parametrize.is_parametrized(module):
         return parametrized(module, next(iter(module.parametrizations)))  # type: ignore
     weight = module._parameters.get("weight")
@@ -160,8 +166,11 @@ def refuse(
     instead: str = "\nor leave them out: qfx.Config(skip={})",
     faults: Callable[[Any], Iterable[str]] = lambda linear: (),
 ) -> None:
-    """Raises ValueError that names every linear whose place no module of `make` can take, and what
-    may be done `instead`. `faults`: more reasons of a linear."""
+    """Raises ValueError that names every linear that a module of `make` cannot replace.
+
+    `instead` is appended to the message and says what else can be done. `faults` returns further
+    reasons for a linear.
+    """
     blank = nn.Linear(
         1, 1, bias=False, device="meta", dtype=torch.float32
     )  # takes no random numbers
@@ -193,7 +202,7 @@ def _offloaded(model: nn.Module, name: str, linear: nn.Module) -> Iterator[str]:
 
 
 def by_reason(reasons: Mapping[str, str]) -> str:
-    """The names that share a reason, and the reason, for each of them."""
+    """Groups the names by their reason: "name, name (reason); name (reason)"."""
     found = defaultdict(list)
     for name, reason in reasons.items():
         found[reason].append(name)

@@ -1,8 +1,8 @@
-"""The numbers of a quantized weight as they are saved: in no layout of a processor, and of packed
-weights in as many bits as they have.
+"""The tensors of a quantized weight as they are saved, in a layout that does not depend on the
+processor.
 
-Codes of 4 and 5 bits are a stream of bits for each row, u = code + 2^(bits - 1), the first k in the
-lowest bits: eight codes are `bits` bytes.
+Low-bit codes (4 and 5 bits) are saved as a stream of bits for each row, u = code + 2^(bits - 1),
+the first k in the lowest bits: eight codes take `bits` bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from qfx.ops.storage import Values, scale_shape
 from qfx.values.scheme import PACKED_BITS, Scheme
 
 SAVED = ("codes", "scale", "zero_point", "minimum")
-_TOGETHER = 8  # codes
-_AT_ONCE = 2**18  # elements
+_TOGETHER = 8  # codes that take a whole number of bytes
+_AT_ONCE = 2**18  # elements that are converted at once
 
 
 def stream_bytes(k: int, bits: int) -> int:
@@ -29,12 +29,12 @@ def stream_bytes(k: int, bits: int) -> int:
 
 
 def code_shapes(n: int, k: int) -> tuple[tuple[int, int], ...]:
-    """What saved codes of a weight [n, k] may have."""
+    """Returns the shapes that the saved codes of a weight [N, K] may have."""
     return ((n, k), *((n, stream_bytes(k, bits)) for bits in PACKED_BITS))
 
 
 def stream_of(codes: Tensor, bits: int) -> Tensor:
-    """int8 [N, K] -> uint8 [N, stream_bytes]."""
+    """Packs codes int8 [N, K] into a stream of bits uint8 [N, stream_bytes]."""
     n, k = codes.shape
     stream = codes.new_empty((n, stream_bytes(k, bits)), dtype=torch.uint8)
     for here, to in _some_rows(codes, stream):
@@ -47,7 +47,7 @@ def stream_of(codes: Tensor, bits: int) -> Tensor:
 
 
 def codes_of_stream(stream: Tensor, bits: int, k: int) -> Tensor:
-    """The inverse: int8 [N, K]."""
+    """Unpacks the stream of `stream_of` into codes int8 [N, K]."""
     codes = stream.new_empty((stream.shape[0], k), dtype=torch.int8)
     for here, to in _some_rows(stream, codes):
         parts = here.long().reshape(len(here), here.shape[1] // bits, bits)
@@ -58,12 +58,13 @@ def codes_of_stream(stream: Tensor, bits: int, k: int) -> Tensor:
 
 
 def _numbers(count: int, like: Tensor) -> Tensor:
-    """0, 1, ..: int64 [count] on the device of `like`."""
+    """Returns 0, 1, ..: int64 [count] on the device of `like`."""
     return torch.arange(count, dtype=torch.int64, device=like.device)
 
 
 def _some_rows(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of both, so few that what is computed of them takes little memory."""
+    """Yields some rows of both tensors at a time, so few that temporary tensors take little
+    memory."""
     step = max(1, _AT_ONCE // max(a.shape[1], b.shape[1], 1))
     return zip(a.split(step), b.split(step), strict=True)
 
@@ -71,7 +72,7 @@ def _some_rows(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def saved_kinds(
     scheme: Scheme, n: int, k: int, minimum: bool, half: torch.dtype
 ) -> dict[str, Kind]:
-    """The type and shape of each tensor."""
+    """Returns the dtype and shape of each saved tensor, by name."""
     w, of_scales = scheme.w, scale_shape(scheme.w, scheme.group, n, k)
     if not w.packed:
         zeros: dict[str, Kind] = {} if w.symmetric else {"zero_point": (torch.int32, of_scales)}
@@ -88,7 +89,7 @@ def saved_kinds(
 
 
 def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
-    """The tensors that say them."""
+    """Returns the tensors that are saved for the values of a weight, by name."""
     if not scheme.w.packed:
         found = {"codes": values.codes, "scale": values.scale, "zero_point": values.zero_point}
         return {name: t.contiguous() for name, t in found.items() if t is not None}
@@ -96,9 +97,9 @@ def saved_values(values: Values, scheme: Scheme) -> dict[str, Tensor]:
 
 
 def saved_scales(values: Values) -> dict[str, Tensor]:
-    """Of a packed weight: what is beside its codes."""
+    """Returns the saved tensors of a packed weight other than its codes."""
     _, scale, zero, minimum = values
-    known = has_values(scale)  # of those without any, as on the meta device, nothing is
+    known = has_values(scale)  # False on the meta device
     with_minimum = minimum is not None and known and bool((minimum != 0).any())
     half = half_type_of(scale, minimum if with_minimum else None) if known else torch.bfloat16
     if minimum is not None and with_minimum:
@@ -107,7 +108,8 @@ def saved_scales(values: Values) -> dict[str, Tensor]:
 
 
 def loaded_values(tensors: Mapping[str, Tensor], scheme: Scheme, k: int) -> Values:
-    """The inverse, of tensors that were checked."""
+    """Returns the values of a weight from saved tensors that were checked; the inverse of
+    `saved_values`."""
     codes, w = tensors["codes"], scheme.w
     if w.packed:
         codes = codes_of_stream(codes, w.bits, k)

@@ -1,4 +1,4 @@
-"""FSDP's hooks of a quantized weight: what its ranks send each other are codes, never floats."""
+"""FSDP's hooks for a quantized weight: the ranks exchange codes, never floats."""
 
 from __future__ import annotations
 
@@ -14,40 +14,44 @@ from qfx.values.scheme import Scheme
 
 
 class ShardedWeight:
-    """The rows of a quantized weight that one rank has, as `fully_shard` calls them."""
+    """The rows of a quantized weight that one rank holds, with the methods that `fully_shard`
+    calls."""
 
     scheme: Scheme
 
     @property
     def frozen(self) -> Frozen:
-        """The packed rows, and the numbers that the input is quantized with."""
+        """The packed rows and the tensors that the input is quantized with."""
         raise NotImplementedError
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """The packed rows of this rank, as many as every rank has, and what all ranks know."""
+        """Returns the packed rows of this rank, the same number on every rank, and the metadata
+        that all ranks share."""
         refuse_padding(mesh, outer_size)
         return (self.frozen.packed,), (self.frozen[1:], tuple(outer_size))
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: Any, *, out: Any = None
     ) -> Any:
-        """The whole weight, of the packed rows of all ranks; into `out` from the second time on."""
+        """Returns the whole weight, assembled from the packed rows of all ranks. If `out` is given,
+        which is so from the second call on, copies the weight into `out` and returns None."""
         parts = outputs[0].reshape(-1, self.frozen.packed.numel())
         beside, size = metadata
         frozen = Frozen(_joined(parts, self.scheme, (size[0] // len(parts), size[1])), *beside)
         if out is not None:
-            with keeping_version(out.packed):  # which backward may have saved before it was freed
+            with keeping_version(out.packed):  # backward may have saved it before it was freed
                 out.packed.copy_(frozen.packed)
             return None
-        frozen = frozen._replace(packed=frozen.packed.clone())  # memory that FSDP can give back
+        frozen = frozen._replace(packed=frozen.packed.clone())  # memory that FSDP can free
         whole = type(self).holding(frozen, self.scheme, size, param_dtype)  # type: ignore
         return whole, (frozen.packed,)
 
 
 def refuse_padding(mesh: Any, size: Any) -> None:
-    """Raises ValueError, on every rank, where some would have fewer rows of the weight [N, K]."""
+    """Raises ValueError, on every rank, if some ranks would have fewer rows of the weight [N,
+    K]."""
     ranks = mesh.size()
     if size[0] % ranks:
         raise ValueError(
@@ -57,7 +61,7 @@ def refuse_padding(mesh: Any, size: Any) -> None:
 
 
 def _joined(parts: Tensor, scheme: Scheme, shape: tuple[int, int]) -> Tensor:
-    """Joins packed weights of this shape to one that has the rows of all of them."""
+    """Joins packed weights of this shape into one packed weight with the rows of all of them."""
     each = [values_of(part, scheme.w, scheme.group, *shape) for part in parts]
     values = [None if v[0] is None else torch.cat(v) for v in zip(*each, strict=True)]
     return packed_values(Values(*values), scheme.w, scheme.group)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""SignLinear: a bit instead of a float for each weight, for a 1-bit model that is served. (H3)"""
+"""SignLinear: a linear with one bit for each weight, for serving a 1-bit model. (H3)"""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from qfx.ops.binary import octets_of, packed_octets, signs_of
 from qfx.values.scheme import PER_ROW
 
 ops = torch.ops.qfx
-torch.fx.wrap("output_dtype")  # here too: where it is called
+torch.fx.wrap("output_dtype")  # needed in every module that calls it
 _TENSORS = ("scale", "x_scale", "shift")
 ONE_BIT = "1 bit"
 
 
 class SignState(NamedTuple):
-    """The parts of a SignLinear but the scheme, checked."""
+    """The checked tensors of a SignLinear, without the scheme."""
 
     tensors: Mapping[str, Tensor]
     token: str = ONE_BIT
@@ -45,14 +45,19 @@ class SignState(NamedTuple):
 class SignLinear(StoredModule):
     """y = sign(x + shift) [..., K] @ sign(w) [N, K].T * scale + bias; the signs do not train. (H3)
 
-    What `qfx.convert` makes of a `BinaryLinear`, with the same bits. y has the type of x, or that
-    of autocast where it is on, as from nn.Linear. The state_dict holds `signs` uint8 [N, K / 8],
-    rounded up, where bit k % 8 of byte k // 8 says that w_nk >= 0; `scale` float32 [N], the product
-    of the scales of activations and weights; `x_scale` float32 [1], that of activations, beyond
-    which x gets no gradient; `bias`; `shift` float32 [K], if there is one; and `scheme` int32 [32].
-    Loading checks all of it first, and takes or drops the shift. In memory the signs are there
-    once, as the kernels read them (`packed`). x and the bias get gradients (H4). Casting the module
-    casts the bias alone.
+    `qfx.convert` makes it from a `BinaryLinear`; outputs are equal bit for bit. y has the dtype of
+    x, or that of autocast if it is on, like the output of nn.Linear.
+
+        linear = qfx.nn.SignLinear.from_float(torch.nn.Linear(64, 32))
+
+    The state_dict contains `signs` uint8 [N, K / 8], rounded up, where bit k % 8 of byte k // 8 is
+    set if w_nk >= 0; `scale` float32 [N], the product of the scales of activations and weights;
+    `x_scale` float32 [1], the scale of activations, beyond which x gets no gradient; `bias`;
+    `shift` float32 [K], if there is one; and `scheme` int32 [32]. Loading checks everything first,
+    raises an error if it does not fit, and adds or removes the shift.
+
+    In memory there is one copy of the signs, as the kernels read them (`packed`). x and the bias
+    get gradients (H4). Casting the module casts only the bias.
     """
 
     PARTS = (KEY, "signs", *_TENSORS)
@@ -71,13 +76,15 @@ class SignLinear(StoredModule):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Initialised as nn.Linear is, for activations of scale 1; mostly to be loaded into."""
+        """Initialises the weight like nn.Linear, for activations of scale 1; mostly used before a
+        state_dict is loaded."""
         super().__init__()
         self._take(drawn_linear(in_features, out_features, bias, device, dtype))
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> SignLinear:
-        """The signs of the weight of `linear`, for activations of scale 1, and its very bias."""
+        """Takes the signs of the weight of `linear`, for activations of scale 1, and uses the same
+        bias."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module._take(linear)
@@ -88,8 +95,9 @@ class SignLinear(StoredModule):
     def from_packed(
         cls, linear: nn.Module, packed: Tensor, tensors: Mapping[str, Tensor]
     ) -> SignLinear:
-        """In the place of `linear`, whose bias it takes over, of `binary_pack` of its weight and
-        the `scale` [N], `x_scale` [1] and perhaps `shift` [K]."""
+        """Creates a replacement of `linear` with the same bias. `packed`: the result of
+        `binary_pack` for its weight. `tensors`: `scale` [N], `x_scale` [1] and optionally `shift`
+        [K]."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module._hold(linear, packed, tensors)
@@ -111,17 +119,18 @@ class SignLinear(StoredModule):
 
     @property
     def signs(self) -> Tensor:
-        """uint8 [N, K / 8], rounded up."""
+        """The signs, uint8 [N, K / 8], rounded up."""
         return octets_of(self.packed, self.out_features, self.in_features)
 
     @property
     def weight(self) -> Tensor:
-        """float32 [N, K], made at each access: +1 or -1, times the scale of its output."""
+        """The weight float32 [N, K], created at each access: +1 or -1, times the scale of its
+        output."""
         signs = signs_of(self.signs, self.in_features).float()
         return signs * (self.scale / self.x_scale)[:, None]
 
-    def forward(self, input: Tensor) -> Tensor:  # called as nn.Linear's may be
-        """x [..., K] -> [..., N]."""
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
+        """Maps x [..., K] to [..., N]."""
         x = shifted(input, self.shift)
         if torch.is_grad_enabled() and (x.requires_grad or _trains(self.bias)):
             own = (self.packed, self.scale, self.x_scale)
@@ -135,7 +144,7 @@ class SignLinear(StoredModule):
             f"bias={self.bias is not None}{shift}"
         )
 
-    # --- the packed form stays with this build; what leaves the process is signs ---
+    # --- the packed form is for this build only; signs are saved ---
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -165,7 +174,7 @@ class SignLinear(StoredModule):
 
     @classmethod
     def shapes(cls, n: int, k: int) -> tuple[tuple[int, int], ...]:
-        """Eight signs a byte."""
+        """Returns the shape of the saved signs: eight in a byte."""
         return ((n, -(-k // 8)),)
 
     @classmethod
@@ -219,7 +228,7 @@ def _run(x: Tensor, bias: Tensor | None, packed: Tensor, scale: Tensor) -> Tenso
 
 
 class _SignLinearFunction(torch.autograd.Function):
-    """The same bits, with gradients of x and the bias. (H4)"""
+    """The same output bit for bit, with gradients for x and the bias. (H4)"""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""StatePart: a tensor of a state dict, whose numbers the module has in another form."""
+"""StatePart: a tensor of a state dict whose values the module stores in another form."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _ARITHMETIC = (
 
 
 class StatePart(Tensor):
-    """Codes, say, that were unpacked for a state dict. What is written to it, or to a view of it,
-    reaches the module: `for k, v in model.state_dict().items(): v.copy_(new[k])` loads `new`.
+    """A tensor of a state dict, such as unpacked codes, that writes its changes back to the module.
 
-    It has memory of its own and is saved as a plain tensor. Writing floats to integers, as an
-    average of two state dicts would, is a TypeError.
+    Writing to it, or to a view of it, changes the module: `for k, v in model.state_dict().items():
+    v.copy_(new[k])` loads `new`. It has its own memory and is saved as a plain tensor. Raises
+    TypeError if floats are written to integers, as in an average of two state dicts.
     """
 
     _stored: Callable[[], None]
 
     @classmethod
     def of(cls, tensor: Tensor, stored: Callable[[], None]) -> StatePart:
-        """`tensor` as a part. `stored`: called after its numbers were changed in place."""
+        """Returns `tensor` as a part. `stored` is called after its values were changed in place."""
         with without_subclass():
             part = tensor.as_subclass(cls)
         part._stored = stored

@@ -1,5 +1,5 @@
-"""The linears and embeddings without float weights that files hold, and which of them a saved
-scheme is of."""
+"""The kinds of linears and embeddings that store codes, and the kind that a saved scheme belongs
+to."""
 
 from __future__ import annotations
 
@@ -22,35 +22,41 @@ NAMES: dict[Any, str] = {
     SignLinear: "a linear of one bit",
     Embedding: "an int8 embedding",
 }
-# Who hears of each model that got some of them.
+# Functions that are called with each model in which such modules were created or loaded.
 LISTENERS: list[Callable[[nn.Module], None]] = [watch_wrappers]
 
 
 def notify_listeners(model: nn.Module) -> None:
-    """Whoever makes, converts or loads such linears says so."""
+    """Calls all LISTENERS with `model`. Code that creates, converts or loads such modules calls
+    this."""
     for tell in LISTENERS:
         tell(model)
 
 
 def stored_linears(model: nn.Module) -> Iterator[tuple[str, StoredModule]]:
-    """By every name."""
+    """Yields each quantized module of `model` with its name; a shared module once for each of its
+    names."""
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, StoredModule) and module.is_quantized:
             yield name, module
 
 
 def replaces(kind: type[StoredModule], module: nn.Module) -> bool:
-    """Whether this float module is one in whose place those of the kind stand."""
+    """Whether a module of this kind can replace the float module `module`."""
     return is_embedding(module) if issubclass(kind, Embedding) else is_linear(module)
 
 
 def kind_of(owner: str, names: Collection[str]) -> type[StoredModule] | None:
-    """Of the linear `owner`, by the name that its codes have among those of a state dict."""
+    """Returns the kind of the linear named `owner`, found by the name of its codes among the
+    `names` of a state dict; None if there are no codes for it."""
     return next((kind for kind in STORED if f"{owner}.{kind.PARTS[1]}" in names), None)
 
 
 def kind_that_saved(scheme: Tensor, name: str) -> type[StoredModule]:
-    """Raises ValueError where the tensor `name` is no scheme, or that of a module that trains."""
+    """Returns the kind of module that saved `scheme`, the tensor called `name`.
+
+    Raises ValueError if the tensor is not a scheme, or is the scheme of a module that trains.
+    """
     module = read_any(scheme, name)["module"]
     for kind in STORED:
         if kind.__name__ == module:

@@ -1,4 +1,5 @@
-"""Summary: what became of each linear of a model, logged; a warning of what nobody asked for."""
+"""Summary: the logged result for each linear of a model, and a warning of linears that stay float
+unexpectedly."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class LinearSummary(NamedTuple):
-    """One linear: its name, in and out features, what stands there now, why it stayed float."""
+    """One linear: its name, K and N, its new module or "float", and the reason why it stayed
+    float."""
 
     module: str
     shape: str
@@ -28,8 +30,11 @@ class LinearSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """What `who` did to a model; prints as a table. Bytes are of its parameters and buffers, before
-    and after; `weights`: how many of them are quantized; `what`: a word for the modules."""
+    """The changes that `who` made to a model; prints as a table.
+
+    `bytes_before` and `bytes_after`: bytes of its parameters and buffers. `weights`: how many bytes
+    of weights are quantized. `what`: the noun for the modules.
+    """
 
     who: str
     lines: tuple[LinearSummary, ...]
@@ -47,14 +52,15 @@ class Summary:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Of its parameters and buffers; those of lazy modules have no shape yet."""
+    """Returns the bytes of the parameters and buffers of a model, without those of lazy modules,
+    which have no shape yet."""
     tensors = [*model.parameters(), *model.buffers()]
     return sum(t.numel() * t.element_size() for t in tensors if not is_lazy(t))
 
 
 def tell(summary: Summary, chosen: Selection) -> None:
-    """Logs the summary, and warns once of what stays float though the config does not say so: of
-    linears, and of other weights where less than half of those that multiply is quantized."""
+    """Logs the summary, and warns once if weights stay float although the config does not say so:
+    linears, or other weights if less than half of the weights that multiply are quantized."""
     log.info("%s\n%s", summary.who, summary)
     said = [*_missed(summary, chosen), *_mostly_float(summary, chosen)]
     if said:

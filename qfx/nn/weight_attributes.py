@@ -1,4 +1,5 @@
-"""Attributes of a quantized weight that PyTorch keeps in C++, and how processes send it."""
+"""Attributes of a quantized weight that PyTorch keeps in C++, and how it is sent to other
+processes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defi
 
 @torch.no_grad()
 def _set_data(weight: QuantizedWeight, value: Any) -> None:
-    """`weight.data = value`, which for `weight.data += d` is an alias that was written already."""
+    """Implements `weight.data = value`. `weight.data += d` also ends here, with an alias as `value`
+    that was written already."""
     if isinstance(value, QuantizedWeight):
         if not weight.become(value):
             raise ValueError(f"{weight!r} cannot have the data of {value!r}: assign a Parameter")
@@ -64,14 +66,14 @@ PYTHON |= {
     Tensor.requires_grad_: _require_grad,
     Tensor.element_size: lambda weight: max(1, round(weight.nbytes / max(weight.numel(), 1))),
     Tensor.numpy: _no_memory,
-    Tensor.storage: _no_storage,  # of which safetensors asks
-    # Libraries tell by it which parameters are one; what reads floats there, in C++, is refused.
+    Tensor.storage: _no_storage,  # safetensors calls it
+    # Libraries use it to detect shared parameters. C++ code that reads floats there is refused.
     Tensor.data_ptr: lambda weight: weight.packed.data_ptr(),
 }
 
 
 def _sent(weight: QuantizedWeight) -> tuple[Any, ...]:
-    """For multiprocessing, which shares the memory of the tensors."""
+    """Reduces a weight for multiprocessing, which shares the memory of its tensors."""
     given = tuple(weight.frozen), weight.scheme, tuple(weight.shape), weight.dtype
     return _received, (*given, weight._is_parameter)
 

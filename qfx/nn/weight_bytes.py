@@ -1,4 +1,5 @@
-"""Bytes of a model's weights: how many are quantized, how many are float and in what modules."""
+"""Counts the bytes of a model's weights that are quantized, and that are float, by class of
+module."""
 
 from __future__ import annotations
 
@@ -22,15 +23,16 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Bytes in float of the parameters and buffers of a model, a shared storage counted once.
+    """Bytes in float of the parameters and buffers of a model. A shared storage is counted once.
 
-    `quantized`: what the weights that multiply and are quantized took in float. `floating`: of what
-    stays float, by class of module. `multiplying`: the part of `floating` that matrices, kernels of
-    convolutions and weights of experts take. Embeddings are not part of it, since they are looked
-    up, unless a float linear has the same weight; nor are vectors and what is added to one sequence
-    ([1, ...]).
-    `item`: bytes of an element, of the type that most of the weights have. `looked_up`: what int8
-    embeddings took in float; it is no part of `quantized`.
+    `quantized`: the bytes that the quantized weights of matmuls took in float. `floating`: the
+    bytes that stay float, by class of module. `multiplying`: the part of `floating` that belongs to
+    matrices, kernels of convolutions and weights of experts. It does not include embeddings, which
+    are looked up, unless a float linear has the same weight; nor vectors and terms that are added
+    to one sequence ([1, ...]).
+
+    `item`: the bytes of an element, in the dtype that most of the weights have. `looked_up`: the
+    bytes that int8 embeddings took in float; not part of `quantized`.
     """
 
     quantized: int
@@ -41,17 +43,17 @@ class WeightBytes:
 
     @property
     def total(self) -> int:
-        """Of all weights that multiply."""
+        """The bytes of all weights that multiply."""
         return self.quantized + sum(self.multiplying.values())
 
     @property
     def share(self) -> float:
-        """Of the weights that multiply, the part that is quantized; 1 where there are none."""
+        """The quantized part of the weights that multiply, 0 to 1; 1 if there are none."""
         return self.quantized / self.total if self.total else 1.0
 
     @property
     def mostly_float(self) -> str:
-        """A sentence where less than half of the weights that multiply is quantized; else ''."""
+        """A warning if less than half of the weights that multiply are quantized, otherwise ''."""
         if self.share >= 0.5:
             return ""
         many = "less than half" if self.quantized else "none"
@@ -69,7 +71,7 @@ class WeightBytes:
 
 
 def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
-    """Counts those of `model`; weights of modules without a shape yet are left out.
+    """Counts the weights of `model`, without those of modules that have no shape yet.
 
     `int8`: names of float parameters that a compiled graph quantizes.
     """
@@ -105,7 +107,8 @@ def weight_bytes(model: nn.Module, int8: Collection[str] = ()) -> WeightBytes:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The module's own floats, without those that a quantized linear computes with."""
+    """Yields the module's own float tensors, without those that a quantized linear computes
+    with."""
     own: list[tuple[str, Tensor]] = [*module.named_parameters(recurse=False)]
     if not isinstance(module, StoredModule):
         own += module.named_buffers(recurse=False)
@@ -118,7 +121,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _has_codes(module: nn.Module) -> bool:
-    """Whether it is an int8 module, of which a rank may have a part."""
+    """Whether it is an int8 module, possibly one whose weight is split across ranks."""
     if not isinstance(module, StoredModule):
         return False
     return module.is_quantized or _is_codes(module._parameters.get("weight"))
@@ -142,7 +145,7 @@ def _key(tensor: Tensor) -> object:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """An expanded tensor takes no more than its storage."""
+    """Returns the bytes of a tensor; for an expanded tensor, at most those of its storage."""
     count = tensor.numel() * tensor.element_size()
     if tensor.is_nested or tensor.layout != torch.strided or 0 not in tensor.stride():
         return count
@@ -150,7 +153,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def kinds(by_kind: Mapping[str, int]) -> str:
-    """The largest of them with their sizes, and how much the others have together."""
+    """Lists the largest kinds with their sizes, and the total of the others."""
     largest = sorted(by_kind.items(), key=lambda item: (-item[1], item[0]))
     said = [f"{kind} {size(count)}" for kind, count in largest[:_SHOWN]]
     if rest := largest[_SHOWN:]:
@@ -159,5 +162,5 @@ def kinds(by_kind: Mapping[str, int]) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as kB below 1 MB, and as MB from there."""
+    """Formats bytes as kB below 1 MB, otherwise as MB."""
     return f"{count / 1e3:,.1f} kB" if count < 1e6 else f"{count / 1e6:,.2f} MB"

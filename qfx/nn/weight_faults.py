@@ -1,4 +1,5 @@
-"""Why a linear becomes no codes: by the type and shape of its weight and bias, and by values."""
+"""Reasons why a linear cannot be quantized: dtype and shape of its weight and bias, and their
+values."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from qfx.host.tensors import has_values
 from qfx.values.floats import LARGEST_K, unserved_type
 from qfx.weights.offload import drop_file_pages
 
-_LARGEST = 2.0**100  # below it rotated sums and scales are finite in float32
+_LARGEST = 2.0**100  # rotated sums and scales of smaller values are finite in float32
 
 
 def unserved_weight(weight: Any) -> str:
-    """The fault of a weight's type or layout; '' without one. The weight is not read."""
+    """Returns what is wrong with a weight's dtype or layout, or ''. Does not read its values."""
     if not isinstance(weight, Tensor):
         return ""
     if why := unserved_type(weight):
@@ -27,7 +28,7 @@ def unserved_weight(weight: Any) -> str:
 
 
 def unserved_bias(bias: Any, weight: Any) -> str:
-    """The fault of a bias beside a weight [N, K]; '' without one. Nothing is read."""
+    """Returns what is wrong with the bias of a weight [N, K], or ''. Does not read values."""
     if not isinstance(bias, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2:
         return ""
     if is_lazy(bias):
@@ -42,7 +43,7 @@ def unserved_bias(bias: Any, weight: Any) -> str:
 
 
 def too_long(weight: Any) -> str:
-    """The fault of a weight [N, K] whose sums of int8 products may overflow; '' without one."""
+    """Returns a message if sums of int8 products with a weight [N, K] may overflow, or ''."""
     if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.shape[1] <= LARGEST_K:
         return ""
     return f"K={weight.shape[1]} is above {LARGEST_K}, where an int32 accumulator could overflow"
@@ -50,7 +51,7 @@ def too_long(weight: Any) -> str:
 
 @torch.no_grad()
 def unquantizable(weight: Any) -> str:
-    """The fault of a weight's values, which are read; '' without one, and where it has none."""
+    """Returns what is wrong with a weight's values, or ''. Reads them, if there are any."""
     if not isinstance(weight, Tensor) or not has_values(weight) or weight.ndim != 2:
         return ""
     least, most = (float(extreme) for extreme in weight.detach().aminmax())

@@ -1,4 +1,4 @@
-"""A quantized weight as the tensors that are saved of it, and the weight that they are of."""
+"""Converts a quantized weight to the tensors that are saved for it, and back."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OPTIONAL = Frozen._fields[1:]
 
 
 def parts_of(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Makes the tensors that are saved, by name: codes and scales of the packed weight, the other
-    numbers that it has, and the scheme."""
+    """Returns the tensors that are saved, by name: codes and scales of the packed weight, the other
+    tensors that it has, and the scheme."""
     given = zip(OPTIONAL, weight.frozen[1:], strict=True)
     beside = {name: t.detach() for name, t in given if t is not None}
     saved = saved_values(weight.unpacked, weight.scheme)
@@ -30,29 +30,29 @@ def parts_of(weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def scheme_part(weight: QuantizedWeight) -> Tensor:
-    """The scheme as it is saved, without unpacking codes of whole bytes."""
+    """Returns the scheme as it is saved, without unpacking codes of 8 bits."""
     beside = dict(zip(OPTIONAL, weight.frozen[1:], strict=True))
     scales = saved_scales(weight.unpacked) if weight.scheme.w.packed else {}
     return scheme_tensor(weight.scheme, {**beside, **scales})
 
 
 def frozen_of(found: FrozenState, k: int) -> Frozen:
-    """The packed weight of parts that were checked, of `k` columns, on their device."""
+    """Packs a weight with `k` columns from checked tensors, on their device."""
     values = loaded_values(found.tensors, found.scheme, k)
     packed = packed_values(values, found.scheme.w, found.scheme.group)
     return Frozen(packed, *[found.tensors.get(name) for name in OPTIONAL])
 
 
 def weight_of(found: FrozenState, n: int, k: int, dtype: torch.dtype) -> QuantizedWeight:
-    """A weight [N, K] of parts that were checked."""
+    """Returns a weight [N, K] made from checked tensors."""
     return QuantizedWeight.holding(frozen_of(found, k), found.scheme, (n, k), dtype)
 
 
 def unpickled(
     parts: Mapping[str, Tensor], shape: Any, dtype: torch.dtype, parameter: bool
 ) -> Tensor:
-    """Makes a weight of what `torch.save` kept of one. Raises ValueError for parts that do not fit
-    together."""
+    """Returns the weight that `torch.save` stored as `parts`. Raises ValueError if the parts do not
+    fit each other."""
     n, k = shape
     found = taken_from(parts, "", n, k)
     if found is None:

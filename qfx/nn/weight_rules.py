@@ -1,4 +1,5 @@
-"""Operators that do not read a quantized weight as floats: int8 products, copies, what is sent."""
+"""Operators that use the codes of a quantized weight, not its floats: int8 products, copies,
+communication."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 
 
 def _int8(x: Any, weight: Any, bias: Any = None, transposed: bool = False) -> Any:
-    """x @ weight.T + bias, or x @ weight + bias where the weight is `transposed`."""
+    """Returns x @ weight.T + bias, or x @ weight + bias if the weight is `transposed`, in int8."""
     if transposed:
         whole = isinstance(weight, WeightView) and isinstance(weight.base, QuantizedWeight)
         region = weight.region() if whole else None
@@ -34,7 +35,7 @@ def _int8(x: Any, weight: Any, bias: Any = None, transposed: bool = False) -> An
         return NotImplemented
     if isinstance(x, FloatProxy) or isinstance(bias, FloatProxy):
         return NotImplemented
-    with torch.no_grad():  # whoever records a gradient does so above
+    with torch.no_grad():  # gradients are recorded in a layer above this one
         return linear(x, bias, weight.frozen, weight.how)
 
 
@@ -58,8 +59,8 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @rule(aten.bmm.default)
 def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """As PyTorch multiplies an input of three dimensions that is not contiguous, as some of the
-    tokens of each text."""
+    """Multiplies as PyTorch does for a 3-dimensional input that is not contiguous, such as some of
+    the tokens of each sequence."""
     x, weight = args
     matrix = weight.without_batches() if isinstance(weight, WeightView) else weight
     return NotImplemented if matrix is weight else _int8(x, matrix, transposed=True)
@@ -92,7 +93,7 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @rule(aten.copy_.default)
 def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A weight, or rows and columns of one, goes into another as codes."""
+    """Copies a weight, or rows and columns of one, into another weight as codes."""
     to, of = args[:2]
     if isinstance(to, QuantizedWeight) and isinstance(of, WeightView):
         of = of.clone()
@@ -108,7 +109,7 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @rule(aten.new_zeros.default)
 def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Memory for some rows of a weight, as FSDP asks for, is that of a quantized weight."""
+    """Creates the memory for some rows of a weight, which FSDP requests, as a quantized weight."""
     weight, size = args
     if isinstance(weight, WeightView) and weight.region() is not None:
         weight = weight.base
@@ -129,11 +130,11 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Of each tensor that the weights hold, one after the other."""
+    """Runs the collective for each tensor of the weights, one after the other."""
     whole = tree_map(lambda t: t.clone() if isinstance(t, WeightView) else t, args)
     sent = [t for t in tree_leaves(whole) if isinstance(t, Tensor)]
     if not all(isinstance(t, QuantizedWeight) for t in sent):
-        return NotImplemented  # parts that are no weights of their own are sent as floats
+        return NotImplemented  # views that are not separate weights are sent as floats
     work: Any = None
     for name in Frozen._fields:
         if getattr(sent[0], name) is not None:

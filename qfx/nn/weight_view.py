@@ -17,8 +17,8 @@ aten = torch.ops.aten
 
 
 class WeightRegion(NamedTuple):
-    """Rows and columns of a weight [N, K], each from a number up to another, and whether they are
-    transposed afterwards."""
+    """Rows and columns of a weight [N, K], each as (begin, end), and whether they are then
+    transposed."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -26,9 +26,10 @@ class WeightRegion(NamedTuple):
 
 
 class WeightView(FloatProxy):
-    """A view of a quantized weight: that weight, and the calls that take the view of its floats.
+    """A view of a quantized weight: the weight `base`, and the view calls that are applied to its
+    floats.
 
-    It is read of the floats of the whole weight; what is written to it goes into the whole weight.
+    Reading it computes the floats of the whole weight. Writing to it writes the whole weight.
     """
 
     base: FloatProxy
@@ -36,7 +37,8 @@ class WeightView(FloatProxy):
 
     @staticmethod
     def __new__(cls, base: FloatProxy, steps: tuple[ViewCall, ...], like: Tensor) -> WeightView:
-        """`like`: a tensor of the shape, strides, offset and type of the view."""
+        """Creates a view of `base`. `like`: a tensor with the shape, strides, offset and dtype of
+        the view."""
         place = like.stride(), like.storage_offset()
         view = wrapper(cls, like.shape, like.dtype, base.device, *place)
         view.base, view.steps = base, steps
@@ -71,16 +73,16 @@ class WeightView(FloatProxy):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> Any:
-        """Raises ValueError: rows that FSDP has padded are no weight of their own."""
+        """Raises ValueError: rows that FSDP has padded are not a separate weight."""
         refuse_padding(mesh, outer_size)
 
     def fsdp_post_all_gather(self, *_: Any, **__: Any) -> Any:
-        """Is not called, as nothing was gathered."""
+        """Is never called, because nothing was gathered."""
         raise NotImplementedError
 
     def without_batches(self) -> WeightView:
-        """The matrix [K, N] that all matrices [.., K, N] of this view are; itself where it has
-        others."""
+        """Returns the matrix [K, N] that all matrices [.., K, N] of this view are equal to; the
+        view itself if they may differ."""
         first = next((i for i, s in enumerate(self.steps) if s.func is aten.expand.default), None)
         sizes, strides = self.shape[:-2], self.stride()[:-2]
         alike = all(n == 1 or stride == 0 for n, stride in zip(sizes, strides, strict=True))
@@ -91,7 +93,8 @@ class WeightView(FloatProxy):
         return WeightView(self.base, self.steps[:first], like)
 
     def region(self) -> WeightRegion | None:
-        """What it is of the weight, where it is rows and columns of it; None of other views."""
+        """Returns the region of the weight that this view shows, or None if it is not rows and
+        columns of it."""
         found = [(0, self.base.shape[0]), (0, self.base.shape[1])]
         turned = False
         for step in self.steps:
@@ -121,10 +124,10 @@ class WeightView(FloatProxy):
             return f"WeightView({list(self.shape)} of {self.base!r})"
         return f"WeightView({self.dequantize()}, of {self.base!r})"
 
-    # --- what PyTorch does with the memory of a tensor ---
+    # --- methods of PyTorch that use the memory of a tensor ---
 
     def share_memory_(self) -> WeightView:
-        """Moves the whole weight to where processes share it."""
+        """Moves the whole weight to memory that processes share."""
         self.base.share_memory_()
         return self
 
@@ -139,7 +142,7 @@ class WeightView(FloatProxy):
         return self.clone()
 
     def numpy(self, **_: Any) -> Any:
-        """Raises RuntimeError, as of the whole weight."""
+        """Raises RuntimeError, as for the whole weight."""
         what = f"{list(self.shape)} of {self.base!r}"
         raise RuntimeError(f"{what} has no floats in memory: view.dequantize() makes them")
 
@@ -155,7 +158,8 @@ def _turns(step: ViewCall) -> bool:
 def _cut(
     step: ViewCall, found: Sequence[tuple[int, int]], turned: bool
 ) -> tuple[int, int, int | None] | None:
-    """The axis of the weight that a step cuts, and from where up to where."""
+    """Returns the axis of the weight that a step cuts, and the begin and end of the cut; None
+    otherwise."""
     given = dict(zip(("dim", "start", "end", "step"), step.args, strict=False))
     if step.func is aten.slice.Tensor and given.get("step", 1) == 1:
         axis = (given.get("dim", 0) % 2) ^ turned
@@ -174,7 +178,7 @@ def _cut(
 
 
 def _within(number: int | None, size: int) -> int:
-    """A place among `size`, where negative ones count from the end and None is the end."""
+    """Returns an index within `size`; negative numbers count from the end, and None is the end."""
     if number is None:
         return size
     return min(max(number + size if number < 0 else number, 0), size)

@@ -1,1 +1,2 @@
-"""Weights in memory: packed, cached, fed to compiled code, offloaded; whether they have changed."""
+"""Weights in memory: packing, caching, passing them to compiled code, offloading, change
+detection."""

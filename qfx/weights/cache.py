@@ -1,10 +1,10 @@
-"""Packed weights: quantized and packed once, outside the graph; never stale, never a leak.
+"""A cache of packed weights, which are quantized and packed once, outside the graph.
 
-An entry belongs to a storage and holds no reference to the weight: it is keyed on the identity of
-the storage, the view into it, and how it is packed. It is valid for the tensors whose snapshots it
-has (stamps, and a few cache lines of their memory), and for any other whose whole content it has
-compared with what was packed. What changed is packed again in place, so its address stays. Weights
-whose float values were given back are trusted by their stamps.
+An entry belongs to a storage and does not keep the weight alive: its key is the identity of the
+storage, the view into it, and how it is packed. An entry is valid for tensors whose snapshots it
+has (stamps, and a few cache lines of their memory), and for tensors whose whole content was
+compared with what was packed. A changed weight is packed again in place, so that its address stays.
+For weights whose float values are offloaded, an equal stamp is sufficient.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class Packed(NamedTuple):
-    """A weight as the kernels read it: `weight` int8 (pack_weight); `factor` float32 [K] for the
-    activation, `columns` float32 [N, O] those that stay float, `error` float32 [2] for its guard
-    (B5)."""
+    """A weight as the kernels read it.
+
+    `weight`: int8 (pack_weight). `factor`: float32 [K], multiplies the activation. `columns`:
+    float32 [N, O], the columns that stay float. `error`: float32 [2], for the guard of the weight
+    (B5).
+    """
 
     weight: Tensor
     factor: Tensor | None = None
@@ -42,14 +45,14 @@ class Packed(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those that are there, in the order of `Packing.parts`."""
+        """The tensors that are not None, in the order of `Packing.parts`."""
         return tuple(tensor for tensor in self if tensor is not None)
 
 
 def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
-    """Quantizes and packs a float weight, which `view` makes a matrix [N, K]. (R1) (Q1) (Q3)
+    """Quantizes and packs a float weight, which `view` turns into a matrix [N, K]. (R1) (Q1) (Q3)
 
-    Raises ValueError for a weight that the codes of `packing` do not belong to.
+    Raises ValueError if the codes in `packing` do not belong to this weight.
     """
     with torch.no_grad():
         w_nk, device = apply(view, weight.detach()), str(weight.device)
@@ -60,15 +63,16 @@ def pack(weight: Tensor, view: View, packing: Packing) -> Packed:
 
 
 def _in_storage(weight: Tensor) -> tuple[Any, ...]:
-    """Which elements of its storage it is: what is given back moves to another one."""
+    """Returns which elements of its storage a tensor has. Offloading moves a tensor to another
+    storage."""
     return place_of(weight)[1:]
 
 
-_SHARING = 8  # tensors of one storage and shape that an entry knows by their stamps
+_SHARING = 8  # tensors of one storage and shape whose snapshots an entry keeps
 
 
 class _CachedWeight:
-    """A packed weight, and what it was packed from."""
+    """A packed weight, with snapshots of the tensors that it was packed from."""
 
     def __init__(self, packed: Packed, content: int | None) -> None:
         self.packed, self.content = packed, content
@@ -82,12 +86,14 @@ class _CachedWeight:
         self._known.append(now)
 
     def forget(self) -> None:
-        """From now on only a comparison of the content tells whether this is still right."""
+        """Discards the snapshots; from now on only a comparison of the content shows whether it is
+        valid."""
         self._known.clear()
 
 
 class Cache:
-    """(weight, how it is packed) -> Packed. Thread-safe; forgets a weight when its storage dies."""
+    """Maps a weight and its packing to a Packed. Thread-safe; removes entries when their storage is
+    freed."""
 
     def __init__(self) -> None:
         self.generation = 0  # grows whenever an entry may have become wrong
@@ -97,7 +103,8 @@ class Cache:
         self._owners: dict[int, tuple[Any, dict[Any, _CachedWeight]]] = {}
 
     def get(self, weight: Tensor, view: View, packing: Packing) -> Packed:
-        """The packed weight, valid for the weight's value now."""
+        """Returns the packed weight for the current value of `weight`. Raises RuntimeError if it
+        was freed."""
         if is_fake(weight):
             with weight.fake_mode:
                 return pack(weight, view, packing)
@@ -132,14 +139,15 @@ class Cache:
         return entry
 
     def distrust(self, weights: Iterable[Tensor]) -> None:
-        """The next `get` of each compares its whole content with what is packed; not of those whose
-        values were given back, which it would fetch."""
+        """Makes the next `get` of each weight compare its whole content with what is packed.
+        Offloaded weights are excluded, because the comparison would load their values."""
         with self._lock:
             self._forget([weight for weight in weights if not is_offloaded(weight)])
 
     def give_back(self, weight: Tensor) -> bool:
-        """Gives back the float values of a packed weight that has not changed since, and what it is
-        packed to stays; whether that is new. Raises OSError as `qfx.weights.offload.give_back`."""
+        """Offloads the float values of a packed weight that has not changed since; the packed
+        weight stays. Returns whether its memory was in use before. Raises OSError as
+        `qfx.weights.offload.offload` does."""
         with self._lock:
             was, was_held = stamp_of(weight), is_offloaded(weight)
             current = [e for e in self._entries(weight).values() if e.knows(weight)]
@@ -157,7 +165,7 @@ class Cache:
             return not was_held or now.address != was.address
 
     def _forget(self, weights: Iterable[Tensor] | None) -> bool:
-        """Whether there was an entry to forget about."""
+        """Discards snapshots of these weights, or of all; returns whether there was an entry."""
         keys = self._owners if weights is None else [storage_id(w) for w in weights]
         touched = [e for c in keys if c in self._owners for e in self._owners[c][1].values()]
         for entry in touched:
@@ -166,7 +174,7 @@ class Cache:
 
     def _pack(self, weight: Tensor, view: View, packing: Packing) -> Packed:
         self.packs += 1
-        with torch.inference_mode(False):  # the buffers must take part in later in-place refreshes
+        with torch.inference_mode(False):  # the tensors may later be updated in place
             return pack(weight, view, packing)
 
     def _entries(self, weight: Tensor) -> dict[Any, _CachedWeight]:
@@ -179,12 +187,13 @@ class Cache:
         return owner[1]
 
     def _sweep(self) -> None:
-        """Drops what belonged to dead storages. A weak reference keeps their identity unused."""
+        """Removes the entries of freed storages. A weak reference keeps the identity of a storage
+        from reuse."""
         for cdata in [c for c, (ref, _) in self._owners.items() if ref.expired()]:
             del self._owners[cdata]
 
     def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
-        """These tensors, or all, may have changed."""
+        """Declares that these tensors, or all, may have changed."""
         with self._lock:
             self.generation += self._forget(tensors)
             self.epoch += 1
@@ -199,15 +208,19 @@ CACHE = Cache()
 
 
 def invalidate(target: nn.Module | Tensor | None = None) -> None:
-    """Tells qfx that weights changed behind PyTorch's back, so that they are packed anew.
+    """Declares that weights changed without PyTorch noticing, so that they are packed again.
+
+        weight.data.view(-1)[:4] = 0
+        qfx.invalidate(weight)
 
     Every packed weight on the CPU is also compared with its checksum before its next use: an
     operator raises RuntimeError for one that was damaged in memory.
 
-    `target`: a module, a tensor, or None for all weights. Needed only after a write that bumps no
-    version counter, to a part of a weight: a few elements through `.data` or numpy, or anything of
-    that kind on a GPU. In-place operations, optimizer steps, `load_state_dict`, `.data = ...` and,
-    on the CPU, `.data.mul_(2)` or a merged adapter are noticed without it: docs/architecture.md.
+    `target`: a module, a tensor, or None for all weights. It is only necessary after a write to a
+    part of a weight that does not increase the version counter: to a few elements through `.data`
+    or numpy, or any such write on a GPU. In-place operations, optimizer steps, `load_state_dict`,
+    `.data = ...` and, on the CPU, `.data.mul_(2)` or a merged adapter are detected without it:
+    docs/architecture.md.
     """
     _C.read_packed_again()
     if isinstance(target, nn.Module):

@@ -1,20 +1,23 @@
-"""Change detection: whether a tensor is what it was when it was last looked at.
+"""Change detection: whether a tensor has changed since it was last checked.
 
-There are three levels; each notices what those before it do, and more, and takes longer:
+There are three levels. Each detects all that the levels before it detect, and more, and takes
+longer:
 
-- A stamp (`stamp_of`, `Snapshot.same_tensors`) is which tensor it is, its storage, its address and
-  its version. It tells another tensor, other memory (`w.data = ...`) and each write that PyTorch
-  counts. It misses writes that are not counted: `w.data += d`, numpy. No values are read.
+- A stamp (`stamp_of`, `Snapshot.same_tensors`) is the identity of a tensor, its storage, its
+  address and its version. It detects another tensor, other memory (`w.data = ...`) and each write
+  that PyTorch counts. It misses uncounted writes: `w.data += d`, numpy. No values are read.
 - A sample (`snapshot`, `Snapshot.unchanged`) is stamps and six cache lines of each tensor on the
-  CPU (csrc/fingerprint.h). It tells uncounted writes to most elements, or to many in a third of
-  the rows. It misses those to a few elements, and on a GPU any. 0.15 us a weight in the caches.
-- The content is all values. It misses nothing, and reads the whole tensor: `content_of` is a hash
-  of 64 bits for this process, `digest_of` (qfx/io/digest.py) is SHA-256, which leaves the process
-  in keys and files.
+  CPU (csrc/fingerprint.h). It detects uncounted writes to most elements, or to many in a third of
+  the rows. It misses writes to a few elements, and all on a GPU. It takes 0.15 us for a weight in
+  the caches.
+- The content is all values. It misses nothing, and reads the whole tensor: `content_of` is a 64-bit
+  hash for this process; `digest_of` (qfx/io/digest.py) is SHA-256, for keys and files that other
+  processes read.
 
-Offloaded tensors are known by their stamps alone in a snapshot: a sample would fetch them. A place
-(`place_of`) says which elements of which memory a tensor is, and nothing of their values. Damage,
-which is no change, is found by the checksum of a packed weight (csrc/cpu/gemm/integrity.h).
+In a snapshot, offloaded tensors are represented only by their stamps: a sample would load them. A
+place (`place_of`) says which elements of which memory a tensor has, and nothing about their values.
+Damage, which is not a change, is found by the checksum of a packed weight
+(csrc/cpu/gemm/integrity.h).
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from qfx.weights.offload import is_offloaded
 
 
 class Stamp(NamedTuple):
-    """Equal for one tensor whose memory and version are what they were, as long as it lives."""
+    """A value that stays equal for a tensor while its memory and version do not change and it is
+    alive."""
 
     tensor: int
     storage: int | None
@@ -44,7 +48,8 @@ def stamp_of(tensor: Tensor) -> Stamp:
 
 
 class Place(NamedTuple):
-    """Equal for tensors of the same elements of one memory, as long as that lives."""
+    """A value that is equal for tensors with the same elements of one memory, while that memory
+    exists."""
 
     storage: int | None
     offset: int
@@ -59,13 +64,13 @@ def place_of(tensor: Tensor) -> Place:
 
 
 def place_and_version(tensor: Tensor) -> tuple[Place, int]:
-    """Equal for tensors of the same elements that were not written in between, as PyTorch counts
-    it."""
+    """Returns a value that is equal for tensors with the same elements that were not written in
+    between, as far as PyTorch counts writes."""
     return place_of(tensor), version(tensor)
 
 
 class Snapshot(Protocol):
-    """The state of some of the arguments of a call. It keeps none of them alive."""
+    """The state of some arguments of a call. It keeps none of them alive."""
 
     def same_tensors(self, arguments: tuple[Any, ...]) -> bool:
         """Whether their stamps are the same."""
@@ -75,7 +80,8 @@ class Snapshot(Protocol):
 
 
 def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -> Snapshot:
-    """The state of the tensors arguments[p], p in `positions`; of all arguments by default."""
+    """Returns the state of the tensors arguments[p] for p in `positions`; by default of all
+    arguments."""
     wanted = list(range(len(arguments)) if positions is None else positions)
     held = [p for p in wanted if is_offloaded(arguments[p])]
     if held:
@@ -85,7 +91,8 @@ def snapshot(arguments: Sequence[Any], positions: Sequence[int] | None = None) -
 
 
 class _SnapshotOfHeld:
-    """The same, where some of the tensors are offloaded, whose stamps alone count."""
+    """A snapshot in which some of the tensors are offloaded and represented only by their
+    stamps."""
 
     def __init__(self, arguments: Sequence[Any], sampled: list[int], held: list[int]) -> None:
         self._sampled = _C.Snapshot(arguments, sampled)
@@ -105,5 +112,6 @@ class _SnapshotOfHeld:
 
 
 def content_of(tensor: Tensor) -> int | None:
-    """A hash of all values; None where reading them takes more than comparing saves."""
+    """Returns a hash of all values; None for tensors that are not on the CPU, where reading them
+    takes more time than the comparison saves."""
     return _C.content(tensor.detach().contiguous()) if tensor.device.type == "cpu" else None

@@ -1,6 +1,6 @@
-"""What feeds a rewritten graph: packed weights from the cache, in the place of float ones.
+"""Passes packed weights from the cache to a rewritten graph, in place of the float weights.
 
-At run time nothing here refers to graph nodes: they would keep the graph, and what Dynamo recorded
+At run time nothing here refers to graph nodes: these would keep the graph, and what Dynamo recorded
 in it, alive.
 """
 
@@ -28,7 +28,7 @@ from qfx.weights.change_detection import Snapshot, snapshot
 
 
 class WeightSource(NamedTuple):
-    """A packed weight: which argument holds the float weight, and how it is packed."""
+    """A packed weight: the argument with the float weight, and how it is packed."""
 
     argument: int
     view: View
@@ -36,7 +36,8 @@ class WeightSource(NamedTuple):
 
 
 class PackedPart(NamedTuple):
-    """One tensor of a packed weight; after all sources come the constants."""
+    """One tensor of a packed weight. `source` counts the sources; the one after the last is the
+    constants."""
 
     source: int
     part: int
@@ -44,14 +45,16 @@ class PackedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """Where each input of a rewritten graph comes from: an argument's position or a PackedPart."""
+    """The origin of each input of a rewritten graph: the position of an argument, or a
+    PackedPart."""
 
     inputs: tuple[int | PackedPart, ...]
     sources: tuple[WeightSource, ...]
     constants: tuple[Constant, ...] = ()
 
     def gather(self, arguments: Sequence[Any], packed: Sequence[Sequence[Tensor]]) -> list[Any]:
-        """The inputs of the rewritten graph. `packed`: the tensors of each source, the constants"""
+        """Returns the inputs of the rewritten graph. `packed`: the tensors of each source, then the
+        constants."""
         return [
             arguments[i] if isinstance(i, int) else packed[i.source][i.part] for i in self.inputs
         ]
@@ -62,13 +65,14 @@ class Feed:
         return frozenset(source.argument for source in self.sources) - frozenset(self.inputs)
 
     def order(self) -> list[int]:
-        """The same for `_C.Gather`: arguments, or -1 - i for the i-th of all packed tensors."""
+        """Returns the origins for `_C.Gather`: positions of arguments, or -1 - i for the i-th
+        packed tensor."""
         before = list(accumulate((len(s.packing.parts) for s in self.sources), initial=0))
         return [i if isinstance(i, int) else -1 - before[i.source] - i.part for i in self.inputs]
 
 
 def example_inputs(feed: Feed, examples: Sequence[Any]) -> list[Any]:
-    """Example inputs of the rewritten graph, the new ones fake where there is a fake mode."""
+    """Returns example inputs of the rewritten graph; new ones are fake if there is a fake mode."""
     fake_mode = fake_mode_of(examples)
     packed = []
     for source in feed.sources:
@@ -100,17 +104,18 @@ def _refuse_tangents(arguments: Sequence[Any]) -> None:
             )
 
 
-REWRITTEN = 4  # calls in a row that had to pack a tensor before it counts as an activation
+REWRITTEN = 4  # consecutive calls that pack a tensor until it counts as an activation
 
 
 @dataclass
 class _FeedCache:
-    """What was packed for one set of weights: valid while these and the generation stay."""
+    """The packed tensors for one set of weights, valid while the weights and the generation do not
+    change."""
 
     generation: int
     weights: Snapshot
-    packed: tuple[weakref.ref[Tensor], ...]  # the cache owns them; the wrapper the constants
-    repacked: Counter[int]  # argument -> calls in a row, up to the last, that packed it
+    packed: tuple[weakref.ref[Tensor], ...]  # the cache owns these, the wrapper the constants
+    repacked: Counter[int]  # argument -> number of consecutive calls, up to now, that packed it
     used: bool = False
 
     @property
@@ -122,7 +127,7 @@ class _FeedCache:
         return self.generation == CACHE.generation
 
     def written_unseen(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether values have changed that PyTorch has not counted a write of."""
+        """Whether values have changed without a write that PyTorch counted."""
         return self.current and self.weights.same_tensors(arguments)
 
 
@@ -132,13 +137,16 @@ def with_packed_weights(
     rewritten: Callable[[Iterable[int]], None] | None = None,
     give_back: Callable[[Tensor], bool] | None = None,
 ) -> Callable[..., Any]:
-    """Calls `compiled` with the original arguments, float weights replaced by packed ones.
+    """Returns a function that calls `compiled` with the original arguments, in which packed weights
+    replace float ones.
 
-    Layers that are alike share the call, so what is known of each set of weights is kept. The first
-    call with a set trusts no pack of the cache whose content it has not compared; nor does a call
-    that finds a weight written behind PyTorch's back. `rewritten` is told the positions of the
-    arguments, none of them a parameter, that have been packed at each of the last calls.
-    `give_back` is handed each weight that is packed and that the graph does not read in float.
+    The same function serves all layers with equal graphs, so it keeps the packed tensors for each
+    set of weights. It compares the whole content of each weight with the cache at the first call
+    with a set, and at a call that finds a weight that was written without PyTorch noticing.
+
+    `rewritten` is called with the positions of the arguments, none of them a parameter, that were
+    packed at each of the last REWRITTEN calls. `give_back` is called with each weight that is
+    packed and that the graph does not read in float.
     """
     holders = [source.argument for source in feed.sources]
     constants = tuple(constant.tensor() for constant in feed.constants)
@@ -157,7 +165,7 @@ def with_packed_weights(
             CACHE.distrust(arguments[i] for i in holders)
         packed, fresh = _packed(feed, arguments)
         if give_back and _given_back(feed, arguments, give_back):
-            return feed.gather(arguments, [*packed, constants])  # what is known begins anew
+            return feed.gather(arguments, [*packed, constants])  # known again at the next call
         counts = _counts(before or (last if last and last.dead else None), arguments, fresh)
         found = [*packed, constants]
         given = tuple(weakref.ref(tensor) for parts in found for tensor in parts)
@@ -194,7 +202,7 @@ def _identity(arguments: Sequence[Any], holders: Sequence[int]) -> int:
 
 
 def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]], set[int]]:
-    """The tensors of each source, and which arguments had to be packed for it."""
+    """Returns the tensors of each source, and the arguments that had to be packed."""
     found: list[Sequence[Tensor]] = []
     fresh: set[int] = set()
     for argument, view, packing in feed.sources:
@@ -206,17 +214,17 @@ def _packed(feed: Feed, arguments: Sequence[Any]) -> tuple[list[Sequence[Tensor]
 
 
 def _given_back(feed: Feed, arguments: Sequence[Any], give_back: Callable[[Tensor], bool]) -> bool:
-    """Whether the memory of a weight was given back that was there before."""
+    """Offloads weights; returns whether the memory of one of them was in use before."""
     found = [give_back(arguments[i]) for i in feed.only_packed]
-    trim()  # the second time, too: of what compiling has left
+    trim()  # also at later calls, for memory that compiling has left
     return any(found)
 
 
 def _counts(
     before: _FeedCache | None, arguments: Sequence[Any], fresh: Iterable[int]
 ) -> Counter[int]:
-    """For how many calls in a row each of the `fresh` arguments has been packed. Parameters change
-    for a while and then stay: they never count."""
+    """Counts for how many consecutive calls each of the `fresh` arguments was packed. Parameters
+    change for a while and then stay, so they never count."""
     again = before is not None and not before.used and before.current
     counts = before.repacked if before is not None and again else Counter[int]()
     return Counter({i: counts[i] + 1 for i in fresh if not isinstance(arguments[i], nn.Parameter)})

@@ -1,4 +1,4 @@
-"""Memory in huge pages, so that a processor that reads all of it looks up fewer addresses."""
+"""Memory in huge pages, which need fewer address translations when all of it is read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from torch import Tensor
 from qfx.io.pages import LIBC
 
 _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
-_LINE = 64  # bytes
-_HUGEPAGE, _COLLAPSE = 14, 25  # of madvise: Linux 2.6.38 and 6.1
+_LINE = 64  # bytes of a cache line
+_HUGEPAGE, _COLLAPSE = 14, 25  # arguments of madvise, since Linux 2.6.38 and 6.1
 
 
 @lru_cache
 def huge_page_size() -> int:
-    """In bytes; 0 where the system has none, or its owner said that nobody gets any."""
+    """Returns the size of a huge page in bytes; 0 if the system has none, or is set not to use
+    them."""
     try:
         allowed = re.search(r"\[(\w+)\]", (_FOLDER / "enabled").read_text())
         size = int((_FOLDER / "hpage_pmd_size").read_text())
@@ -33,33 +34,36 @@ def huge_page_size() -> int:
 
 
 def into_huge_pages(blocks: Iterable[tuple[int, int]]) -> int:
-    """Asks the system to put memory into huge pages, at the same addresses, where these blocks, of
-    an address and a number of bytes each, make up half of one or more. Returns the bytes that it
-    did so for; what it refuses stays as it is."""
+    """Asks the system to move memory into huge pages, at the same addresses.
+
+    `blocks`: address and number of bytes of each block. Only pages that are at least half covered
+    by blocks are moved. Returns the number of bytes that were moved; memory that the system refuses
+    to move stays unchanged.
+    """
     size = huge_page_size()
     return sum(_advise(first, count) for first, count in _runs(blocks, size)) if size else 0
 
 
 class Room:
-    """New memory for tensors that together take `count` bytes, one behind the other. It is there as
-    long as one of them is; each has a storage of its own, its part."""
+    """New memory for tensors that together take `count` bytes, one after another. Each tensor has
+    its own storage, a part of this memory. The memory is freed when all of its tensors are."""
 
     def __init__(self, count: int) -> None:
         size = huge_page_size()
         self._memory = torch.empty(count + max(size, _LINE), dtype=torch.uint8, device="cpu")
         address = self._memory.data_ptr()
         self._taken = -address % max(size, _LINE)
-        if size:  # before the memory is touched, when that costs nothing
+        if size:  # before the memory is used; then nothing needs to be moved
             first, whole = ctypes.c_void_p(address + self._taken), ctypes.c_size_t(count)
             LIBC.madvise(first, whole, _HUGEPAGE)
 
     @staticmethod
     def of(counts: Iterable[int]) -> Room:
-        """For tensors of so many bytes each."""
+        """Returns room for tensors with these numbers of bytes."""
         return Room(sum(_whole_lines(count) for count in counts))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The next tensor, on lines of its own."""
+        """Returns the next tensor; it begins at a cache line."""
         count = prod(shape) * dtype.itemsize
         if count == 0:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
@@ -70,7 +74,8 @@ class Room:
 
 
 def are_scattered(tensors: Sequence[Tensor]) -> bool:
-    """Whether most of them lie elsewhere than a room would have them, behind the one before."""
+    """Whether most of the tensors do not directly follow the one before, as they would in a
+    Room."""
     ends = [t.data_ptr() + _whole_lines(t.nbytes) for t in tensors]
     follow = [end == t.data_ptr() for end, t in zip(ends, tensors[1:], strict=False)]
     return 2 * sum(follow) < len(follow)
@@ -81,7 +86,7 @@ def _whole_lines(count: int) -> int:
 
 
 def _runs(blocks: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Of neighbouring pages that are half covered: where they begin, and their bytes."""
+    """Returns runs of consecutive pages that are at least half covered, as (address, bytes)."""
     covered: Counter[int] = Counter()
     for start, count in set(blocks):
         for page in range(start // size, -(-(start + count) // size)):

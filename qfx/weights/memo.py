@@ -1,4 +1,4 @@
-"""Memo: what a module derives from tensors of its own, kept until one of them changes."""
+"""Memo: a value that a module derives from its tensors, kept until one of them changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from qfx.weights.change_detection import Snapshot, snapshot
 
 
 class Memo:
-    """What a module derives from tensors of its own, derived anew when one may have changed.
+    """A value that a module derives from its tensors, derived again when one of them may have
+    changed.
 
-    A copy of it is empty: what a copied module derives belongs to the copy's tensors.
+    A copy of a memo is empty, because a copied module derives the value from its own tensors.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class Memo:
         self._value: Any = None
 
     def get(self, tensors: tuple[Tensor, ...], derive: Callable[[], Any]) -> Any:
-        """`derive()`, or what it returned for the same values of `tensors`."""
+        """Returns `derive()`, or its earlier result for the same values of `tensors`."""
         if torch.compiler.is_compiling() or any(map(is_fake, tensors)):
             return derive()
         epoch, before = CACHE.epoch, self._of

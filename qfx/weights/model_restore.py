@@ -1,7 +1,7 @@
-"""Restoring: what runs inside `unchanged` leaves a model and the default generators as they were.
+"""Restores a model and the default random generators after code that ran inside `unchanged`.
 
-The generators are those of torch on CPUs and CUDA, of Python and of numpy; what is put back of a
-model says `ModelSnapshot`. Inputs and other generators are not.
+The generators are those of torch for CPUs and CUDA, of Python and of numpy; `ModelSnapshot` says
+what is restored of a model. Inputs and other generators are not restored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _KEPT: ContextVar[ModelSnapshot] = ContextVar("kept")
 
 @contextmanager
 def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
-    """Puts back what runs inside changes, also where it raises. Memory: the buffers, once more.
+    """Undoes the changes made inside the `with` block, also if it raises. Needs memory for a copy
+    of the buffers.
 
-    Warns, in the name of `who`, of parameters that code outside any captured graph wrote to: they
-    keep what it wrote. Copies of all parameters would double the memory of a model. Such writes
-    through `.data` are not seen.
+    Warns, in the name of `who`, about parameters that code outside of captured graphs wrote to.
+    They keep the new values, because a copy of all parameters would double the memory of a model.
+    Such writes through `.data` are not detected.
     """
     kept, generators = ModelSnapshot(module_of(model)), _generators()
     token = _KEPT.set(kept)
@@ -49,8 +50,8 @@ def unchanged(model: Callable[..., Any], who: str) -> Iterator[None]:
 
 
 def restore_later(values: Iterable[Any]) -> None:
-    """The tensors among these values are about to be written to: the `unchanged` around this call,
-    if there is one, puts their values back."""
+    """Saves the tensors among these values, which are about to be written. The surrounding
+    `unchanged`, if there is one, restores them."""
     kept = _KEPT.get(None)
     for value in values:
         if kept is not None and isinstance(value, Tensor):
@@ -58,7 +59,8 @@ def restore_later(values: Iterable[Any]) -> None:
 
 
 def in_training(model: Callable[..., Any]) -> str:
-    """Which modules of the model are in training mode, as words; '' where none is."""
+    """Returns a phrase that says which modules of the model are in training mode; '' if none
+    are."""
     module = module_of(model)
     each = [m for m in module.modules() if not isinstance(m, fx.GraphModule)] if module else []
     count = sum(m.training for m in each)
@@ -70,7 +72,7 @@ def in_training(model: Callable[..., Any]) -> str:
 
 
 def module_of(model: Any) -> nn.Module | None:
-    """The module that is called; None for a function."""
+    """Returns the module that is called; None for a function."""
     while isinstance(model, partial):
         model = model.func
     owner = getattr(model, "__self__", None)
@@ -81,7 +83,7 @@ def module_of(model: Any) -> nn.Module | None:
 
 
 def _generators() -> list[Callable[[], None]]:
-    """What puts the default generators back to where they are now."""
+    """Returns functions that restore the current state of the default generators."""
     found: list[Callable[[], None]] = [
         partial(torch.set_rng_state, torch.get_rng_state()),
         partial(random.setstate, random.getstate()),

@@ -1,9 +1,10 @@
-"""ModelSnapshot: the tensors and attributes of a module's parts, to be put back.
+"""ModelSnapshot: saves the tensors and attributes of a model's modules, to restore them.
 
-Put back are which attributes each part has, with what lists, dicts and sets among them hold (the
-registries of parameters, buffers and parts are such dicts), the values of buffers, and those of
-parameters that `keep` was told of. Not so what other objects hold. Lazy modules stay what their
-first call made of them; where FSDP shards a model, attributes and parameters are left to it.
+It restores the attributes of each module, including the contents of lists, dicts and sets among
+them (the registries of parameters, buffers and submodules are such dicts), the values of buffers,
+and the values of parameters for which `keep` was called. The contents of other objects are not
+restored. Lazy modules stay as their first call made them. If FSDP shards a model, its attributes
+and parameters are not restored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _CONTAINERS = (list, dict, OrderedDict, set, deque)
 
 
 class ModelSnapshot:
-    """Of a module, or of what `keep` is told of alone. Memory: the buffers, once more."""
+    """A snapshot of a module, or, for None, only of tensors for which `keep` is called. Needs
+    memory for a copy of the buffers."""
 
     def __init__(self, module: nn.Module | None) -> None:
         every = [] if module is None else [*module.modules()]
@@ -40,12 +42,13 @@ class ModelSnapshot:
                     self.keep(buffer)
 
     def keep(self, tensor: Tensor) -> None:
-        """Remembers its values, the first time."""
+        """Saves the values of a tensor, at the first call for it."""
         if id(tensor) not in self.values:
             self.values[id(tensor)] = _Value(tensor, tensor.data, tensor.detach().clone())
 
     def restore(self) -> list[str]:
-        """Puts all back. Returns the names of parameters that were written to and keep it."""
+        """Restores everything. Returns the names of parameters that were written and keep the new
+        values."""
         written = [
             name
             for name, parameter, _, before in self.parameters
@@ -61,7 +64,7 @@ class ModelSnapshot:
 
 
 class _Attributes:
-    """A dict, and the containers among its values, with what they hold."""
+    """A dict, and the containers among its values, with their contents."""
 
     def __init__(self, of: dict[str, Any]) -> None:
         inner = [value for value in of.values() if type(value) in _CONTAINERS]
@@ -81,7 +84,7 @@ def _elements(container: Any) -> Iterator[Any]:
 
 
 class _Value(NamedTuple):
-    """A tensor, where its values were, and a copy of them."""
+    """A tensor, the memory of its values, and a copy of them."""
 
     tensor: Tensor
     memory: Tensor
@@ -106,7 +109,7 @@ def _put_memory_back(tensor: Tensor, memory: Tensor) -> None:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """False where that cannot be seen."""
+    """Whether two tensors have the same bits; False if that cannot be determined."""
     if not _is_plain(a):
         return False
     as_bytes = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))

@@ -1,7 +1,7 @@
-"""Offloading: a file holds the values of a tensor, which takes no memory until someone reads it.
+"""Offloading: moves the values of a tensor to a file, so that it takes no memory until it is read.
 
-Nothing is lost: whoever reads one gets its pages from the file, whoever writes to it gets pages of
-its own. The file has no name, and goes when the tensor does.
+Nothing is lost: reading a tensor loads its pages from the file, and writing to it creates private
+pages. The file has no name and is deleted with the tensor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 from qfx.host.tensors import owners, storage_id, weak_storage
 from qfx.io.pages import drop, is_of_a_file
 
-LEAST = 2**16  # bytes below which a mapping of its own saves nothing
+LEAST = 2**16  # bytes; offloading smaller tensors saves nothing
 _HELD: dict[tuple[int | None, int], Any] = {}  # by storage and place in it
 
 
 def is_offloaded(tensor: Tensor) -> bool:
-    """Whether a file holds the values of this tensor, and its memory was given back."""
+    """Whether the values of this tensor are in a file and its memory was freed."""
     return bool(_HELD) and _place(tensor) in _HELD
 
 
@@ -33,13 +33,14 @@ def _place(tensor: Tensor) -> tuple[int | None, int]:
 
 
 def offload(tensor: Tensor) -> str:
-    """Lets a file hold the values of a tensor; why not, or '' if one does from now on.
+    """Moves the values of a tensor to a file. Returns '', or why it did not.
 
-    Pages of a file that nobody wrote to, as of a model that was read by mapping it, are dropped.
-    Other values are written to a file in `tempfile.gettempdir()` (TMPDIR), and the tensor gets a
-    storage that maps it: only if it is the storage's one owner and all of it, for others would keep
-    the memory, and no longer see what is written to the tensor. Raises OSError if there is no room,
-    that folder lies in memory, or the system cannot.
+    For a tensor that maps a file and was not written, such as one of a model that was loaded by
+    mapping, only its pages are dropped. Other values are written to a file in
+    `tempfile.gettempdir()` (TMPDIR), and the tensor gets a storage that maps it. This requires that
+    the tensor is the only owner of its storage and covers all of it: other owners would keep the
+    memory, and would no longer see writes to the tensor. Raises OSError if there is no space, if
+    that folder is in memory, or if the system cannot do it.
     """
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return "it is not in the memory of the CPU"
@@ -62,17 +63,17 @@ def offload(tensor: Tensor) -> str:
 
 
 def drop_file_pages(tensor: Tensor) -> None:
-    """Drops the pages of a tensor that maps a file and was not written to; nothing of another."""
+    """Drops the pages of a tensor that maps a file and was not written; does nothing for others."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not _dense(tensor):
         return
     size = tensor.numel() * tensor.element_size()
-    with suppress(OSError):  # of a system that does not say what is a file's
+    with suppress(OSError):  # the system may not say which pages belong to a file
         if is_of_a_file(tensor.data_ptr(), size):
             drop(tensor.data_ptr(), size)
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether its elements are a run of memory, each once, in whatever order."""
+    """Whether its elements are contiguous in memory, each once, in any order."""
     order = sorted(range(tensor.dim()), key=lambda axis: (tensor.stride(axis), tensor.size(axis)))
     return tensor.permute(order[::-1]).is_contiguous()
 
@@ -95,7 +96,8 @@ def _mapped(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def _kind_in_memory(folder: str) -> str:
-    """The name of the file system of a folder if that keeps files in memory; else ''."""
+    """Returns the name of the file system of a folder if that keeps files in memory; otherwise
+    ''."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]

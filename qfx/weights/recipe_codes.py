@@ -1,4 +1,4 @@
-"""Codes that a recipe gives a weight, and the check that they are this weight's."""
+"""Codes that a recipe contains for a weight, and the check that they belong to this weight."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from qfx.values.rounding import Rounding, weight_digest
 
 
 def digest_for(w_nk: Tensor, packing: Packing) -> str:
-    """What codes of this weight under this packing are known by: its values, how it is transformed
-    and what its scales follow from."""
+    """Returns a digest that identifies the weight for its codes: of its values, how it is
+    transformed and what determines its scales."""
     how = (str(packing.spec), packing.factor, packing.rotation, packing.outliers)
     return weight_digest(w_nk, repr(how))
 
 
 def codes_of(w_nk: Tensor, packing: Packing, rounding: Rounding) -> Tensor:
-    """The codes, int8 [N, K] where the weight is; without values where it has none.
+    """Returns the codes, int8 [N, K], on the device of the weight; without values if the weight has
+    none.
 
-    Raises ValueError for another weight than the one that they were found for.
+    Raises ValueError if the codes were computed for another weight.
     """
     if not has_values(w_nk):
         return torch.empty(w_nk.shape, dtype=torch.int8, device=w_nk.device)

@@ -1,1 +1,1 @@
-"""Models that other tools have quantized: their codes and scales, as they are."""
+"""Loads models that other tools have quantized, with their codes and scales unchanged."""

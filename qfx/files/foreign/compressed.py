@@ -1,4 +1,4 @@
-"""A folder of compressed-tensors, as llm-compressor writes it and vLLM reads it."""
+"""Reads a folder of compressed-tensors, as llm-compressor writes it and vLLM reads it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from qfx.values.floats import FLOATS
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# Parts of a linear beside what holds its codes, which is `weight` or `weight_packed`.
+# Tensors of a linear other than its codes, which are `weight` or `weight_packed`.
 BESIDE = ("weight_scale", "weight_zero_point", "weight_shape")
 UNREAD = ("weight_g_idx", "input_scale", "input_zero_point", "output_scale", "weight_global_scale")
 _WORD = 32
-_AT_ONCE = 2**16  # words
+_AT_ONCE = 2**16  # words that are unpacked at once
 
 
 def compressed_model(folder: Path, skeleton: nn.Module) -> Foreign:
-    """Raises UserError, which names the file and the fault, and OSError."""
+    """Returns the model of a folder. Raises UserError, which names the file and the fault, or
+    OSError."""
     config = compressed_config(folder)
     files = _Files(folder, _tables(folder))
     owners = [n.rpartition(".")[0] for n in files.where if n.endswith(".weight_scale")]
@@ -107,7 +108,7 @@ def _group(files: _Files, owner: str, config: CompressedConfig, module: nn.Modul
 
 
 class _Parts(NamedTuple):
-    """Of one linear [n, k]: the codes as they lie, and what is beside them."""
+    """One linear [N, K]: the name of the tensor with its codes, and its group of the config."""
 
     n: int
     k: int
@@ -155,7 +156,8 @@ def _shape(files: _Files, owner: str, codes: str, group: Group, here: str) -> tu
 
 
 def _check(files: _Files, owner: str, parts: _Parts, here: str) -> None:
-    """Types and shapes of everything, which nothing is read for."""
+    """Checks dtypes and shapes of all tensors of a linear, without reading them. Raises
+    UserError."""
     n, k, g = parts.n, parts.k, parts.groups
     grid, packed = parts.group.grid, parts.group.packed
     words = torch.int32 if packed else torch.int8
@@ -197,7 +199,8 @@ def _weight(files: _Files, owner: str, parts: _Parts) -> ForeignWeight:
 
 
 def _codes(words: Tensor, bits: int, k: int) -> Tensor:
-    """int8 [N, K], a few rows at a time: what malloc keeps of larger parts adds up."""
+    """Unpacks codes int8 [N, K], a few rows at a time, because malloc keeps the memory of larger
+    temporary tensors."""
     found = on_own_pages((len(words), k), torch.int8)
     step = max(1, _AT_ONCE // max(words.shape[1], 1))
     for first in range(0, len(words), step):
@@ -207,8 +210,8 @@ def _codes(words: Tensor, bits: int, k: int) -> Tensor:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """int32 [R, W] -> int8 [R, W * 32 / bits], the lowest bits first; what is stored is the code
-    plus half of the range."""
+    """Unpacks int32 [R, W] into int8 [R, W * 32 / bits], the lowest bits first. The stored values
+    are the code plus half of the range."""
     raw = words.flatten().view(torch.uint8).reshape(len(words), -1)
     if bits == 4:
         raw = torch.stack([raw & 15, raw >> 4], -1).reshape(len(raw), -1)

@@ -1,4 +1,4 @@
-"""What config.json of a folder of compressed-tensors says: which linears have which grid."""
+"""The config.json of a folder of compressed-tensors: which linears have which grid."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from qfx.values.scheme import QSpec
 
 METHOD = "compressed-tensors"
 FORMATS = ("int-quantized", "pack-quantized")
-PACKED_BITS = (4, 8)  # others lie otherwise in files of earlier versions
-LARGEST = 2**26  # bytes of a config.json, or of an index of files, that is read
+PACKED_BITS = (4, 8)  # earlier versions store other widths in another layout
+LARGEST = 2**26  # largest size in bytes of a config.json, or of an index of files
 
 
 @dataclass(frozen=True)
 class Group:
-    """One of `config_groups`: its linears by `targets`, their grid, what it says of activations.
-    `packed`: whether codes lie in words of 32 bits."""
+    """One of `config_groups`: `targets` select its linears, `grid` is that of their weights, and
+    `x` says how activations are quantized. `packed`: whether codes are packed into words of 32
+    bits."""
 
     targets: tuple[str, ...]
     grid: ForeignGrid
@@ -42,10 +43,11 @@ class CompressedConfig:
     ignore: tuple[str, ...]
 
     def group_of(self, name: str, classes: tuple[str, ...]) -> Group | None:
-        """Of a module of this name and these classes; None where it is in none, or ignored."""
+        """Returns the group of a module with this name and these classes; None if it is in no group
+        or ignored."""
         if any(_means(target, name, classes) for target in self.ignore):
             return None
-        for which in ((name,), classes):  # names are more than kinds of modules
+        for which in ((name,), classes):  # names take precedence over classes
             for group in self.groups:
                 if any(_means(target, *_split(which, name)) for target in group.targets):
                     return group
@@ -63,14 +65,15 @@ def _means(target: str, name: str, classes: tuple[str, ...]) -> bool:
 
 
 def method_of(folder: Path) -> str | None:
-    """The quant_method of config.json, where it has one."""
+    """Returns the quant_method of config.json, or None."""
     said = _config(folder).get("quantization_config")
     method = said.get("quant_method") if isinstance(said, dict) else None
     return method if isinstance(method, str) else None
 
 
 def compressed_config(folder: Path) -> CompressedConfig:
-    """Raises UserError, which names the file, for what is not read."""
+    """Reads the config.json of a folder. Raises UserError, which names the file, for unsupported
+    options."""
     path = folder / "config.json"
     return _ConfigReader(printable(str(path))).whole(_config(folder)["quantization_config"])
 
@@ -151,8 +154,9 @@ class _ConfigReader:
         return ForeignGrid(bits, group, zeros=not symmetric)
 
     def activations(self, what: str, raw: Any) -> QSpec | None:
-        """As dynamic as (Q1) and (Q2); None where nothing is said of them: then they are float to
-        the file, and run as our own do, in int8."""
+        """Returns the dynamic quantization of activations, (Q1) or (Q2); None if the file does not
+        mention it: activations are then float for the file, and qfx quantizes them to int8 as
+        usual."""
         if raw is None:
             return None
         bits, symmetric, strategy = self.args(what, raw)

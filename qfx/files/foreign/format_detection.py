@@ -1,4 +1,4 @@
-"""Whether a file, a folder or a state dict is a model of another tool, and of which."""
+"""Detects whether a file, a folder or a state dict is a model of another tool, and of which one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from qfx.io.safe_read import first_bytes, opened
 
 
 def foreign_of(source: str | Path | Mapping[str, Any], skeleton: nn.Module) -> Foreign | None:
-    """None for what `qfx.save` may have written, or a state dict of safetensors. Raises UserError,
-    which names the file and the fault, and OSError."""
+    """Returns the foreign model; None for files that `qfx.save` may have written, and for a plain
+    safetensors file. Raises UserError, which names the file and the fault, or OSError."""
     if isinstance(source, Mapping):
         return torchao_state(source)
     path = Path(source)

@@ -1,4 +1,4 @@
-"""Tensors of GGUF files as codes and scales, or as floats, read a few rows at a time."""
+"""Reads tensors of GGUF files as codes and scales, or as floats, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from qfx.io.errors import UserError
 from qfx.io.printable import printable
 
 GROUP = 32
-_AT_ONCE = 2**20  # bytes of a file
+_AT_ONCE = 2**20  # bytes of the file that are read at once
 FLOATS = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
 }  # fmt: skip
 
 
 class BlockFormat(NamedTuple):
-    """A block of 32 elements: a scale, perhaps a minimum, both float16, and what `codes_of` makes
-    int8 codes of."""
+    """A block of 32 elements: a scale and possibly a minimum, both float16, and bytes from which
+    `codes_of` makes int8 codes."""
 
     grid: ForeignGrid
     codes_of: Callable[[Tensor], Tensor]
 
 
 def _nibbles(raw: Tensor) -> Tensor:
-    """uint8 [B, 16] -> [B, 32]: the low halves come first."""
+    """Unpacks uint8 [B, 16] into [B, 32]: the low halves of all bytes come first."""
     return torch.cat([raw & 15, raw >> 4], 1)
 
 
@@ -43,7 +43,7 @@ def _four(raw: Tensor) -> Tensor:
 
 
 def _five(raw: Tensor) -> Tensor:
-    """Four bytes of fifth bits, then nibbles."""
+    """Unpacks codes from four bytes of fifth bits and 16 bytes of nibbles."""
     fifth = (raw[:, :4, None] >> torch.arange(8, dtype=torch.uint8, device=raw.device)) & 1
     return (_nibbles(raw[:, 4:]) | fifth.reshape(-1, GROUP) << 4).view(torch.int8).sub_(16)
 
@@ -59,7 +59,8 @@ KINDS = {
 
 
 def weight_at(path: Path, block: Block, places: Tensor | None) -> ForeignWeight:
-    """The codes of a tensor of KINDS. `places`: to which row each row of the file goes."""
+    """Reads the codes of a tensor of KINDS. `places`: the row of the result for each row of the
+    file."""
     grid, codes_of = KINDS[block.kind]
     n, k = prod(block.shape[:-1]), block.shape[-1]
     codes = on_own_pages((n, k), torch.int8)
@@ -77,7 +78,7 @@ def weight_at(path: Path, block: Block, places: Tensor | None) -> ForeignWeight:
 
 
 def floats_at(path: Path, block: Block, places: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The values of a tensor of any kind that gguf can dequantize, as `dtype`."""
+    """Reads the values of a tensor of any kind that gguf can dequantize, as `dtype`."""
     n = prod(block.shape[:-1])
     found = on_own_pages((n, block.shape[-1] if block.shape else 1), dtype)
     for first, raw in _rows(path, block, n):
@@ -92,7 +93,7 @@ def _floats(raw: Tensor, kind: str, path: Path) -> Tensor:
     library = gguf()
     numbers = library.GGMLQuantizationType[kind]
     try:
-        with warnings.catch_warnings():  # of scales that overflow
+        with warnings.catch_warnings():  # numpy warns if scales overflow
             warnings.simplefilter("ignore", RuntimeWarning)
             return torch.from_numpy(library.dequantize(raw.numpy(), numbers))
     except NotImplementedError:
@@ -102,7 +103,7 @@ def _floats(raw: Tensor, kind: str, path: Path) -> Tensor:
 
 
 def _rows(path: Path, block: Block, n: int) -> Iterator[tuple[int, Tensor]]:
-    """The first row, and some whole rows as bytes."""
+    """Yields whole rows as bytes, some at a time, with the index of the first."""
     width = block.size // max(n, 1)
     if not block.size:
         return

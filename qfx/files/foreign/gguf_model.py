@@ -1,5 +1,4 @@
-"""A GGUF file as a foreign model: which of its tensors is which of a skeleton's, and in which order
-of rows."""
+"""Maps the tensors of a GGUF file, and the order of their rows, to those of a skeleton."""
 
 from __future__ import annotations
 
@@ -19,21 +18,23 @@ from qfx.values.floats import FLOATS as MODEL_FLOATS
 
 ARCHITECTURE = "general.architecture"
 SPLIT = "split.count"
-# Whether the rows of queries and keys are in llama.cpp's order of rotary positions: the two of a
-# pair beside each other, where transformers has them half a head apart. What is not here differs
-# from transformers in other ways too (norms with one added, transposed weights), or is not known.
+# Whether the rows of queries and keys are in llama.cpp's order of rotary positions, with the two
+# rows of a pair next to each other; in transformers they are half a head apart. Architectures that
+# are not listed differ in other ways too (norms with one added, transposed weights), or are not
+# known.
 INTERLEAVED = {
     "llama": True, "granite": True, "smollm3": True,
     "qwen2": False, "qwen3": False, "phi3": False, "starcoder2": False,
 }  # fmt: skip
 HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
-# What a model computes of its configuration.
+# Tensors that a model computes from its config.
 DERIVED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 
 
 def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
-    """Floats take the types of the skeleton, since those of a file are of its kinds, not of the
-    model. Raises UserError, which names the file and the fault, and OSError."""
+    """Returns the model of a GGUF file. Float tensors are converted to the dtypes of the skeleton,
+    because those of the file depend on its kind of quantization. Raises UserError, which names the
+    file and the fault, or OSError."""
     table = gguf_table_of(path)
     at = printable(str(path))
     if table.fields.get(SPLIT, 1) not in (0, 1):
@@ -50,7 +51,8 @@ def gguf_model(path: Path, skeleton: nn.Module) -> Foreign:
 
 
 def _names(table: GgufTable, wanted: list[str], at: str) -> dict[str, str]:
-    """Name in the skeleton -> name in the file. A module may have the names of the file itself."""
+    """Returns the name in the file for each name in the skeleton. The skeleton may also use the
+    names of the file."""
     if any(name in table.tensors for name in wanted):
         return {name: name for name in wanted if name in table.tensors}
     known = _name_map(table, at)
@@ -98,7 +100,8 @@ def _item(table: GgufTable, name: str, wanted: Any, mapped: bool) -> Item:
 
 
 def _places(table: GgufTable, name: str, block: Block) -> Tensor | None:
-    """To which row of the skeleton's weight, or bias, each row of the file goes."""
+    """Returns for each row of the file the row of the skeleton's weight or bias; None if they are
+    the same."""
     arch = str(table.fields[ARCHITECTURE])
     role = name.split(".")[-2] if "." in name else ""
     if role not in HEADS or not INTERLEAVED[arch]:

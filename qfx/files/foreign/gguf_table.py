@@ -1,5 +1,8 @@
-"""What a GGUF file says of itself: its fields, and where which tensor lies. All of it is checked
-against the file before anything is read, since the package gguf believes what it reads."""
+"""The header of a GGUF file: its fields, and the place of each tensor.
+
+Everything is checked against the size of the file before a tensor is read, since the package gguf
+does not check what it reads.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from qfx.io.printable import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-_SCALARS = "BbHhIif?*#Qqd"  # struct's letters by GGUF's numbers; a text, an array
+_SCALARS = "BbHhIif?*#Qqd"  # struct's letter for each GGUF type; * is a string, # an array
 _TEXT, _ARRAY = _SCALARS.index("*"), _SCALARS.index("#")
-_LONGEST = 2**16  # bytes of a name
-_KEPT = 4096  # elements of an array that is kept
+_LONGEST = 2**16  # largest length of a name in bytes
+_KEPT = 4096  # largest number of elements of an array that is kept
 _MOST_AXES = 4
 
 
 class Block(NamedTuple):
-    """A tensor in a file: its kind, its shape with the rows first, and where its bytes are."""
+    """A tensor in a file: its kind, its shape with the rows first, and its position in bytes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -32,7 +35,8 @@ class Block(NamedTuple):
 
 
 class GgufTable(NamedTuple):
-    """`fields`: numbers, texts and short arrays; `tensors` in the order of the file."""
+    """The header of a file. `fields`: numbers, strings and short arrays. `tensors`: in the order of
+    the file."""
 
     path: Path
     fields: Mapping[str, Any]
@@ -50,7 +54,8 @@ def gguf() -> Any:
 
 
 def gguf_table_of(path: Path) -> GgufTable:
-    """Raises UserError, which names the file and the fault, and OSError."""
+    """Reads the header of a file. Raises UserError, which names the file and the fault, or
+    OSError."""
     with path.open("rb") as file:
         return _HeaderReader(file, path, path.stat().st_size).table()
 
@@ -82,7 +87,8 @@ class _HeaderReader:
             raise UserError(f"{self.at} is GGUF of version {version}, and 2 and 3 are read")
 
     def counted(self, count: int) -> range:
-        """A tensor takes 24 bytes at least: nobody may make us count to 2^64."""
+        """Returns range(count). Raises UserError if the file is too small for `count` tensors,
+        which take at least 24 bytes each, so that a wrong count cannot cause a very long loop."""
         if count * 24 > self.size:
             raise UserError(f"{self.at} is not whole: it has {self.size} bytes for {count} tensors")
         return range(count)

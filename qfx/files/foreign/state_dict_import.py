@@ -1,5 +1,5 @@
-"""A foreign model told as a state dict of ours: codes where a linear can hold them, floats
-elsewhere, and codes made anew where that was asked for."""
+"""Converts a foreign model to a state dict of qfx: the codes of the file if a linear can hold them,
+new codes if requested, otherwise floats."""
 
 from __future__ import annotations
 
@@ -36,9 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class Item(NamedTuple):
-    """A tensor of a foreign model. `shape` and `dtype` of its float values, which `floats` reads;
-    `kind`: what the file calls it, '' for a plain tensor. Where there is a `grid`, `weight` reads
-    codes of it, and `x` is what the file says of activations, or ours where it says nothing."""
+    """A tensor of a foreign model.
+
+    `shape`, `dtype`: those of its float values, which `floats` reads. `kind`: the name of the
+    format in the file, '' for a plain tensor. If there is a `grid`, `weight` reads its codes, and
+    `x` says how the file quantizes activations, or how qfx does if the file does not say.
+    """
 
     path: Path
     shape: tuple[int, ...]
@@ -51,8 +54,8 @@ class Item(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """A model of another tool: the name of its file for errors, its tensors by the names of the
-    skeleton; what the skeleton lacks is under its own name."""
+    """A model of another tool. `at`: the name of its file, for errors. `items`: its tensors by the
+    names of the skeleton; tensors that the skeleton lacks have their own name."""
 
     at: str
     items: Mapping[str, Item]
@@ -60,14 +63,17 @@ class Foreign(NamedTuple):
 
 @dataclass
 class Imported:
-    """`kept`: linears that hold the codes of the file, and their schemes; `anew`: those that are
-    quantized again; all other items become floats."""
+    """The decision for each tensor of a foreign model.
+
+    `kept`: the schemes of linears that hold the codes of the file. `anew`: the schemes of linears
+    that are quantized again. All other items become floats.
+    """
 
     foreign: Foreign
     kept: dict[str, Scheme]
     anew: dict[str, Scheme]
     items: dict[str, Item]
-    lost: dict[str, float] = field(default_factory=dict)  # |w' - w| / |w| of those made anew
+    lost: dict[str, float] = field(default_factory=dict)  # |w' - w| / |w| of those in `anew`
 
     @property
     def at(self) -> str:
@@ -75,7 +81,7 @@ class Imported:
 
     @property
     def entries(self) -> dict[str, TensorEntry]:
-        """What a state dict of the model would hold."""
+        """The tensors that a state dict of the model would contain."""
         found: dict[str, TensorEntry] = {}
         for name, item in self.items.items():
             owner = name.removesuffix(".weight")
@@ -135,7 +141,8 @@ class Imported:
 
 
 def _fields(scheme: Scheme, kept: ForeignGrid | None) -> dict[str, Any]:
-    """What else the scheme tensor says: of a grid that is kept, or of our own."""
+    """Returns the remaining fields of the scheme tensor, for a grid that is kept, or for our
+    own."""
     fields = {"factor": scheme.w.axes == PER_COLUMN, "x_zero_point": False, "shift": False}
     half = kept.half if kept else torch.bfloat16
     return {**fields, "minimum": kept is not None and kept.minimum, "half": half}
@@ -144,11 +151,14 @@ def _fields(scheme: Scheme, kept: ForeignGrid | None) -> dict[str, Any]:
 def imported(
     foreign: Foreign, skeleton: nn.Module, x: Activations, requantize: Config | None
 ) -> Imported:
-    """What becomes of each tensor in `skeleton`; no weight is read. `x`: how activations are
-    quantized; `requantize`: by what linears are whose grid no linear of ours has.
+    """Decides for each tensor how it is loaded into `skeleton`; reads no weight.
 
-    Raises UserError for a kind of weight that no linear holds, and NotImplementedError for one that
-    none holds yet, unless `requantize` is there; UserError for a scheme that no operator computes.
+    `x`: how activations are quantized. `requantize`: how linears are quantized again whose grid no
+    linear of qfx can hold.
+
+    Raises UserError for a kind of weight that no linear can hold, and NotImplementedError for one
+    that is not supported yet, unless `requantize` is given; UserError for a scheme that no operator
+    computes.
     """
     linears = _linears(skeleton)
     if requantize is not None:
@@ -196,8 +206,8 @@ def _check_config(config: Config, linears: Mapping[str, nn.Linear]) -> None:
 def _with_ties(
     items: Mapping[str, Item], skeleton: nn.Module, linears: Mapping[str, nn.Linear]
 ) -> dict[str, Item]:
-    """A head that is tied to an embedding takes the codes of that, which becomes float. The large
-    ones come first, while little else is there."""
+    """Gives a head that is tied to an embedding the codes of that embedding, which becomes float.
+    Sorts large tensors first, so that they are loaded while little memory is in use."""
     found = dict(items)
     for name, first in ties(skeleton, skeleton.state_dict()).items():
         for absent, there in ((name, first), (first, name)):

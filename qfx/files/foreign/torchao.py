@@ -1,4 +1,4 @@
-"""State dicts of models that torchao has quantized to int8, in memory or as safetensors."""
+"""Reads state dicts of models that torchao has quantized to int8, in memory or as safetensors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KIND = "Int8Tensor"
 PARTS = ("qdata", "scale", "zero_point")
 UNREAD = ("act_quant_scale", "act_quant_zero_point", "act_pre_scale")
 _IN_MEMORY = Path("the state dict")
-_NAMES = "tensor_names"  # of the metadata that torchao writes
+_NAMES = "tensor_names"  # a key of the metadata that torchao writes
 
 
 def torchao_state(state: Mapping[str, Any]) -> Foreign:
-    """Raises UserError for a tensor subclass of another kind."""
+    """Returns the model of a state dict. Raises UserError for another kind of tensor subclass."""
     at = str(_IN_MEMORY)
     items = {name: _held(name, value, at) for name, value in state.items()}
     if not any(item.kind for item in items.values()):
@@ -70,7 +70,7 @@ def _unread(here: str, kind: str) -> UserError:
 
 
 def is_torchao(path: Path, magic: bytes) -> bool:
-    """Whether it is a safetensors file with what torchao writes beside the tensors."""
+    """Whether it is a safetensors file with the metadata that torchao writes."""
     if path.suffix == ".json" or magic[:2] == b"PK":
         return False
     library = safetensors()
@@ -78,12 +78,13 @@ def is_torchao(path: Path, magic: bytes) -> bool:
         with missing_as_os_error(path), library.safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
     except library.SafetensorError:
-        return False  # its faults are told where it is read
+        return False  # errors are reported when the file is read
     return _NAMES in metadata
 
 
 def torchao_file(path: Path) -> Foreign:
-    """Raises UserError, which names the file and the fault, and OSError."""
+    """Returns the model of a file. Raises UserError, which names the file and the fault, or
+    OSError."""
     table = table_of(path)
     at = printable(str(path))
     names = parsed(table.metadata[_NAMES], f"{at}: {_NAMES}")

@@ -1,6 +1,6 @@
-"""ForeignWeight: a quantized weight as another tool has it, and what a `qfx.nn.Linear` is of it.
+"""ForeignWeight: a quantized weight of another tool, and its conversion to a `qfx.nn.Linear`.
 
-All that knows how such weights are stored here is `unkept` and `parts_of`.
+Only `unkept` and `parts_of` know how qfx stores such weights.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from qfx.nn.serialized_weight import stream_of
 from qfx.ops.quantize import SMALLEST_SCALE
 from qfx.values.scheme import GROUP_MULTIPLE, PACKED_BITS, PACKED_GROUPS, QSpec, Scheme
 
-# How activations are quantized, None for float ones; "file": as the file says.
+# How activations are quantized; None for float, "file" for what the file specifies.
 Activations: TypeAlias = QSpec | Literal["file"] | None
 
 
 class ForeignGrid(NamedTuple):
-    """What a kind of weight is, before any is read. Codes are integers of `bits`, in two's
-    complement; `group` elements of a row share a scale, 0 for all of them. `signs`: scales may be
-    negative; `zeros`: there are zero points; `minimum`: each group has a float that is added.
-    `half`: the type of scales and minimums, None where they are float32."""
+    """The format of a weight, known before the weight is read.
+
+    Codes are integers of `bits` bits in two's complement. `group`: the number of elements of a row
+    that share a scale, 0 for all. `signs`: whether scales may be negative. `zeros`: whether there
+    are zero points. `minimum`: whether each group has a float that is added. `half`: the dtype of
+    scales and minimums, None for float32.
+    """
 
     bits: int
     group: int = 0
@@ -36,21 +39,24 @@ class ForeignGrid(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether a linear can hold its codes in as few bits."""
+        """Whether a linear can store its codes with the same number of bits."""
         fits = self.bits in PACKED_BITS and self.group in PACKED_GROUPS
         return fits and self.half in (torch.float16, torch.bfloat16)
 
     @property
     def usual(self) -> QSpec:
-        """How activations are quantized of which the file says nothing. Where weights have groups
-        theirs cost little more, and what is not rotated needs them."""
+        """The quantization of activations if the file does not say. With groups in the weight,
+        groups of activations cost little more, and activations that are not rotated need them."""
         return QSpec(group=self.group) if self.group else QSpec(symmetric=False)
 
 
 class ForeignWeight(NamedTuple):
-    """`codes` int8 [N, K]; `scale` [N, G], of the type that the file has; `zero_point` int32 [N, G]
-    or None; `minimum` [N, G] or None. A value is `scale * (code - zero_point)`, with a minimum
-    `scale * (code + 2^(bits - 1)) + minimum`, each operation in float32."""
+    """A quantized weight of another tool.
+
+    `codes`: int8 [N, K]. `scale`: [N, G], in the dtype of the file. `zero_point`: int32 [N, G] or
+    None. `minimum`: [N, G] or None. A value is `scale * (code - zero_point)`, or with a minimum
+    `scale * (code + 2^(bits - 1)) + minimum`, each operation in float32.
+    """
 
     codes: Tensor
     scale: Tensor
@@ -59,7 +65,7 @@ class ForeignWeight(NamedTuple):
     minimum: Tensor | None = None
 
     def values(self) -> Tensor:
-        """float32 [N, K]."""
+        """Returns the weight float32 [N, K]."""
         codes = _by_group(self.codes, self.scale).float()
         if self.zero_point is not None:
             codes -= self.zero_point[..., None]
@@ -72,7 +78,7 @@ class ForeignWeight(NamedTuple):
 
 
 def unkept(grid: ForeignGrid) -> str:
-    """Why no linear holds codes of this grid as they are; '' where one does."""
+    """Returns why no linear can hold codes of this grid unchanged; '' if one can."""
     if grid.minimum and not grid.packed:
         return "has a minimum for each group, which only codes of 4 and 5 bits may have"
     if not 2 <= grid.bits <= 8:
@@ -83,15 +89,16 @@ def unkept(grid: ForeignGrid) -> str:
 
 
 def scheme_of(grid: ForeignGrid, x: QSpec | None) -> Scheme:
-    """Raises ValueError where no operator computes such activations `x` with such weights."""
+    """Returns the scheme of a grid. Raises ValueError if no operator combines activations `x` with
+    it."""
     zeros = grid.zeros or grid.minimum if grid.packed else grid.zeros or grid.signs
     return Scheme(x, QSpec(grid.bits, not zeros, group=grid.group, packed=grid.packed))
 
 
 def parts_of(weight: ForeignWeight, x: QSpec | None) -> dict[str, Tensor]:
-    """What a state dict holds of the `qfx.nn.Linear` that has these very values. The codes are
-    changed in place. Raises ValueError for scales that are not finite, and NotImplementedError for
-    what `unkept` tells of."""
+    """Returns the tensors in the state dict of a `qfx.nn.Linear` with exactly these values. Changes
+    the codes in place. Raises ValueError for scales that are not finite, and NotImplementedError
+    for grids that `unkept` reports."""
     if why := unkept(weight.grid):
         raise NotImplementedError(f"the weight {why}")
     scheme = scheme_of(weight.grid, x)
@@ -126,7 +133,7 @@ def _packed_parts(weight: ForeignWeight, scheme: Scheme) -> dict[str, Tensor]:
 
 
 def _turn(codes: Tensor, scale: Tensor, zero: Tensor) -> None:
-    """Positive scales: s (q - z) = -s (~q - ~z), and ~q has as many bits as q."""
+    """Makes scales positive: s (q - z) = -s (~q - ~z), where ~q has as many bits as q."""
     flip = -(scale < 0).to(torch.int8)
     _by_group(codes, scale).bitwise_xor_(flip[..., None])
     zero ^= flip.int()
@@ -134,7 +141,7 @@ def _turn(codes: Tensor, scale: Tensor, zero: Tensor) -> None:
 
 
 def _fill(codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
-    """Groups of zeros have a scale of 0 in some files, which no operator takes."""
+    """Replaces scales of 0, which some files have for groups of zeros and no operator accepts."""
     none = scale == 0
     if bool(none.any()):
         if zero is not None:
@@ -144,5 +151,5 @@ def _fill(codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
 
 
 def _by_group(codes: Tensor, scale: Tensor) -> Tensor:
-    """A view [N, G, elements of a group]."""
+    """Returns a view [N, G, elements of a group] of the codes."""
     return codes.view(*scale.shape, codes.shape[1] // max(scale.shape[1], 1))

@@ -1,2 +1,2 @@
-"""Smoothing without data: what weights read when a model runs on seeded token ids, and the factors
-that follow from it (docs/numerics.md (R4))."""
+"""Smoothing without data: runs a model on seeded token ids, records the inputs of its weights, and
+computes smoothing factors from them (docs/numerics.md (R4))."""

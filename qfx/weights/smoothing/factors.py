@@ -1,6 +1,7 @@
-"""Factors: per weight what its activation is multiplied by before both are rotated and quantized.
+"""Smoothing factors: vectors that multiply the activation of a weight before both are rotated and
+quantized.
 
-They depend on the module alone, so a model computes the same numbers in every process, whatever it
+They depend only on the module, so a model computes the same factors in every process, whatever it
 was called with before.
 """
 
@@ -25,18 +26,18 @@ from qfx.weights.smoothing.inputs_embeds import why_fed
 from qfx.weights.smoothing.token_ids import TokenIds, hooked, token_ids_of
 
 log = logging.getLogger(__name__)
-_STRENGTH = 0.35  # below the 1/2 of known statistics: those of random ids are off (decision 0024)
-_LARGEST = 2.0**3  # of a factor, and the inverse of the smallest (decision 0035)
-_LEAST_IDS = 16  # distinct ids, and effective rows of a channel, that tell its size (decision 0035)
+_STRENGTH = 0.35  # less than 1/2, as random ids give inexact statistics (decision 0024)
+_LARGEST = 2.0**3  # largest factor, and inverse of the smallest (decision 0035)
+_LEAST_IDS = 16  # fewest distinct ids, and effective rows of a channel, to use (decision 0035)
 Factors = Mapping[tuple[int, int], tuple[float, ...]]  # by storage and axis of K
 
 
 class TokenModule(NamedTuple):
     """A part of a model that takes token ids and nothing else.
 
-    `table`: the storage of the embedding that the ids are looked up in. `factors`: of its weights,
-    or else `reason` says why it has none. `weights`: the storages of its parameters. `fed`: why a
-    module around it may call it with embeddings, '' where it is given ids.
+    `table`: the storage of the embedding in which the ids are looked up. `factors`: the factors of
+    its weights; if there are none, `reason` says why. `weights`: the storages of its parameters.
+    `fed`: why a module around it may call it with embeddings, '' if it is called with ids.
     """
 
     name: str
@@ -49,7 +50,7 @@ class TokenModule(NamedTuple):
 
 class _FactorCache(NamedTuple):
     weights: Snapshot
-    modes: tuple[tuple[bool, bool], ...]  # of each part: whether it trains, and is hooked
+    modes: tuple[tuple[bool, bool], ...]  # for each part: whether it trains, and has hooks
     parts: tuple[TokenModule, ...]
     factors: Factors
 
@@ -58,25 +59,27 @@ _known: weakref.WeakKeyDictionary[nn.Module, _FactorCache] = weakref.WeakKeyDict
 
 
 def factors_of(module: nn.Module | None) -> Factors:
-    """The factors of the weights of all parts of the module, where these are given token ids."""
+    """Returns the factors of the weights of all parts of the module, assuming that these are called
+    with token ids."""
     known = _known_of(module)
     return known.factors if known else {}
 
 
 def parts_of(module: nn.Module | None) -> tuple[TokenModule, ...]:
-    """The outermost parts of a module, or itself, that take token ids and nothing else; none where
-    hooks watch, where parameters wrap others or have no values yet, or where it fails on the ids.
-    Runs them on 8 x 64 seeded ids (docs/numerics.md (R4)).
+    """Returns the outermost parts of a module, or itself, that take token ids and nothing else.
 
-    Kept while weights, modes and hooks stay. What a run of it changes is put back.
+    Returns none if a part has hooks, if parameters wrap other tensors or have no values yet, or if
+    it fails on the ids. Runs the parts on 8 x 64 seeded ids (docs/numerics.md (R4)). The result is
+    kept while weights, modes and hooks do not change. Changes made by the run are undone.
     """
     known = _known_of(module)
     return known.parts if known else ()
 
 
 def factors_without_graph(model: nn.Module, who: str) -> Factors:
-    """The factors of the parts of a model that, as far as signatures tell, are given token ids.
-    Logs at level INFO, in the name of `who`, which parts are smoothed and why others are not."""
+    """Returns the factors of the parts of a model that, judging by signatures, are called with
+    token ids. Logs at level INFO, in the name of `who`, which parts are smoothed and why others are
+    not."""
     found: dict[tuple[int, int], tuple[float, ...]] = {}
     for part in parts_of(model):
         why_not = part.reason or part.fed
@@ -97,7 +100,7 @@ def _known_of(module: nn.Module | None) -> _FactorCache | None:
         before, parts = snapshot(weights), tuple(_found(module, ()))
         factors = {key: factor for part in parts for key, factor in part.factors.items()}
         known = _known[module] = _FactorCache(before, modes, parts, factors)
-        for weight in filter(is_offloaded, weights):  # what it read of them has been fetched
+        for weight in filter(is_offloaded, weights):  # the run has loaded their pages
             drop_file_pages(weight)
     return known
 
@@ -107,7 +110,8 @@ def _unreadable(parameter: Tensor) -> bool:
 
 
 def _found(module: nn.Module, around: tuple[nn.Module, ...]) -> Iterator[TokenModule]:
-    """`around`: the modules that hold this one, the outermost first."""
+    """Yields the parts inside of `module`. `around`: the modules that contain it, the outermost
+    first."""
     own = _of_part(module)
     if own is not None:
         yield own._replace(fed=next(filter(None, (why_fed(module, m) for m in around)), ""))
@@ -140,12 +144,12 @@ def _of_part(module: nn.Module) -> TokenModule | None:
 
 
 def _reads(module: nn.Module, ids: TokenIds) -> tuple[Tensor | None, Reads]:
-    """The table that the ids are looked up in, and what the module multiplies on them; None for a
-    module that looks them up nowhere, or fails on them."""
+    """Returns the table in which the ids are looked up, and the products that the module computes
+    with them; None for a module that does not look them up, or fails on them."""
     embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
     tables = {storage_id(table): table for table in (*embeddings, ids.table)}
     tried = set[int | None]()
-    while storage_id(ids.table) not in tried:  # again where the ids were drawn for another table
+    while storage_id(ids.table) not in tried:  # runs again if the ids were drawn for another table
         tried.add(storage_id(ids.table))
         reads = _run(module, ids)
         found = set.union(*reads.looked_up.values()) if reads else set()
@@ -158,14 +162,15 @@ def _reads(module: nn.Module, ids: TokenIds) -> tuple[Tensor | None, Reads]:
 
 
 def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
-    """None where it fails on the ids; `looked_up` is of them alone."""
+    """Runs the module on the ids; returns None if it fails. `looked_up` contains only lookups of
+    these ids."""
     given: list[Tensor] = []
     try:
-        plain = torch.autocast(ids.table.device.type, enabled=False)  # whoever compiles it first
+        plain = torch.autocast(ids.table.device.type, enabled=False)  # independent of the caller
         with torch.inference_mode(False), without_modes(), plain, unchanged(module, "smoothing"):
             torch.default_generator.manual_seed(0)
             reads = reads_of(lambda: given.extend(ids.call(module)), module.parameters())
-    except Exception:  # of a module that takes something else, which may be of any kind
+    except Exception:  # a module that needs other inputs may raise any exception
         log.debug("%s does not take token ids alone", type(module).__name__, exc_info=True)
         return None
     into = {storage_id(each): reads.looked_up.get(storage_id(each), set()) for each in given}
@@ -174,8 +179,8 @@ def _run(module: nn.Module, ids: TokenIds) -> Reads | None:
 
 
 def _factor(moments: ChannelMoments, reads: list[Read]) -> tuple[float, ...] | None:
-    """1 / z, z_k = (rms_k / max_n |w_nk|)^_STRENGTH over the median of the channels that enough
-    rows reach; at most 1 for the others. (R4)"""
+    """Returns 1 / z with z_k = (rms_k / max_n |w_nk|)^_STRENGTH, divided by its median over the
+    channels that enough rows reach; at most 1 for the other channels. (R4)"""
     largest = torch.stack([r.weight.abs().amax(1 - r.axis).float() for r in reads]).amax(0)
     square = moments.square
     if square.shape != largest.shape:

@@ -1,4 +1,4 @@
-"""What the weights of a module multiply while it runs: the moments of each channel."""
+"""Records the inputs of a module's weights while it runs: the moments of each channel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qfx.weights.change_detection import place_and_version
 
 aten = torch.ops.aten
 _SMALLEST = 2.0**-1022
-_PRODUCTS: dict[Any, tuple[int, int]] = {  # where x [M, K] and the weight [K, N] are
+_PRODUCTS: dict[Any, tuple[int, int]] = {  # positions of the arguments x [M, K] and weight [K, N]
     aten.mm.default: (0, 1),
     aten.addmm.default: (1, 2),
 }
@@ -22,7 +22,8 @@ _PRODUCTS: dict[Any, tuple[int, int]] = {  # where x [M, K] and the weight [K, N
 
 @dataclass
 class Read:
-    """A parameter [N, K], or [K, N] with `axis` 0, and what it multiplied."""
+    """A parameter [N, K], or [K, N] with `axis` 0, and the indices of the inputs that it
+    multiplied."""
 
     weight: Tensor
     axis: int
@@ -30,8 +31,8 @@ class Read:
 
 
 class ChannelMoments(NamedTuple):
-    """Of the channels of activations x [M, K]: the means over M of x_k^2, float32 [K], and of
-    x_k^4, float64 [K]; `rows` is M."""
+    """Moments of the channels of activations x [M, K]: the mean over M of x_k^2, float32 [K], and
+    of x_k^4, float64 [K]; `rows` is M."""
 
     square: Tensor
     fourth: Tensor
@@ -39,8 +40,9 @@ class ChannelMoments(NamedTuple):
 
     @property
     def effective_rows(self) -> Tensor:
-        """(sum x_k^2)^2 / sum x_k^4, float64 [K]: M of a channel that has one magnitude, M / 3 of a
-        normally distributed one, 1 of a channel that one row reaches, 0 of one that is always 0."""
+        """(sum x_k^2)^2 / sum x_k^4, float64 [K]: M for a channel of constant magnitude, M / 3 for
+        a normally distributed one, 1 for a channel that is nonzero in one row, 0 for one that is
+        always 0."""
         return self.rows * self.square.double().square() / self.fourth.clamp_min(_SMALLEST)
 
     @classmethod
@@ -50,7 +52,7 @@ class ChannelMoments(NamedTuple):
 
     @classmethod
     def joined(cls, each: Sequence[ChannelMoments]) -> ChannelMoments:
-        """Of several activations, all of which count alike."""
+        """Returns the moments of several activations, with equal weights."""
         square = torch.stack([m.square for m in each]).mean(0)
         fourth = torch.stack([m.fourth for m in each]).mean(0)
         return cls(square, fourth, sum(m.rows for m in each))
@@ -58,16 +60,19 @@ class ChannelMoments(NamedTuple):
 
 @dataclass
 class Reads:
-    """All of one run. `moments`: of each input. `looked_up`: for the storage of each tensor of ids,
-    the storages of the tables that it indexes."""
+    """The products and lookups of one run.
+
+    `moments`: those of each input. `looked_up`: for the storage of each tensor of ids, the storages
+    of the tables that it indexes.
+    """
 
     found: dict[tuple[int, int], Read] = field(default_factory=dict)
     moments: list[ChannelMoments] = field(default_factory=list)
     looked_up: dict[int | None, set[int | None]] = field(default_factory=dict)
-    used: set[int | None] = field(default_factory=set)  # storages of all that operators were given
+    used: set[int | None] = field(default_factory=set)  # storages of all arguments of operators
 
     def sets(self) -> Iterator[tuple[list[Read], ChannelMoments]]:
-        """Reads that share an input, directly or by way of others, and the moments of their
+        """Yields reads that share an input, directly or through others, and the moments of their
         inputs."""
         left = list(self.found.values())
         while left:
@@ -92,7 +97,7 @@ class _Watch(Watching):
         super().__init__()
         self.parameters, self.reads = parameters, Reads()
         self.places: dict[Any, int] = {}
-        self.alive: list[Any] = []  # as long as something knows a storage, its identity is unused
+        self.alive: list[Any] = []  # weak references, so that identities of storages are not reused
 
     def see(self, operator: Any, args: tuple[Any, ...]) -> None:
         self.reads.used.update(storage_id(a) for a in tree_leaves(args) if isinstance(a, Tensor))
@@ -121,7 +126,8 @@ class _Watch(Watching):
 
 
 def _axis_of_k(w_kn: Tensor, weight: Tensor) -> int | None:
-    """Which axis of the parameter the K of a product is, if it is all of a matrix."""
+    """Returns which axis of the parameter is the K of a product, if the product reads the whole
+    matrix."""
     if weight.dim() != 2 or w_kn.storage_offset() != weight.storage_offset():
         return None
     for axis, whole in ((1, weight.t()), (0, weight)):

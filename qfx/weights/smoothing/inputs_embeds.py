@@ -1,7 +1,7 @@
-"""Whether a part of a model that takes token ids may be given embeddings in their place.
+"""Whether a part of a model that takes token ids may be called with embeddings instead.
 
-Where a graph was captured it shows that (`qfx.match.token_flow`). Without one, only signatures and
-parameters tell: those of the part, and of the modules around it.
+If a graph was captured, it shows this (`qfx.match.token_flow`). Otherwise it is derived from the
+signatures and parameters of the part and of the modules around it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import nn
 
 from qfx.host.tensors import storage_id
 
-_EMBEDDINGS = re.compile("embed")  # as inputs_embeds
-_IDS = re.compile("ids|token")  # as input_ids, decoder_input_ids, tokens
-_FLOATS = re.compile("pixel|image|video|audio|feature|input_values")  # as pixel_values
+_EMBEDDINGS = re.compile("embed")  # for example inputs_embeds
+_IDS = re.compile("ids|token")  # for example input_ids, decoder_input_ids, tokens
+_FLOATS = re.compile("pixel|image|video|audio|feature|input_values")  # for example pixel_values
 
 
 def why_fed(part: nn.Module, around: nn.Module) -> str:
-    """Why the module `around` may call `part`, which is inside it, with embeddings; '' where
+    """Returns why the module `around` may call `part`, which is inside it, with embeddings; '' if
     nothing suggests that it does.
 
-    A part without an argument for embeddings is always given ids. Another one may be given
-    embeddings where the module around it computes something itself and takes floats by name, or
-    takes nothing by name that could be ids.
+    A part without an argument for embeddings is always called with ids. Another part may be called
+    with embeddings if the module around it has an argument whose name suggests floats, or if it has
+    parameters of its own and no argument whose name suggests ids.
     """
     names, kind = _arguments(around), type(around).__name__
     if not any(map(_EMBEDDINGS.search, _arguments(part))) or not names:
@@ -38,7 +38,8 @@ def why_fed(part: nn.Module, around: nn.Module) -> str:
 
 
 def _arguments(module: nn.Module) -> list[str]:
-    """Names of the arguments of its forward; none for a container, which has no forward."""
+    """Returns the names of the arguments of a module's forward; none for a container without a
+    forward."""
     if type(module).forward is nn.Module.forward:
         return []
     try:

@@ -15,15 +15,18 @@ from qfx.graph.capture import attribute, value
 from qfx.host.modules import has_forward_hooks
 
 SHAPE = 8, 64  # sequences, tokens of each
-_MOST_RUNS = 16  # of a graph that takes fewer
+_MOST_RUNS = 16  # largest number of runs of a graph that takes fewer tokens
 _NAME = "input_ids"
-_OFF = ("use_cache",)  # what transformers would only spend memory on
+_OFF = ("use_cache",)  # options of transformers that would only use memory
 _LOOKUPS = (F.embedding, torch.ops.aten.embedding.default)
 
 
 class TokenIds(NamedTuple):
-    """How a module is called with token ids: `argument` of its forward; `table` [V, *] is what they
-    are looked up in."""
+    """The arguments with which a module is called on token ids.
+
+    `argument`: the name of the argument for ids. `table` [V, *]: the table in which they are looked
+    up. `shape`: that of the ids. `keywords`: further arguments.
+    """
 
     argument: str
     table: Tensor
@@ -31,8 +34,8 @@ class TokenIds(NamedTuple):
     keywords: dict[str, Any]
 
     def call(self, module: Callable[..., Any]) -> Iterator[Tensor]:
-        """Runs it on seeded ids, uniform over the vocabulary, and yields them: as many tokens as
-        SHAPE has, in several runs where a graph takes fewer."""
+        """Runs the module on seeded ids, uniform over the vocabulary, and yields them. They have as
+        many tokens as SHAPE, in several runs if a graph takes fewer."""
         runs = math.ceil(math.prod(SHAPE) / max(math.prod(self.shape), 1))
         generator = torch.Generator().manual_seed(0)
         for _ in range(min(runs, _MOST_RUNS)):
@@ -46,20 +49,22 @@ class TokenIds(NamedTuple):
 
 
 def token_ids_of(module: nn.Module) -> TokenIds | None:
-    """None for a module that needs something else, that multiplies nothing, or that trains."""
+    """Returns how to call a module with token ids; None for a module that needs other inputs, that
+    has only embeddings, or that trains."""
     if isinstance(module, fx.GraphModule):
         return _of_graph(module)
-    training = any(part.training for part in module.modules())  # dropout of a part, too
+    training = any(part.training for part in module.modules())  # a part may have dropout
     return None if training else _of_module(module)
 
 
 def has_part_taking_ids(module: nn.Module) -> bool:
-    """Whether it, or a part of it, may be called with token ids alone."""
+    """Whether the module, or a part of it, may be called with only token ids."""
     return any(token_ids_of(part) is not None for part in module.modules())
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether code of the user would see a call: hooks on it or on its parts."""
+    """Whether the module or one of its parts has forward hooks, so that user code would see a
+    call."""
     return any(map(has_forward_hooks, module.modules()))
 
 
