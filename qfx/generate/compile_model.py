@@ -69,6 +69,8 @@ def compile_for_generate(
     """
     inner = _inside(model)
     _check(inner, max_length, batch_sizes, logits_dtype)
+    if max_source_length is not None:
+        _check_length("max_source_length", max_source_length)
     sizes = sorted(set(batch_sizes))
     length = -(-max_length // TOKENS) * TOKENS
     former = inner.__dict__.get("forward")
@@ -139,10 +141,14 @@ def _check(model: Any, max_length: int, batch_sizes: Any, logits_dtype: torch.dt
         if tensor.is_nested or tensor.layout != torch.strided:
             kind = "a nested tensor" if tensor.is_nested else f"of the layout {tensor.layout}"
             raise ValueError(f"{name} is {kind}, and programs read dense tensors alone")
-    if max_length < 1:
-        raise ValueError(f"max_length={max_length}: expected at least 1")
+    _check_length("max_length", max_length)
     if logits_dtype is not None and not logits_dtype.is_floating_point:
         raise ValueError(f"logits_dtype={logits_dtype}: expected a float type")
     several = isinstance(batch_sizes, Sequence) and len(batch_sizes) > 0
-    if not several or not all(isinstance(size, int) and size >= 1 for size in batch_sizes):
-        raise ValueError(f"batch_sizes={batch_sizes}: expected numbers of texts, as (1, 8)")
+    if not several or not all(type(size) is int and size >= 1 for size in batch_sizes):
+        raise ValueError(f"batch_sizes={batch_sizes}: expected batch sizes, as (1, 8)")
+
+
+def _check_length(name: str, length: Any) -> None:
+    if type(length) is not int or length < 1:
+        raise ValueError(f"{name}={length!r}: expected a number of tokens, at least 1")

@@ -121,7 +121,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "training": (lambda: decoder("llama").train(), {}, r"call model.eval\(\) first"),
     "bits": (lambda: decoder("llama"), {"key_bits": 3}, "key_bits=3"),
     "room": (lambda: decoder("llama"), {"max_length": 0}, "max_length=0"),
+    "half a token": (lambda: decoder("llama"), {"max_length": 9.5}, "max_length=9.5: expected"),
+    "no source": (t5, {"max_source_length": 0}, "max_source_length=0: expected a number of tokens"),
     "batch": (lambda: decoder("llama"), {"batch_sizes": (8, 0)}, r"batch_sizes=\(8, 0\)"),
+    "yes": (lambda: decoder("llama"), {"batch_sizes": (True,)}, r"batch_sizes=\(True,\)"),
     "one batch": (lambda: decoder("llama"), {"batch_sizes": 8}, r"batch_sizes=8: .* as \(1, 8\)"),
 }
 

@@ -14,9 +14,10 @@ FILES = sorted(
     p for room in ("qfx", "benchmarks", "tests/lib") for p in (ROOT / room).rglob("*.py")
 )
 # Openers of fragments that hang on something outside of the docstring.
-OPENERS = frozenset(
-    ["Of", "What", "That", "Those", "Whoever", "Who", "Whose", "Where", "Which", "How", "As", "For", "From", "By", "In", "With", "Without", "Under", "It", "They", "And", "Also", "So"]
-)
+OPENERS = {
+    "Of", "What", "That", "Those", "Whoever", "Who", "Whose", "Where", "Which", "How", "As", "For",
+    "From", "By", "In", "With", "Without", "Under", "It", "They", "And", "Also", "So",
+}  # fmt: skip
 
 
 def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
