@@ -68,7 +68,7 @@ def derived_buffers(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Ten
 
 def _unstorable(value: Any) -> str:
     if not isinstance(value, Tensor):
-        return f"is of type {type(value).__name__}, of which a file of tensors has none"
+        return f"is of type {type(value).__name__}, which a file of tensors cannot hold"
     if is_lazy(value):
         return "has no shape yet: run the model once, which gives its lazy modules their weights"
     if value.is_nested:

@@ -98,8 +98,8 @@ def _check_same(same: Mapping[str, str], entries: Mapping[str, TensorEntry], at:
     for name, first in same.items():
         if name in entries or first not in entries:
             raise UserError(
-                f"{at}: {printable(name)} is said to be {printable(first)}, and that does not fit "
-                "what the files hold"
+                f"{at}: {printable(name)} is said to be {printable(first)}, and the files do "
+                "not agree"
             )
 
 
@@ -165,8 +165,8 @@ def _parts(
         alike = all(same.get(f"{name}.{part}") == f"{other}.{part}" for part in there)
         if kinds.get(other) is not kind or not alike or kind.PARTS[1] not in there:
             raise UserError(
-                f"{at}: {printable(name)} is said to be the linear {printable(other)}, and that "
-                "does not fit what the files hold"
+                f"{at}: {printable(name)} is said to be the linear {printable(other)}, and the "
+                "files do not agree"
             )
     return len(there)
 
@@ -185,12 +185,12 @@ def _check_names(
         raise UserError(f"{at} says that there is {printable(listed(unknown))}, and there is not")
     if missing := sorted(wanted - given):
         raise UserError(
-            f"{at} is of another model, or not whole: the skeleton has {printable(listed(missing))}"
-            ", and it has not"
+            f"{at} is of another model, or incomplete: it lacks {printable(listed(missing))}, "
+            "which the skeleton has"
         )
     if more := sorted(given - wanted):
         raise UserError(
-            f"{at} is of another model: it has {printable(listed(more))}, and the skeleton has not"
+            f"{at} is of another model: it has {printable(listed(more))}, which the skeleton lacks"
         )
 
 

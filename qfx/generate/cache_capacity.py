@@ -27,8 +27,8 @@ def check_request(length: int, capacity: int) -> None:
     """Raises ValueError if prompt and generated tokens together, `length`, exceed the capacity."""
     if length > capacity:
         raise ValueError(
-            f"the prompt and its answer are {length} tokens, which are more than the {capacity} "
-            "that there is room for: ask for fewer (max_new_tokens), or "
+            f"the prompt and the new tokens are {length} tokens, and the cache has room for "
+            f"{capacity}: ask for fewer (max_new_tokens), or "
             "compile_for_generate(model, max_length=...)"
         )
 
@@ -37,7 +37,7 @@ def check_step(count: int, first: int, capacity: int) -> None:
     """Raises ValueError if `count` tokens after `first` others exceed the capacity."""
     if first + count > capacity:
         raise ValueError(
-            f"{count} tokens behind {first} are more than the {capacity} that there is room for: "
+            f"{count} tokens after {first} do not fit into a cache of {capacity}: "
             "compile_for_generate(model, max_length=...) says how many"
         )
 
@@ -58,4 +58,4 @@ def check_texts(layer: object, texts: int) -> None:
     """Raises ValueError if a layer of a cache holds another number of sequences than `texts`."""
     held = getattr(layer, "texts", texts) if getattr(layer, "is_initialized", False) else texts
     if held != texts:
-        raise ValueError(f"the cache holds {held} texts, and these tokens are of {texts}")
+        raise ValueError(f"the cache has a batch size of {held}, and these tokens have {texts}")

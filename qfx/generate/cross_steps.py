@@ -90,8 +90,8 @@ class CrossSteps(Steps):
 
     def all_runners(self, batch: int) -> dict[int, Runner]:
         raise UserError(
-            f"{type(self.model).__name__} has an encoder, which runs by its modules: a file of "
-            "programs is of a decoder alone"
+            f"{type(self.model).__name__} has an encoder, and a file of programs holds "
+            "decoders only"
         )
 
     def _asked(self, given: dict[str, Any]) -> Request | None:

@@ -174,8 +174,8 @@ class Decoder:
             )
         if self.seen + count > self.length:
             raise UserError(
-                f"{count} tokens behind {self.seen} are more than the {self.length} that there is "
-                "room for: compile_for_generate(model, max_length=...) says how many"
+                f"{count} tokens after {self.seen} do not fit into a cache of {self.length}: "
+                "compile_for_generate(model, max_length=...) says how many"
             )
         self._check_held()
         return count

@@ -88,7 +88,7 @@ class ModelPrograms:
         return found
 
     def _build(self, steps: Any, key: Key, inputs: tuple[Tensor, ...]) -> Runner | None:
-        _log.info("making the program of %d texts, %d tokens a step", *key[:2])
+        _log.info("building the program of batch size %d, %d tokens a step", *key[:2])
         state = self.state
         try:
             runner = self._made(steps, inputs, key[1] > MOST_ROWS)

@@ -179,7 +179,7 @@ def _layout(told: dict[str, Any]) -> CacheLayout:
     windows = {_text(kind): _window(size) for kind, size in told["windows"]}
     layers = tuple(_text(kind) for kind in told["layers"])
     if unknown := sorted(set(layers) - windows.keys()):
-        raise UserError(f"layers are {printable(repr(unknown[0]))}, which no window is of")
+        raise UserError(f"layers are {printable(repr(unknown[0]))}, a kind that has no window")
     return with_rings(_size(told["length"], "length"), windows, layers)
 
 

@@ -111,7 +111,7 @@ def _scheme(raw: Any) -> Any:
     try:
         return scheme_from(dict(raw))
     except (TypeError, KeyError, AttributeError) as why:
-        raise UserError(f"the quantization_config has a scheme that is none: {why}") from None
+        raise UserError(f"the quantization_config has an invalid scheme: {why}") from None
 
 
 def _checked(linears: Any) -> dict[str, list[int]]:

@@ -40,8 +40,8 @@ class CrossKVLayer(KVLayer):
     def _reserve(self, seen: int) -> None:
         if self.capacity is not None and seen > self.capacity:
             raise UserError(
-                f"the encoder gives {seen} positions, which are more than the {self.capacity} "
-                "that there is room for: "
+                f"the encoder gives {seen} positions, and the cache has room for "
+                f"{self.capacity}: "
                 "compile_for_generate(model, max_source_length=...) says how many"
             )
 

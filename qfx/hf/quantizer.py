@@ -58,8 +58,8 @@ class QfxQuantizer(HfQuantizer):
             len({*map(str, places.values())}) > 1 or "disk" in places.values()
         ):
             raise UserError(
-                f"{WHO}: device_map={places} is of several devices, between which qfx moves no "
-                "weights: load on one, and dispatch the model afterwards"
+                f"{WHO}: device_map={places} names several devices, and qfx moves no weights "
+                "between devices: load on one device, and dispatch the model afterwards"
             )
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ def parsed(text: str, refusal: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
         if twice := [key for key, count in counts.items() if count > 1]:
-            raise UserError(f"{refusal}: {twice[0]!r} is there twice in one object")
+            raise UserError(f"{refusal}: {twice[0]!r} stands twice in one object")
         return dict(pairs)
 
     try:

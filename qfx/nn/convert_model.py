@@ -67,8 +67,8 @@ def convert(model: nn.Module) -> nn.Module:
 def _check_inside(trained: dict[str, Any], modules: dict[str, nn.Module]) -> None:
     if "" in trained:
         raise ValueError(
-            f"convert: the model is a {type(trained['']).__name__} itself, in whose place nothing "
-            "can be put: put it into a model first, nn.Sequential(module)"
+            f"convert: the model is a {type(trained['']).__name__} itself, which cannot be "
+            "replaced: put it into a model first, nn.Sequential(module)"
         )
     if not trained and not any(isinstance(m, Linear | SignLinear) for m in modules.values()):
         raise ValueError(

@@ -230,7 +230,7 @@ def _check(model: nn.Module, state: State, prefix: str, *_: Any) -> None:
     faults = [fault for at, m in checked if (fault := fault_of(m, state, at))]
     if faults:
         what = f"Error(s) in loading state_dict for {type(model).__name__}"
-        raise RuntimeError("\n\t".join([f"{what}, of which nothing was taken:", *faults]))
+        raise RuntimeError("\n\t".join([f"{what}, nothing was loaded:", *faults]))
 
 
 def check_bias(state: State, prefix: str, bias: Tensor | None) -> None:

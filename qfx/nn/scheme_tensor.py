@@ -84,7 +84,9 @@ def read_any(tensor: Any, name: str) -> dict[str, Any]:
     numbers = _numbers(tensor, name)
     for i, number in enumerate(numbers[1 + len(FIELDS) :], 1 + len(FIELDS)):
         if number:
-            raise ValueError(f"{name} has {number} in place {i}, of which this qfx knows nothing")
+            raise ValueError(
+                f"{name} has {number} in place {i}, which this version of qfx does not know"
+            )
     return {
         field: _value(numbers[i], values, f"{name} has {numbers[i]} for {field}")
         for i, (field, values) in enumerate(FIELDS.items(), 1)
@@ -113,7 +115,7 @@ def _value(number: int, values: tuple[Any, ...] | None, what: str) -> Any:
     if values is _COUNT and number >= 0:
         return number
     if values is _COUNT or not 0 <= number < len(values):
-        raise ValueError(f"{what}, of which this qfx knows nothing")
+        raise ValueError(f"{what}, which this version of qfx does not know")
     return values[number]
 
 

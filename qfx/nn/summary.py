@@ -80,4 +80,4 @@ def _missed(summary: Summary, chosen: Selection) -> list[str]:
 
 def _mostly_float(summary: Summary, chosen: Selection) -> list[str]:
     said = "" if chosen.asked else summary.weights.mostly_float
-    return [said, "qfx.Config(only=['*']) says that this is meant"] if said else []
+    return [said, "qfx.Config(only=['*']) turns this warning off"] if said else []

@@ -118,7 +118,7 @@ def _(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return NotImplemented
     scheme, (codes, scale, zero, minimum) = weight.scheme, weight.unpacked
     if minimum is not None and bool((minimum != 0).any()):
-        raise ValueError(f"{weight!r} has minimums, of which zeros have none: FSDP cannot shard it")
+        raise ValueError(f"{weight!r} has minimums, and zeros have none: FSDP cannot shard it")
     n = size[0]
     values = Values(
         torch.zeros_like(codes[:n]),

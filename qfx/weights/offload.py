@@ -88,7 +88,7 @@ def _move(tensor: Tensor) -> None:
 def _mapped(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     folder = tempfile.gettempdir()
     if kind := _kind_in_memory(folder):
-        raise OSError(f"{folder} lies in memory ({kind}): let TMPDIR name a folder on disk")
+        raise OSError(f"{folder} is in memory ({kind}): set TMPDIR to a folder on disk")
     with tempfile.NamedTemporaryFile(prefix="qfx-", dir=folder) as file:
         file.write((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()))
         file.flush()

@@ -266,7 +266,7 @@ DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
     r"z has a shape of \[0, 18446744073709551615\]": _table(
         lambda t: t.update(z={"dtype": "I8", "shape": [0, 2**64 - 1], "data_offsets": [0, 0]})
     ),
-    "'on' is there twice in one object": _twice,
+    "'on' stands twice in one object": _twice,
     "does not hold what qfx.json says": _said(
         lambda s: _file(s)["tensors"].append("more")
     ),
@@ -287,7 +287,7 @@ DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
     "nonesuch is an int8 linear, and the skeleton has nothing": _said(
         lambda s: s["linears"].update(nonesuch="xs8r_ws8r")
     ),
-    "b is said to be the linear a, and that does not fit|b.codes is said to be a.codes": _said(
+    "b is said to be the linear a, and the files do|b.codes is said to be a.codes": _said(
         lambda s: s["same"].update({"b.codes": "a.codes"})
     ),
     "more is said to be nonesuch": _said(lambda s: s["same"].update(more="nonesuch")),

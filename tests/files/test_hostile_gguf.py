@@ -89,9 +89,9 @@ ONE = tensor(b"a", (32,))
 GGUF: dict[str, bytes] = {
     "is GGUF of version 1, and 2 and 3 are read": gguf_of([], [], version=1),
     "is a big-endian GGUF file": gguf_of([], [], version=3 << 24),
-    "is not whole: it has .* bytes for 4294967296 tensors": b"GGUF"
+    "is cut off: it has .* bytes for 4294967296 tensors": b"GGUF"
     + struct.pack("<IQQ", 3, 2**32, 0),
-    "is not whole: the field a takes 9223372036854775808 bytes": gguf_of(
+    "is cut off: the field a takes 9223372036854775808 bytes": gguf_of(
         [field(b"a", TEXT, struct.pack("<Q", 2**63))], []
     ),
     "the name of a field has 65537 bytes": gguf_of([gguf_text(b"a" * 65537)], []),
@@ -123,7 +123,7 @@ GGUF: dict[str, bytes] = {
     r"a is F32 \[32\] at byte 18446744073709551648": gguf_of(
         [], [tensor(b"a", (32,), 0, 2**64 - 32)], bytes(256)
     ),
-    "a and b lie on each other": gguf_of([], [ONE, tensor(b"b", (32,), 0, 64)], bytes(256)),
+    "a and b overlap": gguf_of([], [ONE, tensor(b"b", (32,), 0, 64)], bytes(256)),
     "is of the architecture 'gemma', and qfx.load reads llama": gguf_of(
         [field(b"general.architecture", TEXT, gguf_text(b"gemma"))], [ONE], bytes(128)
     ),

@@ -317,10 +317,10 @@ def _bare() -> nn.Module:
 
 # Of a skeleton that is not that of the file: what is said of it.
 OTHERS: dict[str, Callable[[], nn.Module]] = {
-    "the skeleton has none.*, and it has not": lambda: _skeleton(
+    "it lacks none.*, which the skeleton has": lambda: _skeleton(
         lambda m: m.register_parameter("nonesuch", nn.Parameter(torch.ones(1)))
     ),
-    "it has scant, and the skeleton has not": lambda: _skeleton(lambda m: delattr(m, "scant")),
+    "it has scant, which the skeleton lacks": lambda: _skeleton(lambda m: delattr(m, "scant")),
     r"places is torch\.int64 \[5\], and in the skeleton torch\.int64 \[4\]": lambda: _skeleton(
         lambda m: setattr(m, "places", torch.arange(4))
     ),

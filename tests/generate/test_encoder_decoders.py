@@ -217,7 +217,9 @@ def test_malformed_calls_are_errors_of_their_own(ran: list[tuple[int, ...]]) -> 
     logits(model, given, cache, [])
     with torch.no_grad():
         encoded = model.get_encoder()(**source(model, 3))
-        with pytest.raises(ValueError, match="the cache holds 2 texts, and these tokens are of 3"):
+        with pytest.raises(
+            ValueError, match="the cache has a batch size of 2, and these tokens have 3"
+        ):
             model(
                 decoder_input_ids=torch.full((3, 1), 5),
                 encoder_outputs=encoded,
@@ -227,7 +229,7 @@ def test_malformed_calls_are_errors_of_their_own(ran: list[tuple[int, ...]]) -> 
     ran.clear()
     said(model, given)
     assert len(ran) == NEW - 1
-    with pytest.raises(ValueError, match="78 tokens, which are more than the 64"):
+    with pytest.raises(ValueError, match="78 tokens, and the cache has room for 64"):
         model.generate(**given, max_new_tokens=78)
 
 

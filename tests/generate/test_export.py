@@ -78,7 +78,7 @@ def test_no_more_than_there_is_room_for(path: Path) -> None:
     decoder = load_programs(path)
     decoder.read(ids(2, LENGTH - 3))
     decoder.read(ids(2, 3))
-    with pytest.raises(ValueError, match=f"1 tokens behind {LENGTH} are more than the {LENGTH}"):
+    with pytest.raises(ValueError, match=f"1 tokens after {LENGTH} do not fit into"):
         decoder.read(ids(2, 1))
 
 

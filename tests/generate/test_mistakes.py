@@ -55,7 +55,9 @@ def test_another_number_of_texts_than_the_cache_holds(model: Any, ran: Ran) -> N
     with torch.no_grad():
         model(input_ids=ids(4, 5), past_key_values=cache, use_cache=True)
         for texts in (8, 1):
-            with pytest.raises(ValueError, match=f"holds 4 texts, and these tokens are of {texts}"):
+            with pytest.raises(
+                ValueError, match=f"has a batch size of 4, and these tokens have {texts}"
+            ):
                 model(input_ids=ids(texts, 1), past_key_values=cache, use_cache=True)
         assert cache.get_seq_length() == 5
         model(input_ids=ids(4, 1), past_key_values=cache, use_cache=True)

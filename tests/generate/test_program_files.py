@@ -77,7 +77,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda told, _: told["windows"].extend([["a", None]] * 200), "inputs of another cache",
     ),
     "layers of no window": (
-        lambda told, _: told.update(layers=["a", "b"]), "layers are 'a', which no window is of",
+        lambda told, _: told.update(layers=["a", "b"]), "layers are 'a', a kind that has no window",
     ),
     "fewer layers than caches": (
         lambda told, _: told["layers"].pop(), "there are 2 shapes of 1 layers",

@@ -253,7 +253,7 @@ def test_a_whole_model(how: str, caplog: pytest.LogCaptureFixture) -> None:
     other.load_state_dict(model.state_dict())
     assert same_bits(other(IDS).detach(), expected)
     state = model.state_dict() | {"tied.scale": -model.tied.scale}
-    with pytest.raises(RuntimeError, match=r"nothing was taken:\n\ttied\.scale holds"):
+    with pytest.raises(RuntimeError, match=r"nothing was loaded:\n\ttied\.scale holds"):
         model.load_state_dict(state)
 
 

@@ -233,11 +233,11 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
     ),
     "a later field": (
         lambda s: s["scheme"].__setitem__(21, 5),
-        "scheme has 5 in place 21, of which this qfx knows nothing",
+        "scheme has 5 in place 21, which this version of qfx does not know",
     ),
     "a later value": (
         lambda s: s["scheme"].__setitem__(9, 3),
-        "scheme has 3 for w.axes, of which this qfx knows nothing",
+        "scheme has 3 for w.axes, which this version of qfx does not know",
     ),
     "another module": (
         lambda s: s["scheme"].__setitem__(1, 2),

@@ -270,10 +270,10 @@ def test_a_failed_load_takes_nothing() -> None:
     m = model()
     before = y(m)
     for broken in ({"2.bias": torch.zeros(3)}, {"2.codes": torch.zeros(2, 2, dtype=torch.int8)}):
-        with pytest.raises(RuntimeError, match="of which nothing was taken"):
+        with pytest.raises(RuntimeError, match="nothing was loaded"):
             m.load_state_dict({**model(1).state_dict(), **broken})
     for broken in ({"0.weight": torch.ones(2, D)}, {"2.weight": torch.full((D, D), torch.nan)}):
-        with pytest.raises(RuntimeError, match="of which nothing was taken"):
+        with pytest.raises(RuntimeError, match="nothing was loaded"):
             m.load_state_dict({**float_model(1).state_dict(), **broken})
     assert torch.equal(y(m), before)
 

@@ -164,7 +164,7 @@ TEXTS = {
     "it is not JSON": "{",
     "it has no qfx_recipe version": "[1]",
     "nested too deeply": "[" * 10**5,
-    "'sites' is there twice in one object": '{"qfx_recipe": 1, "sites": [], "sites": []}',
+    "'sites' stands twice in one object": '{"qfx_recipe": 1, "sites": [], "sites": []}',
     "an unknown part 'more'": '{"qfx_recipe": 1, "sites": [], "more": 1}',
     "version 3; this qfx reads versions 1 and 2": '{"qfx_recipe": 3, "sites": []}',
     "an unknown part 'codes'": '{"qfx_recipe": 1, "sites": [], "codes": "a"}',

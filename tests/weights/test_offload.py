@@ -316,7 +316,7 @@ def test_the_file_goes_with_the_tensor(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("folder", "why"), [("nowhere", "No such file"), ("/dev/shm", r"lies in memory \(tmpfs\)")]
+    ("folder", "why"), [("nowhere", "No such file"), ("/dev/shm", r"is in memory \(tmpfs\)")]
 )
 def test_where_no_file_can_be_weights_stay_with_a_warning(
     net: Net, monkeypatch: pytest.MonkeyPatch, folder: str, why: str

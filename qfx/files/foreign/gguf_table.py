@@ -90,14 +90,14 @@ class _HeaderReader:
         """Returns range(count). Raises UserError if the file is too small for `count` tensors,
         which take at least 24 bytes each, so that a wrong count cannot cause a very long loop."""
         if count * 24 > self.size:
-            raise UserError(f"{self.at} is not whole: it has {self.size} bytes for {count} tensors")
+            raise UserError(f"{self.at} is cut off: it has {self.size} bytes for {count} tensors")
         return range(count)
 
     def bytes(self, count: int, what: str) -> bytes:
         left = self.size - self.file.tell()
         if count > left:
             raise UserError(
-                f"{self.at} is not whole: {what} takes {count} bytes, and {max(left, 0)} are left"
+                f"{self.at} is cut off: {what} takes {count} bytes, and {max(left, 0)} are left"
             )
         found = self.file.read(count)
         if len(found) != count:
@@ -120,7 +120,7 @@ class _HeaderReader:
         left = self.size - self.file.tell()
         if count > left:
             raise UserError(
-                f"{self.at} is not whole: {what} takes {count} bytes, and {max(left, 0)} are left"
+                f"{self.at} is cut off: {what} takes {count} bytes, and {max(left, 0)} are left"
             )
         self.file.seek(count, 1)
 
@@ -140,7 +140,7 @@ class _HeaderReader:
             raise UserError(f"{self.at}: {what} is an array of type {kind}, which is not read")
         if kind == _TEXT:
             if count * 8 > self.size:
-                raise UserError(f"{self.at} is not whole: {what} has {count} texts")
+                raise UserError(f"{self.at} is cut off: {what} has {count} strings")
             for _ in range(count):
                 self.skip(self.number("Q"), what)
             return None
@@ -169,7 +169,7 @@ class _HeaderReader:
         for (_, end, one), (start, _, other) in pairwise(ends):
             if start < end:
                 names = f"{printable(one)} and {printable(other)}"
-                raise UserError(f"{self.at}: {names} lie on each other")
+                raise UserError(f"{self.at}: {names} overlap")
         return found
 
     def block(self, name: str, shape: tuple[int, ...], number: int, begin: int) -> Block:
