@@ -1,4 +1,4 @@
-"""In-place writes: which inputs a node of a graph may modify. In doubt the answer is that it
+"""Writes in place: which inputs a node of a graph may modify. In doubt the answer is that it
 may."""
 
 from __future__ import annotations

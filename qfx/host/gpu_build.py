@@ -1,4 +1,4 @@
-"""What this build can run on a device, as registered with PyTorch's dispatcher."""
+"""The operators that this build can run on a device, as registered with PyTorch's dispatcher."""
 
 from __future__ import annotations
 
