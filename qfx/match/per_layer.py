@@ -1,4 +1,4 @@
-"""Per-layer compilation. With a graph break in each layer, Dynamo compiles one layer and runs the
+"""Compilation per layer. With a graph break in each layer, Dynamo compiles one layer and runs the
 result for all similar layers. If the configuration treats the layers differently, each is compiled
 by itself."""
 
