@@ -1,4 +1,4 @@
-"""What turns the linears of a small model into modules of qfx: a row for each way."""
+"""The functions that turn the linears of a small model into modules of qfx, one row each."""
 
 from __future__ import annotations
 
