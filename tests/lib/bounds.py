@@ -261,9 +261,8 @@ def widened(spec: QSpec, t: Known, axes: tuple[int, ...]) -> Known:
 
 
 def product(u: float, f: Product, x: Known, w: Known, bias: Known, k: int) -> Tensor:
-    """Bounds (B2) for any spelling f of a product: its bilinear part, with e_x and e_w the
-    operands' errors, and K + 8 roundings of the sum of absolute values; bias and result round in
-    `u`."""
+    """Bounds (B2) for any spelling f of a product: its bilinear part, with e_x and e_w errors of
+    operands, and K + 8 roundings of the sum of absolute values; bias and result round in `u`."""
     none = torch.zeros_like(bias.v)
     moved = f(x.v.abs(), w.e, none) + f(x.e, w.most, none) + f(x.v * 0, w.v * 0, bias.e)
     largest = f(x.most, w.most, bias.most)
