@@ -19,8 +19,8 @@ def model(row: Row, rows: list[Row]) -> dict[str, str]:
 
 
 def speed(row: Row, rows: list[Row]) -> str:
-    """Returns speed and SQNR; for the baseline, milliseconds. A star marks a row whose baseline is
-    from its own run."""
+    """Returns speed and SQNR; for the baseline, milliseconds. A star marks a row whose baseline was
+    measured in a run of its own and is not shown."""
     if row["candidate"] == "float32 eager":
         return f"{row['median_ms']:.{0 if row['median_ms'] > 100 else 1}f} ms"
     keys = ("model", "threads", "commit")

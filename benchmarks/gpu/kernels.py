@@ -23,8 +23,8 @@ def named(operands: str) -> list[str]:
 
 
 def choices(names: list[str], m: int) -> list[str]:
-    """Returns the choices worth timing for m rows, of the correct kernels: kernels with splits of
-    K."""
+    """Returns the choices worth timing for m rows, of the correct kernels: Hopper kernels with
+    splits of K, and the portable one."""
     small, least, widest = m <= SMALL_M, m // MOST_TILES, max(16, 2 * m)
     hopper = [name for name in names if name != PORTABLE]
     fitting = [n for n in hopper if (least <= _tokens(n) <= widest if "swap" in n else not small)]

@@ -51,7 +51,7 @@ def _calls(session: Session, operands: str, m: int, k: int, n: int) -> list[Call
 
 def nearest(session: Session, m: int, k: int, n: int) -> str:
     """Returns the kernel that csrc/cuda/sm90/choice.cpp chooses with these rows: that of the
-    nearest sizes. Fewer rows count as an octave."""
+    nearest sizes. A measured m below the requested one adds an octave to the distance."""
     rows = [r for r in session.of("sweep") if r.get("operands") == "s8" and r["best"]]
 
     def distance(row: Row) -> float:

@@ -1,2 +1,2 @@
-"""The predicted times of int8 and float on this machine, and the tables of measured times behind
-them."""
+"""The predicted times of int8 and float on this machine, and the tables of measured times from
+which they follow."""

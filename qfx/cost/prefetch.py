@@ -22,7 +22,7 @@ class Prefetch(NamedTuple):
 
 
 CANDIDATES: dict[Prefetch, tuple[str, ...]] = {
-    Prefetch("t0", 1024): (PROGRAMS,),  # for kernels weights of 16 MB take a fifth longer, 256 bits
+    Prefetch("t0", 1024): (PROGRAMS,),  # kernels: weights of 16 MB take a fifth longer at 256 bits
     Prefetch("t0", 2048): (KERNELS,),
     Prefetch("t0", 4096): (KERNELS, PROGRAMS),
     Prefetch("t0", 8192): (KERNELS,),

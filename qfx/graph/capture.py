@@ -27,7 +27,7 @@ REPACKED = "qfx_repacked"  # metadata of a graph input: why the graph packs it a
 _NO_PREFIXES: Mapping[str, str] = {}
 _ROOT = re.compile(r"[LG]\['([^']*)'\]")
 _PART = re.compile(r"""(\.?)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+)(\(?)""")
-_BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # a holder and what it holds
+_BETWEEN = {"_modules", "_parameters", "_buffers", "cell_contents"}  # between holder and content
 
 
 class Tracer(fx.Tracer):

@@ -26,8 +26,8 @@ def source_text(node: fx.Node) -> str | None:
 
 
 def mark_as_new_input(node: fx.Node) -> None:
-    """Marks a node as a graph input without a source. AOTAutograd reads the source of every input,
-    and what is known about it."""
+    """Marks a node as a static graph input without a source. AOTAutograd reads the source of every
+    input, and what is known about it."""
     node._dynamo_source = None  # type: ignore[attr-defined]
     node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
 

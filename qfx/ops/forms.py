@@ -33,7 +33,7 @@ class OperatorCall:
         self.operator = operator
         self.names = tuple(argument.name for argument in arguments)
         self.required = sum(not argument.has_default_value() for argument in arguments)
-        self.on_cuda = has_kernel(self.name, torch.device("cuda"))  # asked once: calls are many
+        self.on_cuda = has_kernel(self.name, torch.device("cuda"))  # looked up once: calls are many
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from qfx.nn.weight_bytes import kinds, size
 
 log = logging.getLogger(__name__)
 _PRODUCT = re.compile(r"conv|lstm|gru|rnn|mm|matmul|mv|linear|einsum|dot|experts")
-_TINY = 0.01  # of the weights around a graph: what leaves less than this float is no news
+_TINY = 0.01  # fraction of the weights around a graph; less float is no news
 _NO_INT8 = "qfx has no int8 for them"
 _PARTED = (
     "they are distributed tensors (call qfx.quantize_ before the model is distributed, or load it "

@@ -99,7 +99,7 @@ class _Builder:
         held = self.shapes.constants.get(key)
         if (value if held is None else held).device.type != "cpu":
             raise NotImplementedError(f"{node} is on {value.device}: programs run on the CPU")
-        if held is not None:  # all of its memory, of which this node may know a part
+        if held is not None:  # all of the constant's memory, not only this node's
             self.regions[key] = Region(RegionKind.CONSTANT, held.untyped_storage().nbytes(), held)
             return
         kind = RegionKind.GIVEN if node.op == "placeholder" else RegionKind.OWN

@@ -72,7 +72,7 @@ class Emitter:
         if value.dtype not in ELEMENTS:
             raise Outside
         region = self.regions[storage_key(value)]
-        begins = int(value.storage_offset()) if value.numel() else 0  # of none: anywhere
+        begins = int(value.storage_offset()) if value.numel() else 0  # empty: anywhere
         offset = begins * value.element_size()
         return Operand(region, offset, value.dtype, tuple(value.shape), tuple(value.stride()))
 

@@ -32,7 +32,7 @@ from qfx.rewriting.notation import OF_MODEL, Notes, pattern
 _DYNAMIC = pattern("linear_dynamic(x, weight, layout, bias, code, activation, out_dtype, factor)")
 _OF_ALL = ("x", "code", "out_dtype", "factor")
 _OF_EACH = ("weight", "bias", "activation")
-_BETWEEN = 4  # other linears at most between two of one call: a layer has more
+_BETWEEN = 4  # at most this many other linears between two of one call: a layer has more
 
 
 class _LinearNode(NamedTuple):

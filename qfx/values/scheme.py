@@ -104,7 +104,7 @@ class Scheme:
             _check_groups(self.x, self.w, self.backward)
 
     def __deepcopy__(self, memo: Any) -> Scheme:
-        return self  # which cannot change: guards of compiled graphs compare it at each call
+        return self  # frozen; guards of compiled graphs compare it at each call
 
     @property
     def group(self) -> int:

@@ -184,7 +184,7 @@ def softmax(u: float, a: Known, kept: Tensor | None = None) -> Tensor:
     span = a.most.masked_fill(lost, 0).amax(-1, keepdim=True)
     inside = (a.e + 2 * U32 * (a.most + span)).masked_fill(lost, 0)  # x - max(x) rounds
     power = inside + inside.amax(-1, keepdim=True) + (k + 8) * U32  # exp, sum, division
-    p = a.v.masked_fill(lost, -torch.inf).softmax(-1).nan_to_num(0)  # of a row without any
+    p = a.v.masked_fill(lost, -torch.inf).softmax(-1).nan_to_num(0)  # 0 if none is kept
     moved = torch.where(power > 20, 1.0, p * torch.expm1(power.clamp_max(20))).clamp_max(1)
     return rounded(u, p, moved.masked_fill(lost, 0))
 

@@ -288,7 +288,7 @@ def _attention(row: Row, g: torch.Generator) -> tuple[Any, ...]:
     k, v = (_matrices(g, row, row.n, row.dtype).contiguous() for _ in range(2))
     if row.group and batch:
         k, v = (t[..., :: row.group, :, :] for t in (k, v))
-    hidden = torch.arange(row.n) % 5 == 3  # to all rows, whose keys' mean is that of the others
+    hidden = torch.arange(row.n) % 5 == 3  # hidden from all rows
     mask = torch.randn(row.n, generator=g).masked_fill(hidden, -math.inf) if row.bias else None
     if not row.symmetric and mask is not None:
         mask = torch.rand(*batch, row.leading[-1], row.n, generator=g) < 0.7

@@ -82,8 +82,8 @@ def together(case: Case, x: Any = None) -> list[Any]:
 
 
 def drawn_case(draw: Callable[[Any], Any], dtypes: tuple[torch.dtype, ...] = (F32,)) -> Case:
-    """Draws narrow and wide weights, groups, low bits and shifts, which need different
-    quantizations of x."""
+    """Draws narrow and wide weights, groups, low bits and shifts, which need x in different
+    forms."""
     k = draw(st.sampled_from([1, 20, 64, 192]))
     of, group = Weights(draw(st.integers(0, 99)), k), draw(st.sampled_from([0, 0, 32, 64]))
     code = Code(

@@ -168,7 +168,7 @@ if __name__ == "__main__":
         emulator.library()
         emulator.emulate()
     torch.set_num_threads(1)
-    check(library, 0, random.Random(seed))  # what is loaded at first use
+    check(library, 0, random.Random(seed))  # loads what is loaded at first use
     limit_memory()
     before = resident()
     count = check(library, share, random.Random(seed))
