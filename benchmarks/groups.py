@@ -67,7 +67,7 @@ def calls(shape: Shape) -> dict[str, Callable[[], Tensor]]:
 
 
 def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
-    """Returns a row for each ISA, measured in the same turns."""
+    """Returns a row for each ISA; all kinds and ISAs take turns."""
     made = calls(shape)
     isas = [isa for isa in _C.isas() if isa != "ref" or shape.macs <= LARGEST_FOR_REF]
     candidates = {

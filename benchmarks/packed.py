@@ -65,7 +65,7 @@ def calls(shape: Shape, megabytes: int) -> dict[str, Callable[[], Tensor]]:
 
 
 def measure(shape: Shape, rounds: int, megabytes: int) -> list[dict[str, Any]]:
-    """Returns a row for each ISA, measured in the same turns."""
+    """Returns a row for each ISA; all kinds and ISAs take turns."""
     made = calls(shape, megabytes)
     isas = [isa for isa in _C.isas() if isa != "ref" or shape.macs <= LARGEST_FOR_REF]
     candidates = {

@@ -118,8 +118,8 @@ class LiveTable:
                         self._measure_column(k, n, rows)
 
     def number(self, name: str) -> tuple[float, ...]:
-        """Returns the numbers of this name, which are stored beside the grids; measures unknown
-        ones."""
+        """Returns the extra numbers called `name` (those of `Workload.extras`, such as
+        corrections), after measuring them if they are unknown."""
         with _MEASURING:
             if name not in self.known.numbers:
                 self._check_time()

@@ -116,8 +116,8 @@ def serial_steps(format: Format, tunings: Tunings, threads: int) -> Asked | None
 
 
 def _lasting(seconds: float, format: Format) -> Load:
-    """Returns a load of about `seconds` on one thread. A long one is not run twice, which would add
-    no information."""
+    """Returns a product that takes about `seconds` on one thread. The longest duration gets `calls`
+    0, so it is not repeated: a second run would add no information."""
     rows = round(seconds * format.speed / math.prod(SHARED))
     return Load(min(max(rows, 1), MOST_ROWS), *SHARED, int(seconds < DURATIONS[-1]))
 

@@ -36,7 +36,7 @@ _HEAD_DIMS = 2  # the last two, tokens and features, are not cut
 
 @cache
 def register() -> None:
-    """Registers the rules, once."""
+    """Registers the sharding rules of our operators with PyTorch. Further calls do nothing."""
     for operator, (names, results) in _BY_ROWS.items():
         register_sharding_rule(operator, _rule(operator, names, results, 1))
     for operator, (names, results) in _BY_HEADS.items():

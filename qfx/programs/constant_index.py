@@ -30,8 +30,9 @@ def slice_constant_indices(gm: fx.GraphModule) -> None:
 
 
 def _known(gm: fx.GraphModule, node: fx.Node) -> int | None:
-    """Returns the number in a constant [1] of the code, for example `[-2]`; None for other nodes. A
-    buffer does not count, because it may change."""
+    """Returns the number in an index that is a literal of the model's code, such as `[-2]`: an
+    int64 constant of shape [1]. Returns None for other nodes, and for a buffer, because it may
+    change."""
     if node.target is not aten.lift_fresh_copy.default:
         return None
     while node.target in (aten.lift_fresh_copy.default, aten.detach_.default):

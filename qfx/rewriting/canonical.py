@@ -162,7 +162,8 @@ def _emitted(
 def _split(
     site: Site, nodes: SiteNodes, steps: Sequence[LoweringStep], values: dict[str, Any]
 ) -> list[fx.Node]:
-    """Emits the outlier columns in float in addition to the others in int8. (R3)"""
+    """Emits a site with outliers: its outlier columns as a float linear, added to the other columns
+    in int8. (R3)"""
     graph, stem = site.node.graph, site.node.name
     sums = values | {"activation": "none", "out_dtype": torch.float32}
     made = _emitted(site, nodes, steps, sums)
