@@ -42,12 +42,14 @@ def quantize(
     scale: Tensor | None = None,
     zero_point: Tensor | None = None,
 ) -> Quantized:
-    """Returns the codes of x [..., K], float32, bfloat16 or float16. x is not changed. (Q1)-(Q4),
-    (Q6)
+    """Returns the codes of `x` [..., K], float32, bfloat16 or float16. `x` is not changed.
+    (Q1)-(Q4), (Q6)
+
+        codes, scale, zero_point, spec = qfx.quantize(x, qfx.QSpec(bits=4, group=32))
 
     `scale` (float32, one, or [K] per column) and `zero_point` (int32, the same) are for a static
     `spec`, and only for it. The codes are constants to autograd: a backward through them is an
-    error. Raises ValueError for a scalar x and for a missing or superfluous scale.
+    error. Raises ValueError for a scalar `x` and for a missing or superfluous scale.
     """
     spec = spec or QSpec()
     if not x.dim():
@@ -78,6 +80,8 @@ def dequantize(
 ) -> Tensor:
     """Returns the values [..., K] that the codes represent, in `out` if it is given. (Q5)
 
+        x_hat = qfx.dequantize(qfx.quantize(x))
+
     Raises ValueError for an `out` of another shape.
     """
     codes, scale, zero_point, spec = quantized
@@ -93,15 +97,23 @@ def dequantize(
 
 @torch.no_grad()
 def quantize_dequantize_(x: Tensor, spec: QSpec | None = None) -> Tensor:
-    """Replaces x [..., K], in place, by the values that its codes represent, and returns it."""
+    """Replaces `x` [..., K], in place, by the values that its codes represent, and returns it.
+
+        x_hat = qfx.quantize_dequantize_(x.clone(), qfx.QSpec(bits=4))
+
+    Raises the errors of `quantize`.
+    """
     return dequantize(quantize(x, spec), x.dtype, out=x)
 
 
 @torch.no_grad()
 def quantization_error(x: Tensor, spec: QSpec | None = None) -> tuple[float, float]:
-    """Returns (l2, sqnr_db), the error of quantizing x [..., K], computed in float64.
+    """Returns (l2, sqnr_db), the error of quantizing `x` [..., K], computed in float64.
 
-    l2 = ||x - x^||, in units of x; sqnr_db = 20 log10(||x|| / l2), infinite if nothing is lost.
+        l2, sqnr_db = qfx.quantization_error(x, qfx.QSpec(bits=4, group=32))
+
+    l2 = ||x - x^||, in units of x; sqnr_db = 20 log10(||x|| / l2) in dB, infinite if nothing is
+    lost. Raises the errors of `quantize`.
     """
     exact, values = x.double(), dequantize(quantize(x, spec))
     return float((exact - values.double()).norm()), sqnr(exact, values)
@@ -134,7 +146,12 @@ def _scale_shape(x: Tensor, spec: QSpec) -> tuple[int, ...]:
 
 
 def sqnr(signal: Tensor, noisy: Tensor) -> float:
-    """Returns the signal-to-quantization-noise ratio in dB, 10 log10(sum s^2 / sum (s - n)^2)."""
+    """Returns the signal-to-quantization-noise ratio in dB, 10 log10(sum s^2 / sum (s - n)^2).
+
+        print(qfx.sqnr(model(x), compiled(x)))
+
+    `signal` and `noisy` have the same shape. The ratio is infinite if they are equal.
+    """
     s, n = signal.double(), noisy.double()
     noise, power = (s - n).square().sum().item(), s.square().sum().item()
     return math.inf if noise == 0 else 10 * math.log10(power / noise) if power else -math.inf

@@ -22,6 +22,8 @@ _AXES_LETTER = {PER_ROW: "r", PER_TENSOR: "t", PER_COLUMN: "c"}
 class QSpec:
     """The quantization of one operand, viewed as a matrix [rows, K]: docs/numerics.md (Q1)-(Q3).
 
+        weights = qfx.QSpec(bits=4, symmetric=False, group=64, packed=True)
+
     `bits`: 2 to 8. `symmetric`: whether the zero point is 0. `axes`: the tuple of axes of the
     matrix that are reduced away, `PER_ROW`, `PER_TENSOR` or `PER_COLUMN`. `group`: how many
     elements of a row share a scale, a multiple of 32 (on CUDA of 64), or 0 for all. `static`:
@@ -75,6 +77,8 @@ class QSpec:
 @dataclass(frozen=True)
 class Scheme:
     """The quantization of one site: of its activation `x` and its weight `w`.
+
+        config = qfx.Config(scheme=qfx.Scheme(x=qfx.QSpec(symmetric=False), rotation=64))
 
     `x` None: the activation stays float, only the weight is int8. If both have groups, the sizes
     are equal. `backward`: the matmuls of its gradients, "float", or "int8" on stochastically
